@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import Enum, StrEnum
 from functools import cache, wraps
 from math import inf
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from queuekeeper.errors import UsageError
 
@@ -22,51 +22,80 @@ Fits = Callable[[Any], bool]
 """Tells whether a value is of a type."""
 
 
+class Wrong(NamedTuple):
+    """An argument of a wrong type.
+
+    :param words: argument, value and rule.
+    """
+
+    value: Any
+    words: str
+
+    def is_told_by(self, words: str) -> bool:
+        """Return whether a refusal is of this value: that of a text may be of its first letter, or of having none."""
+        value = self.value
+        return not isinstance(value, str | bytes | Mapping) or repr(value) in words or shown(value) in words
+
+
+def checked_but(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return what makes :func:`checked` doors; something else may stand in for the arguments that are named."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+            wrong = wrong_argument(function, args, kwargs, unchecked=unchecked)
+            if wrong is not None:
+                raise UsageError(wrong.words)
+
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def awaited_door(*args: Any, **kwargs: Any) -> Any:
+                check(args, kwargs)
+                return await function(*args, **kwargs)
+
+            return awaited_door  # type: ignore[return-value]
+
+        @wraps(function)
+        def door(*args: P.args, **kwargs: P.kwargs) -> T:
+            check(args, kwargs)
+            return function(*args, **kwargs)
+
+        return door
+
+    return decorate
+
+
 def checked(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function or constructor that refuses arguments of a wrong type before it does anything.
 
     :raises UsageError: naming argument, value and rule; texts and bytes are named by their type alone.
     """
-
-    def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        problem = wrong_argument(function, args, kwargs)
-        if problem is not None:
-            raise UsageError(problem)
-
-    if inspect.iscoroutinefunction(function):
-
-        @wraps(function)
-        async def awaited_door(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return await function(*args, **kwargs)
-
-        return awaited_door  # type: ignore[return-value]
-
-    @wraps(function)
-    def door(*args: P.args, **kwargs: P.kwargs) -> T:
-        check(args, kwargs)
-        return function(*args, **kwargs)
-
-    return door
+    return checked_but()(function)
 
 
 def wrong_argument(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, of_method: bool = False
-) -> str | None:
-    """Return what is wrong with the first argument that is not of its type, or none.
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    of_method: bool = False,
+    unchecked: Sequence[str] = (),
+) -> Wrong | None:
+    """Return the first argument that is not of its type, or none.
 
     What is missing or too much is left to Python.
 
     :param of_method: the arguments lack the first one, which is the object.
+    :param unchecked: arguments that may be of any type.
     """
-    by_place, by_name = _parameters(function, of_method)
+    by_place, by_name = _parameters(function, of_method, tuple(unchecked))
     for (name, parameter), value in zip(by_place, args, strict=False):
         if parameter is not None and not parameter[0](value):
-            return _words(name, value, parameter[1])
+            return Wrong(value, _words(name, value, parameter[1]))
     for name, value in kwargs.items():
         parameter = by_name.get(name)
         if parameter is not None and not parameter[0](value):
-            return _words(name, value, parameter[1])
+            return Wrong(value, _words(name, value, parameter[1]))
     return None
 
 
@@ -183,13 +212,13 @@ def _article(kind: type) -> str:
 
 @cache
 def _parameters(
-    function: Callable[..., Any], of_method: bool
+    function: Callable[..., Any], of_method: bool, unchecked: tuple[str, ...]
 ) -> tuple[tuple[tuple[str, tuple[Fits, Any] | None], ...], dict[str, tuple[Fits, Any]]]:
     hints = get_type_hints(function)
     by_place: list[tuple[str, tuple[Fits, Any] | None]] = []
     by_name: dict[str, tuple[Fits, Any]] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        fits = _fitting(hints[name]) if name in hints else None
+        fits = _fitting(hints[name]) if name in hints and name not in unchecked else None
         found = None if fits is None else (fits, hints[name])
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             by_place.append((name, found))

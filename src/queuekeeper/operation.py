@@ -94,17 +94,19 @@ def refuse_wrong_types(
 
     :raises UsageError: in the operation's own words, if it has any for this argument.
     """
-    problem = wrong_argument(form, args, kwargs, of_method=True)
-    if problem is None:
+    wrong = wrong_argument(form, args, kwargs, of_method=True)
+    if wrong is None:
         return
     try:
         next(operation)
-    except UsageError:
-        raise
+    except UsageError as error:
+        if wrong.is_told_by(str(error)):
+            raise
+        raise UsageError(wrong.words) from None
     except Exception:
-        raise UsageError(problem) from None
+        raise UsageError(wrong.words) from None
     operation.close()
-    raise UsageError(problem)
+    raise UsageError(wrong.words)
 
 
 def is_coroutine_function(work: Callable[..., Any]) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import redis
 
-from queuekeeper import lua, redis_async
+from queuekeeper import compacted, events, fanout, lua, redis_async, sessions
+from queuekeeper.checks import shown
 from queuekeeper.compacted.model import Append, Retention
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.producer import CompactedProducer
@@ -32,14 +34,13 @@ from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.redis_connection import Limits
 from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.owners import OwnerOperations
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
-from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
-from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.router.routing import RouterOperations
 
 pytestmark = pytest.mark.unit
 
-STORES = (FanoutQueues, CompactedQueues, EventBroker, RedisSessionStore, PostgresSessionStore)
 WRONG: tuple[Any, ...] = (None, True, 7, 1.5, "text", b"bytes", {}, [], [None], object(), ValueError)
 
 
@@ -53,22 +54,71 @@ class _AskedAServer(Exception):
 def _store(kind: type) -> Any:
     """Return a store without a server: whatever it asks is a failure."""
     store: Any = object.__new__(kind)
-    operations: dict[type, Callable[[], Any]] = {
-        FanoutQueues: FanoutOperations,
-        AsyncFanoutQueues: FanoutOperations,
-        CompactedQueues: CompactedOperations,
-        AsyncCompactedQueues: CompactedOperations,
-        EventBroker: EventOperations,
-        RedisSessionStore: RedisSessionOperations,
-        PostgresSessionStore: lambda: PostgresSessionOperations(StoreRules()),
-    }
-    store.operations = operations[kind]()
+    store.operations = OPERATIONS[kind.__name__.removeprefix("Async")]()
 
     def answer(step: Any) -> Any:
         raise _AskedAServer(step)
 
     store.answer = answer
+    if kind in (CompactedQueues, AsyncCompactedQueues):
+        store._caller = lua.ScriptCaller(redis.Redis())
     return store
+
+
+OPERATIONS: dict[str, Callable[[], Any]] = {
+    "FanoutQueues": FanoutOperations,
+    "CompactedQueues": CompactedOperations,
+    "EventBroker": EventOperations,
+    "OwnerStore": OwnerOperations,
+    "RedisSessionStore": RedisSessionOperations,
+    "PostgresSessionStore": lambda: PostgresSessionOperations(StoreRules()),
+    "SessionRouter": RouterOperations,
+}
+URL = "postgresql://nobody@127.0.0.1:1/none"
+MADE: dict[type, Callable[[], Any]] = {
+    FanoutProducer: lambda: FanoutProducer(_store(FanoutQueues)),
+    AsyncFanoutProducer: lambda: AsyncFanoutProducer(_store(AsyncFanoutQueues)),
+    CompactedProducer: lambda: CompactedProducer(_store(CompactedQueues)),
+    compacted.AsyncCompactedProducer: lambda: compacted.AsyncCompactedProducer(_store(AsyncCompactedQueues)),
+    compacted.CompactedConsumer: lambda: compacted.CompactedConsumer(_store(CompactedQueues), "c"),
+    compacted.AsyncCompactedConsumer: lambda: compacted.AsyncCompactedConsumer(_store(AsyncCompactedQueues), "c"),
+    events.EventProducer: lambda: events.EventProducer(_store(EventBroker)),
+    events.AsyncEventProducer: lambda: events.AsyncEventProducer(_store(events.AsyncEventBroker)),
+    events.EventConsumer: lambda: events.EventConsumer(URL, group_id="g"),
+    events.AsyncEventConsumer: lambda: events.AsyncEventConsumer(URL, group_id="g"),
+    sessions.SessionWriter: lambda: sessions.SessionWriter(_store(sessions.AsyncRedisSessionStore)),
+    Topics: Topics,
+}
+"""Public classes that are no stores, and how one is made whose methods are called."""
+
+# What others may stand in for, another driver or a store that somebody has wrapped; and what comes behind topics.
+LEFT_OUT = {"caller", "SessionWriter.store", "Interest.topics.expires_after"}
+# Ours to call.
+NOT_CALLED = {"answer", "close", "after", "around", "before", "error", "EventStream", "AsyncEventStream"}
+# What an argument is called in a sentence that does not have its name.
+CALLED = {
+    "to": "position|name of the consumer",
+    "start": "position",
+    "kind": "position|purge",
+    "value": "position",
+    "number": "position sequence",
+    "instant_ms": "position time_ms",
+    "sequence": "purge",
+    "url": "broker's URL",
+    "event": "events",
+    "ids": "id",
+    "sequences": "sequence",
+    "acks": "sequence",
+    "client_ids": "client id",
+    "appends": "an entry",
+}
+# What has to be given beside an argument, so that it is what is wrong.
+BESIDE: dict[str, dict[str, Any]] = {
+    "Position.value": {"kind": "sequence"},
+    "Purge.sequence": {"kind": "up_to"},
+    "SessionWriter.source": {"first_offset": 1},
+    "SessionWriter.first_offset": {"source": "s"},
+}
 
 
 def wrong(value: Any) -> Any:
@@ -76,16 +126,58 @@ def wrong(value: Any) -> Any:
     return value
 
 
-def _doors() -> Iterator[tuple[type, str, str, Any]]:
-    """Yield every argument of every method of the stores, with its type."""
-    for kind in STORES:
-        for name, method in vars(kind).items():
-            form = getattr(method, "__wrapped__", None)
-            if form is None or name.startswith("_"):
+def _is_given_back(kind: Any) -> bool:
+    """Tell whether a public name is a kind of what stores answer, raise or choose from: nobody else makes them."""
+    return (
+        not isinstance(kind, type)
+        or issubclass(kind, BaseException | Enum)
+        or getattr(kind, "_is_protocol", False)
+        or (is_dataclass(kind) and not hasattr(kind, "__post_init__"))
+    )
+
+
+def _callables() -> Iterator[tuple[str, Callable[..., Any], Callable[[], Any] | None]]:
+    """Yield every public function, constructor and method of the stores' packages, with what makes the object."""
+    for package in (compacted, events, fanout, sessions):
+        for name in dir(package):
+            public: Any = getattr(package, name)
+            if inspect.isfunction(public):
+                yield name, public, None
+            if _is_given_back(public) or name in NOT_CALLED:
                 continue
-            hints = get_type_hints(form)
-            for argument in list(inspect.signature(form).parameters)[1:]:
-                yield kind, name, argument, hints[argument]
+            yield name, public, None
+            stem = name.removeprefix("Async")
+            make = MADE.get(public) or (partial(_store, public) if stem in OPERATIONS else None)
+            for method in dir(public):
+                found = inspect.getattr_static(public, method)
+                if method.startswith("_") or method in NOT_CALLED:
+                    continue
+                if isinstance(found, classmethod | staticmethod):
+                    yield f"{name}.{method}", getattr(public, method), None
+                elif inspect.isfunction(found) and make is not None:
+                    yield f"{name}.{method}", found, make
+
+
+def _doors() -> Iterator[tuple[str, Callable[..., Any], Callable[[], Any] | None, str, Any]]:
+    """Yield every argument that can be of a wrong type, with its type."""
+    for name, function, make in _callables():
+        for argument, hint in _arguments(function, make).items():
+            if not {argument, f"{name}.{argument}"} & LEFT_OUT and not all(_may_be(value, hint) for value in WRONG):
+                yield name, function, make, argument, hint
+
+
+def _arguments(function: Callable[..., Any], make: Callable[[], Any] | None, *, needed: bool = False) -> dict[str, Any]:
+    form: Any = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    form = getattr(form, "__wrapped__", form)
+    hints, found = get_type_hints(form), list(inspect.signature(form).parameters.values())
+    ours = found[1:] if make is not None or isinstance(function, type) else found
+    return {
+        each.name: hints[each.name]
+        for each in ours
+        if each.name in hints
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and (not needed or each.default is each.empty)
+    }
 
 
 def _may_be(value: Any, hint: Any) -> bool:
@@ -124,32 +216,65 @@ def _some(hint: Any) -> Any:
     if hint in known:
         return known[hint]
     kind = origin or hint
+    if kind is Callable or isinstance(kind, TypeVar):
+        return print
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next(iter(kind))
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return {}
     if isinstance(kind, type) and issubclass(kind, Iterable):
-        return []
-    return object.__new__(kind)
+        return [_some(inner[0])]
+    return _KEPT.setdefault(kind, object.__new__(kind))
+
+
+_KEPT: dict[Any, Any] = {}
+"""Objects that were never made: they must not be ended either, which is what some do when nobody has them."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "argument", "hint"),
-    [pytest.param(*each, id=f"{each[0].__name__}.{each[1]}-{each[2]}") for each in _doors()],
+    ("name", "function", "make", "argument", "hint"),
+    [pytest.param(*each, id=f"{each[0]}-{each[3]}") for each in _doors()],
 )
-def test_argument_of_a_wrong_type_is_named_with_its_rule(kind: type, name: str, argument: str, hint: Any) -> None:
-    form = getattr(vars(kind)[name], "__wrapped__")  # noqa: B009 - mypy knows no attribute of a function's form
-    hints = get_type_hints(form)
-    others = {
-        each: _some(hints[each])
-        for each, parameter in list(inspect.signature(form).parameters.items())[1:]
-        if parameter.default is parameter.empty and each != argument
+def test_argument_of_a_wrong_type_is_named_with_its_rule(
+    name: str, function: Callable[..., Any], make: Callable[[], Any] | None, argument: str, hint: Any
+) -> None:
+    others = {each: _some(kind) for each, kind in _arguments(function, make, needed=True).items() if each != argument}
+    others |= BESIDE.get(f"{name}.{argument}", {})
+    words = rf"{argument}|{argument.replace('_', ' ')}|{argument.removesuffix('_ms')}|{CALLED.get(argument, argument)}"
+
+    async def refusal(given: tuple[Any, ...], value: Any) -> str:
+        try:
+            answer = function(*given, **others, **{argument: value})
+            if inspect.isawaitable(answer):
+                await answer
+        except UsageError as error:
+            return str(error)
+        pytest.fail(f"{value!r} is taken")
+
+    async def ask() -> None:
+        given: tuple[Any, ...] = () if make is None else (make(),)
+        try:
+            for value in [value for value in WRONG if not _may_be(value, hint)]:
+                said = await refusal(given, value)
+                told = {repr(value[0] if value == [None] else value), shown(value), type(value).__name__, "is nothing"}
+                assert re.search(rf"\b({words})\b", said), (value, said)
+                assert any(each in said for each in told), (value, said)
+                assert re.search(r": (it must|each must|write|one of|put it) ", said), (value, said)
+        finally:
+            if given and isinstance(given[0], events.EventConsumer):
+                given[0].close(patient=True)
+
+    asyncio.run(ask())
+
+
+def test_methods_of_every_public_class_are_called() -> None:
+    """A class that is new here needs a line in MADE, unless it is a store."""
+    called = {name.partition(".")[0] for name, *_ in _doors() if "." in name}
+
+    assert called >= {each.__name__ for each in MADE} | {
+        f"{form}{name}" for name in OPERATIONS for form in ("", "Async")
     }
-    for value in WRONG:
-        if _may_be(value, hint):
-            continue
-        with pytest.raises(UsageError):
-            getattr(_store(kind), name)(**others, **{argument: value})
+    assert len({name for name, *_ in _doors()}) > 200
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Limits)])

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.checks import check_fields, check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.model import (
     FETCH_BYTES,
@@ -102,6 +102,7 @@ class ConsumerRules:
     unreadable: WhenUnreadable = WhenUnreadable.STOP
 
     def __post_init__(self) -> None:
+        check_fields(self, "takeover", "start")
         check_integer("window", self.window, 1, MAX_WINDOW, "messages in flight")
         check_integer("max_bytes", self.max_bytes, 1, MAX_VALUE_BYTES, "one message comes whatever its size")
         check_integer("lease_ms", self.lease_ms, 2, MAX_LEASE_MS, "at most a day")

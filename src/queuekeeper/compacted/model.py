@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from queuekeeper.checks import check_integer, check_text
+from queuekeeper.checks import check_integer, check_text, checked
 from queuekeeper.errors import InvalidPolicy, PayloadTooLarge, UsageError
 
 MAX_TEXT_BYTES = 65_535
@@ -51,6 +51,7 @@ class Properties(Mapping[str, str]):
     __slots__ = ("_texts", "pairs")
     __hash__ = None  # type: ignore[assignment]
 
+    @checked
     def __init__(self, pairs: Iterable[Sequence[str]] = ()) -> None:
         self.pairs = tuple((name, text) for name, text in pairs)
         self._texts = dict(self.pairs)

@@ -17,7 +17,7 @@ from asyncio import StreamReader, StreamWriter
 from types import TracebackType
 from typing import Self
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, checked
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_name
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
 from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
@@ -72,6 +72,7 @@ class MqttDoor:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: AsyncCompactedQueues,

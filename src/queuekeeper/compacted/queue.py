@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper import lua
+from queuekeeper.checks import check_seconds, checked, checked_but
 from queuekeeper.clock import Clock
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.operations import NOTED_QUEUES, CompactedOperations
@@ -50,6 +51,7 @@ class CompactedQueues(_Methods, Blocking):
     :param counts_only: nothing is written; what one call does is answered as it would be, and no later call sees it.
     """
 
+    @checked
     def __init__(
         self,
         client: RedisClient,
@@ -84,6 +86,7 @@ class CompactedQueues(_Methods, Blocking):
         :returns: whether it was woken; whoever was not should look all the same, since a wake may be lost with a
             connection.
         """
+        check_seconds("timeout_s", timeout_s, least=0)
         return self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
 
 
@@ -93,6 +96,7 @@ class AsyncCompactedQueues(_Methods, Awaiting):
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
     """
 
+    @checked_but("caller")
     def __init__(
         self,
         caller: AsyncScriptCaller,
@@ -120,4 +124,5 @@ class AsyncCompactedQueues(_Methods, Awaiting):
 
     async def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
         """Wait as :meth:`CompactedQueues.await_wake` does."""
+        check_seconds("timeout_s", timeout_s, least=0)
         return await self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)

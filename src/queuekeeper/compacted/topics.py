@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from queuekeeper.checks import checked
+from queuekeeper.checks import check_fields, checked
 from queuekeeper.compacted.model import MAX_TEXT_BYTES, check_key
 from queuekeeper.errors import InvalidTopic
 from queuekeeper.keyspace import check_client_id
@@ -58,6 +58,7 @@ class Topics:
     prefix: str = PREFIX
 
     def __post_init__(self) -> None:
+        check_fields(self, "prefix")
         _check_characters(self.prefix, what="topic prefix")
         if not self.prefix or "" in self.prefix.split("/"):
             raise InvalidTopic(f"topic prefix {self.prefix!r} has an empty level: write it without slashes at its ends")

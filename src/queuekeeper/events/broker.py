@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import errors as postgres_errors
 
+from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
@@ -52,6 +53,7 @@ class EventBroker(_Methods, Blocking):
     :param connection: of a database in which the broker is installed.
     """
 
+    @checked
     def __init__(self, connection: Connection) -> None:
         self.operations = EventOperations()
         self._connection = connection
@@ -101,6 +103,7 @@ class AsyncEventBroker(_Methods, Awaiting):
     :param connection: see :class:`EventBroker`.
     """
 
+    @checked
     def __init__(self, connection: AsyncConnection) -> None:
         self.operations = EventOperations()
         self._connection = connection

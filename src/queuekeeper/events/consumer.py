@@ -577,6 +577,7 @@ class EventConsumer(EventService[None]):
         """Remove a subscription with its handlers and listeners; return whether there was one."""
         return bool(self._ask(lambda: self.operations.unsubscribe(subscription_id)))
 
+    @checked
     def ask(self, operation: Callable[[EventOperations], Operation[T]]) -> T:
         """Carry out an operation on the consumer's connection.
 
@@ -661,6 +662,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
         """Remove a subscription with its handlers and listeners; return whether there was one."""
         return bool(await self._ask(lambda: self.operations.unsubscribe(subscription_id)))
 
+    @checked
     async def ask(self, operation: Callable[[EventOperations], Operation[T]]) -> T:
         """Carry out an operation on the consumer's connection, as :meth:`EventConsumer.ask` does."""
         found: T = await self._ask(lambda: operation(self.operations.events))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from queuekeeper.checks import check_all_seconds
+from queuekeeper.checks import check_all_seconds, checked
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.events.consumer import Recovery
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
@@ -244,6 +244,7 @@ class Dispatcher(EventService[DispatchReport]):
     :param once: dispatch what is there, then end.
     """
 
+    @checked
     def __init__(self, url: str, *, rules: DispatchRules | None = None, once: bool = False) -> None:
         super().__init__(url, noun="dispatcher", threads=1)
         self.operations: Dispatching = Dispatching(
@@ -260,6 +261,7 @@ class AsyncDispatcher(AsyncEventService[DispatchReport]):
     :param url: of the database.
     """
 
+    @checked
     def __init__(self, url: str, *, rules: DispatchRules | None = None, once: bool = False) -> None:
         super().__init__(url, noun="dispatcher")
         self.operations: Dispatching = Dispatching(

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Generic, TypeAlias, TypeVar
 
-from queuekeeper.checks import check_all_seconds, check_integer
+from queuekeeper.checks import check_all_seconds, check_integer, checked
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.handlers import AsyncListener, Listener
@@ -74,8 +74,7 @@ class StreamRules:
     retry_ms: int = 250
 
     def __post_init__(self) -> None:
-        if self.replay_events:
-            check_integer("replay_events", self.replay_events, 1, 10_000)
+        check_integer("replay_events", self.replay_events, 0, 10_000)
         check_all_seconds(self, "replay_s", "keep_alive_s")
         check_integer("retry_ms", self.retry_ms, 1, 3_600_000)
 
@@ -259,6 +258,7 @@ class AsyncEventStream(_Stream[AsyncListener]):
             self.close()
 
 
+@checked
 def open_stream(
     consumer: EventConsumer,
     interest: Interest,
@@ -288,6 +288,7 @@ def open_stream(
     return EventStream(listener, writer, rules)
 
 
+@checked
 async def open_stream_async(
     consumer: AsyncEventConsumer,
     interest: Interest,

@@ -105,10 +105,14 @@ class Handler:
     """What works on a consumer's messages, with the rules for its failures; it can be called as what it holds.
 
     :param work: a function, or an object that can be called; for asyncio it returns an awaitable.
+    :raises UsageError: naming parameter, value and rule.
     """
 
     work: Work
     rules: RetryRules = field(default_factory=RetryRules)
+
+    def __post_init__(self) -> None:
+        check_fields(self, "work", "rules")
 
     def __call__(self, message: FanoutMessage) -> Any:
         """Work on a message."""

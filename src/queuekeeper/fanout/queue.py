@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queuekeeper import lua
+from queuekeeper.checks import checked, checked_but
 from queuekeeper.clock import Clock
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.operations import FanoutOperations, Step, Wake
@@ -44,6 +45,7 @@ class FanoutQueues(_Methods, Blocking):
     :param counts_only: nothing is written; what one call does is answered as it would be, and no later call sees it.
     """
 
+    @checked
     def __init__(
         self,
         client: RedisClient,
@@ -81,6 +83,7 @@ class AsyncFanoutQueues(_Methods, Awaiting):
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
     """
 
+    @checked_but("caller")
     def __init__(
         self,
         caller: AsyncScriptCaller,

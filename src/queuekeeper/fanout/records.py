@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from queuekeeper.checks import checked
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import FanoutMessage, NewMessage
 from queuekeeper.jsonl import json_bytes
@@ -72,6 +73,7 @@ def json_message(value: Any, **fields: Any) -> NewMessage:
     return NewMessage(body=json_bytes("value", value), content_type=JSON_CONTENT_TYPE, **fields)
 
 
+@checked
 def read_json(message: FanoutMessage) -> Any:
     """Return the value whose JSON is the body of a message.
 

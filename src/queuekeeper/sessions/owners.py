@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from psycopg import errors as postgres_errors
 
+from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Both, Operation
 from queuekeeper.postgres import AsyncConnection, Connection, address
@@ -245,6 +246,7 @@ class OwnerStore(_Methods, PostgresAnswers):
     :param connection: of the database that TBMQ 1.x used, with schema ``queuekeeper`` in it.
     """
 
+    @checked
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self.operations = OwnerOperations()
@@ -256,6 +258,7 @@ class AsyncOwnerStore(_Methods, AsyncPostgresAnswers):
     :param connection: see :class:`OwnerStore`.
     """
 
+    @checked
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__(connection)
         self.operations = OwnerOperations()

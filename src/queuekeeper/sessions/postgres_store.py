@@ -12,6 +12,7 @@ import psycopg
 from psycopg import errors as postgres_errors
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
@@ -137,6 +138,7 @@ class PostgresSessionStore(_Methods, PostgresAnswers):
     :param epoch_of: tells the epoch in which the caller knows a session, or none; see ``sessions.owners``.
     """
 
+    @checked
     def __init__(
         self,
         connection: Connection,
@@ -238,6 +240,7 @@ class AsyncPostgresSessionStore(_Methods, AsyncPostgresAnswers):
     :param epoch_of: see :class:`PostgresSessionStore`.
     """
 
+    @checked
     def __init__(
         self,
         connection: AsyncConnection,

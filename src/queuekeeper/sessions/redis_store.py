@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper import lua
+from queuekeeper.checks import checked, checked_but
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.redis_async import AsyncScriptCaller
@@ -51,6 +52,7 @@ class RedisSessionStore(_Methods, Blocking):
     :param clock: this machine's. Only where a life ends within an hour of it is the server asked for its own.
     """
 
+    @checked
     def __init__(
         self,
         client: RedisClient,
@@ -84,6 +86,7 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
     :param clock: this machine's.
     """
 
+    @checked_but("caller")
     def __init__(
         self,
         caller: AsyncScriptCaller,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from queuekeeper import lua
-from queuekeeper.checks import check_choice, check_integer
+from queuekeeper.checks import check_choice, check_integer, shown
 from queuekeeper.errors import HasLeases, UnknownConsumer, UsageError
 from queuekeeper.fanout.model import (
     MAX_MS,
@@ -15,6 +15,7 @@ from queuekeeper.fanout.model import (
     Start,
     UnregisterReport,
     check_consumer,
+    check_queue,
 )
 from queuekeeper.fanout.operations.common import (
     IDS_PER_CALL,
@@ -121,8 +122,13 @@ class RegisterOperations(CommonOperations):
 
         :raises UsageError: when mode or lanes are to change while messages wait.
         """
-        if isinstance(options, QueueOptions) != (consumer is None):
-            raise UsageError("a consumer takes ConsumerOptions, and the queue itself QueueOptions")
+        check_queue(queue)
+        kind = QueueOptions if consumer is None else ConsumerOptions
+        if not isinstance(options, kind):
+            raise UsageError(
+                f"options is {shown(options)}: it must be {kind.__name__}; a consumer takes ConsumerOptions, and the "
+                "queue itself QueueOptions"
+            )
         if isinstance(options, QueueOptions):
             yield from ask(
                 scripts.configure_queue(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from queuekeeper import lua
+from queuekeeper.checks import checked, checked_but
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Awaiting, Blocking, Both, Operation, Pause
@@ -70,6 +71,7 @@ class SessionRouter(_Methods, Blocking, Closing):
     :raises UsageError: for a number that is out of range.
     """
 
+    @checked
     def __init__(
         self,
         client: RedisClient,
@@ -140,6 +142,7 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
     :param caller: sends the calls to Redis; who opened it closes it. It also says how many replicas are waited for.
     """
 
+    @checked_but("caller")
     def __init__(
         self,
         caller: AsyncScriptCaller,
