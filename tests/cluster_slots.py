@@ -12,9 +12,7 @@ from lua_sessions import command
 
 from queuekeeper.keyspace import client_slot
 from queuekeeper.redis_client import connect, nodes
-
-_AGREEMENT_S = 30.0
-"""Masters tell each other of changes about once a second, less often on a busy machine."""
+from tests.patience import PATIENCE_S
 
 
 class Slot:
@@ -60,7 +58,8 @@ class Slot:
 
         A master that has not heard of the newest epoch yet still believes whoever held the slot before.
         """
-        until_s = time.monotonic() + _AGREEMENT_S
+        # They tell each other of changes about once a second, less often on a busy machine.
+        until_s = time.monotonic() + PATIENCE_S
         while True:
             told = [self._told(node) for node in self.masters]
             holders = [name for name, (_, holds) in told[0].items() if holds]

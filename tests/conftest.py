@@ -16,7 +16,7 @@ import psutil
 import pytest
 import redis
 from _pytest.mark import ParameterSet
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
 from queuekeeper.embedded.redis_server import Flavour
@@ -56,8 +56,8 @@ _names = count(1)
 
 # Workers of pytest-xdist have a terminal of 80 columns; output is tested as it goes down a pipe.
 os.environ.pop("COLUMNS", None)
-# Tests share their machine: how long one example takes says nothing.
-settings.register_profile("queuekeeper", deadline=None)
+# Tests share their machine: how long an example takes, or to think of one, says nothing.
+settings.register_profile("queuekeeper", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("queuekeeper")
 
 

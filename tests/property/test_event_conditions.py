@@ -15,7 +15,9 @@ from queuekeeper.postgres import Connection, connect
 
 pytestmark = pytest.mark.property
 
-ONE_BROKER = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ONE_BROKER = settings(
+    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 # What conditions are made of, and what one would try in order to get out of them.
 PIECES = [

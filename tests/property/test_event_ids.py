@@ -80,7 +80,7 @@ def test_ids_stay_unique_when_their_numbers_begin_anew(broker: Connection) -> No
     assert max(last_digits) > NUMBERS - 500
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(one=st.tuples(instants, numbers), other=st.tuples(instants, numbers))
 def test_ids_sort_as_their_instants_then_as_their_numbers(
     broker: Connection, one: tuple[datetime, int], other: tuple[datetime, int]

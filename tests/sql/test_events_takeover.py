@@ -17,6 +17,7 @@ from queuekeeper.events.takeover import SET_ASIDE, TakeoverReport, take_over
 from queuekeeper.postgres import Connection
 from tests.event_samples import delivered, poll, publish, subscribe, value
 from tests.original_pgmb import SETTINGS, OriginalPgmb
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -256,8 +257,8 @@ def test_a_publisher_that_waits_meanwhile_publishes_into_ours(
             waits(connection.info.backend_pid)
             publishing = pool.submit(lambda: late.execute(insert, ("2",)).fetchone())
             waits(late.info.backend_pid)
-        assert ledger(taking.result(60))["events"] == (2, {"to be dispatched": 2})
-        publishing.result(60)
+        assert ledger(taking.result(PATIENCE_S))["events"] == (2, {"to be dispatched": 2})
+        publishing.result(PATIENCE_S)
 
     assert poll(connection) == 3
     payloads = connection.execute("SELECT payload FROM pgmb.read_next_events('group', peek => TRUE)").fetchall()
@@ -283,7 +284,7 @@ def test_a_takeover_that_is_killed_changes_nothing_and_is_repeated(
             pass
         connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
         with pytest.raises(RefusedError, match="broke the connection"):
-            taking.result(60)
+            taking.result(PATIENCE_S)
 
     assert is_untouched(connection)
     assert ledger(take_over(connection))["events"] == (2, {"to be dispatched": 2})

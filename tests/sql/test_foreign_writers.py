@@ -130,7 +130,7 @@ def test_fence_waits_for_a_foreign_writer(
     with ThreadPoolExecutor(1) as pool:
         with foreign.transaction():
             foreign.execute(CHANGES["insert message"])
-            fencing = pool.submit(OwnerStore(driver).fence, "a", driver=1, lease_ms=60_000, patience_ms=20_000)
+            fencing = pool.submit(OwnerStore(driver).fence, "a", driver=1, lease_ms=60_000, patience_ms=600_000)
             query = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
             while database.execute(query, [driver.info.backend_pid]).fetchone() != (True,):
                 assert not fencing.done()

@@ -355,7 +355,7 @@ def test_drain_waits_for_its_moment_and_copies_once(spilled: Connection, connect
             sleep=lambda seconds: tried.set(),
         ) as work:
             assert tried.wait(PATIENCE_S)
-            publisher.execute("SET lock_timeout = '2s'")
+            publisher.execute("SET lock_timeout = '20s'")
             insert(publisher, "2026-11-20 13:00:00")
             reader.execute("COMMIT")
             report = work.result()

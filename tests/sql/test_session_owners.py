@@ -473,7 +473,7 @@ def test_fence_waits_for_a_writer_in_progress_and_lets_others_pass_meanwhile(
     with writer.transaction():
         PostgresSessionStore(writer).save_messages([save("a")])
         fencing = pool.submit(
-            OwnerStore(driver).fence, "a", driver=1, lease_ms=LONG_MS, owner="postgres", patience_ms=20_000
+            OwnerStore(driver).fence, "a", driver=1, lease_ms=LONG_MS, owner="postgres", patience_ms=600_000
         )
         # The row that the writer has made is not there yet for others.
         wait_until_blocked(database, driver, fencing)
@@ -484,7 +484,7 @@ def test_fence_waits_for_a_writer_in_progress_and_lets_others_pass_meanwhile(
 
     with writer.transaction():
         PostgresSessionStore(writer).ack("a", [Ack(packet_id=1)])
-        fencing = pool.submit(OwnerStore(driver).fence, "a", driver=1, lease_ms=LONG_MS, patience_ms=20_000)
+        fencing = pool.submit(OwnerStore(driver).fence, "a", driver=1, lease_ms=LONG_MS, patience_ms=600_000)
         wait_until_blocked(database, driver, fencing)
         assert PostgresSessionStore(other).mark_delivered("a", serial=0) is True
     second = fencing.result()
@@ -577,7 +577,7 @@ def test_time_of_a_fence_counts_from_when_the_writers_have_ended(
     writer, driver = connect(), connect()
     with writer.transaction():
         writer.execute(HOLD, [["a"]])
-        fencing = pool.submit(OwnerStore(driver).fence, "a", driver=1, lease_ms=2_000, patience_ms=20_000)
+        fencing = pool.submit(OwnerStore(driver).fence, "a", driver=1, lease_ms=2_000, patience_ms=600_000)
         wait_until_blocked(database, driver, fencing)
         time.sleep(0.3)
         released_ms = now_ms()

@@ -18,6 +18,7 @@ from queuekeeper.config import Settings
 from queuekeeper.demo import DemoOptions
 from queuekeeper.embedded import TaskState
 from queuekeeper.errors import ServerUnavailable, UsageError
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.unit
 
@@ -51,7 +52,7 @@ class SlowAirflow:
         self.told = Event()
 
     def start(self) -> None:
-        self.told.wait(10)
+        self.told.wait(PATIENCE_S)
         raise ServerUnavailable("scheduler ended while it was starting")
 
     def stop(self) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from queuekeeper.migration.online import brake
 from queuekeeper.migration.online.brake import Brake, Limits, Load, reason_to_wait
 from queuekeeper.migration.online.cohorts import Control
 
 FREE = Control(paused=False, clients_per_s=None, held_back="", canary=(), rehearsed_at=None)
 IDLE = Load(redis_ms=0.2, postgres_ms=0.5, memory_percent=None)
 LIMITS = Limits(redis_ms=20, postgres_ms=50, memory_percent=90)
+WORK_S = 0.01
+"""What it takes to move a client here."""
 
 
 @pytest.mark.parametrize(
@@ -61,36 +66,54 @@ class People:
         return Brake(look=self.look, tell=self.told.append, limits=LIMITS)
 
 
+class _Over(Exception):
+    """The time of a test is over."""
+
+
 def passed(people: People, *, seconds: float, meanwhile: Callable[[], None] = lambda: None, at_s: float = 0.0) -> int:
-    """Return how many clients a brake lets pass in a time, and do something in its midst."""
+    """Return how many clients a brake lets pass in a time, and do something in its midst.
+
+    The time goes on by what is waited and worked alone: how busy this machine is changes nothing.
+    """
+    now_s, due = 0.0, [meanwhile]
+
+    async def go_on(for_s: float) -> None:
+        nonlocal now_s
+        now_s += for_s
+        if due and now_s >= at_s:
+            due.pop()()
+        if now_s >= seconds:
+            raise _Over
+        await asyncio.sleep(0)
+
+    async def to_thread(work: Callable[..., Any], *given: Any) -> Any:
+        return work(*given)
 
     async def run() -> int:
-        brake, count, begun_s = people.brake(), 0, time.monotonic()
+        held, count = people.brake(), 0
 
         async def work() -> None:
             nonlocal count
-            while True:
-                await brake()
-                count += 1
-                await asyncio.sleep(0)
+            with suppress(_Over):
+                while True:
+                    await held()
+                    count += 1
+                    await go_on(WORK_S)
 
-        works = [asyncio.ensure_future(work()) for _ in range(4)]
-        await asyncio.sleep(at_s)
-        meanwhile()
-        await asyncio.sleep(max(0.0, seconds - (time.monotonic() - begun_s)))
-        for each in works:
-            each.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.gather(*(work() for _ in range(4)))
         return count
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(brake, "time", SimpleNamespace(monotonic=lambda: now_s))
+        patch.setattr(brake, "asyncio", SimpleNamespace(sleep=go_on, to_thread=to_thread, Lock=asyncio.Lock))
+        return asyncio.run(run())
 
 
 def test_nothing_is_held_back_without_a_reason_and_servers_are_asked_once_a_second() -> None:
     people = People()
 
-    assert passed(people, seconds=0.5) > 100
-    assert people.looks == 1
+    assert passed(people, seconds=3.5) == pytest.approx(3.5 / WORK_S, abs=10)
+    assert people.looks == 4
     assert people.told == []
 
 
@@ -98,7 +121,7 @@ def test_a_throttle_counts_for_all_who_move_together() -> None:
     people = People()
     people.control = replace(FREE, clients_per_s=20)
 
-    assert 1 <= passed(people, seconds=1.0) <= 22
+    assert passed(people, seconds=5.0) == pytest.approx(100, abs=5)
     assert people.told == ["throttled to 20 clients/s"]
 
 
@@ -110,7 +133,7 @@ def test_paused_and_resumed_within_two_seconds() -> None:
         assert people.told == ["paused by a person: queuekeeper run resume lets it go on"]
         people.control = FREE
 
-    assert passed(people, seconds=2.3, at_s=0.3, meanwhile=resume) > 0
+    assert passed(people, seconds=2.3, at_s=0.3, meanwhile=resume) > 100
     assert people.told[1:] == [""]
 
 
