@@ -173,10 +173,18 @@ def _wrong(each: Described) -> Iterator[tuple[str, Any]]:
         yield "{a b}", "{a b}"
     elif each.kind is Kind.LIST and said.pattern is not None:
         yield "{a b}", ["{a b}"]
+    texts = [letters * "x" for letters in (said.shortest - 1, (said.longest or -1) + 1) if letters > 0]
+    if each.kind is Kind.LIST:
+        yield from ((text, [text]) for text in texts if len(text) < said.shortest or said.longest is not None)
+        if said.most is not None:
+            many = [f"x{number:0{said.shortest}}" for number in range(int(said.most) + 1)]
+            yield "\n".join(many), many
+    elif each.kind is Kind.TEXT and each.choices is None and said.longest is not None:
+        yield texts[-1], texts[-1]
 
 
 CASES = [
-    pytest.param(model, each, text, value, id=f"{model.__name__}-{each.name}-{text}")
+    pytest.param(model, each, text, value, id=f"{model.__name__}-{each.name}-{text if len(text) < 30 else len(text)}")
     for model in MODELS
     for each in describe(model).values()
     for text, value in _wrong(each)
@@ -209,7 +217,16 @@ def test_form_command_operator_program_and_library_refuse_in_the_same_words(
     shown = re.sub(r"['\"]\s*\n\s*['\"]", "", str(by_form.value))
     assert f"{each.name}: {each.rule}" in shown
     if each.said.check is None:
-        assert words["library"].endswith(each.rule)
+        assert words["library"].endswith(each.rule) or "entries: at most" in words["library"]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_value_of_a_wrong_type_is_refused_in_one_sentence_for_every_parameter(model: type[Parameters]) -> None:
+    for each in describe(model).values():
+        for value in ({"a": 1}, object(), b"bytes", 1j):
+            with pytest.raises(UsageError) as refused:
+                model(**{each.name: value})
+            assert str(refused.value) == f"{each.name} is {value!r}: {each.rule}"
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)

@@ -346,17 +346,25 @@ def test_clients_that_change_their_owner_are_counted_and_the_change_is_paused_fr
         assert [each.actor for each in entries] == ["operator"]
 
 
+ASKED = "**To copy**\n\n| messages | |\n| --- | --- |\n| 200 | <i>200</i> |\n"
+MARKS = ("**To copy**", "| --- |", "<i>200</i>")
+
+
 def test_plan_is_approved_on_its_own_page_and_no_other_plan_is(empty: World) -> None:
     plan_id = fill_migration(empty.connection, report_samples.unverified(), now_ms=system_clock())
     empty.asked = {
         "/taskInstances/approve": {"state": "awaiting_input"},
-        "/hitlDetails": {"subject": "Copy <b>200</b> messages?", "body": "# Plan", "response_received": False},
+        "/hitlDetails": {"subject": "Copy <b>200</b> messages?", "body": ASKED, "response_received": False},
     }
     page = empty.browser.get(f"/migration/{plan_id}", page=True)
     path = f"/migration/{plan_id}/answer"
     form = {"run_id": RUN_ID, "option": "Approve"}
 
     assert "Copy &lt;b&gt;200&lt;/b&gt; messages?" in page.text
+    # Read as Airflow's own page shows it, and not as it is written.
+    assert "<strong>To copy</strong>" in page.text
+    assert "<td>200</td>" in page.text
+    assert [mark for mark in MARKS if mark in page.text] == []
     assert f'value="{RUN_ID}"' in page.text
     empty.sent.clear()
     assert empty.browser.send("POST", path, data=form, headers=FORM).status_code == 303

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from queuekeeper import __version__, postgres
-from queuekeeper.cli import app
+from queuekeeper import __version__, audit, postgres
+from queuekeeper.cli import app, context
 from queuekeeper.clock import system_clock
 from queuekeeper.events import schema
 from queuekeeper.jobs.engine import save_plan
@@ -34,7 +34,9 @@ PARTITIONS = [kind_of(purpose) for purpose in Purpose]
 # Not those that tests have made known.
 OWN = [name for name in job_names() if ".maintenance." in job_of(name).__module__]
 KINDS = [*OWN, *PARTITIONS, *MIGRATIONS]
-VERBS = ("pause", "resume", "throttle", "undo", "report")
+CALLS = (
+    ("pause",), ("resume",), ("throttle", "250"), ("undo", "--dry-run"), ("undo", "--yes"), ("report",),
+)  # fmt: skip
 STEP = {"schema_name": "public", "relation_name": "readings_p1", "reason": "its day is over"}
 
 
@@ -89,6 +91,16 @@ def called(*arguments: str) -> tuple[int, Any, str]:
     return result.exit_code, told, " ".join(result.stderr.split())
 
 
+def entries(connection: Connection, run_id: str) -> list[tuple[str, str, str]]:
+    """Return who did what to which kind of run, in order; what a report leaves is no change."""
+    found = audit.latest(connection, wanted=audit.AuditFilter(subject=run_id))
+    return [
+        (each.actor, each.action, json.loads(each.effect).get("kind", ""))
+        for each in reversed(found)
+        if each.action not in ("apply", "report")
+    ]
+
+
 def expected(kind: str, verb: str) -> str:
     """Return the words that refuse a verb; empty where it works."""
     if verb == "throttle" and kind in PARTITIONS:
@@ -110,20 +122,26 @@ def test_every_verb_works_on_a_run_of_a_kind_or_is_refused_in_words(
 ) -> None:
     run_id = planned(control, kind, own_home)
     seen = MaintenanceRuns(control)
-    for verb in VERBS:
-        more = {"throttle": ["250"], "undo": ["--dry-run"]}.get(verb, [])
+    for verb, *more in CALLS:
         before = seen.load(run_id)
+        noted = entries(control, run_id)
 
         code, told, error = called(verb, run_id, *more)
 
         after = seen.load(run_id)
+        new = entries(control, run_id)[len(noted) :]
         if refusal := expected(kind, verb):
             assert (verb, code in (2, 4), told, after) == (verb, True, None, before)
             assert refusal in error
+            # Who has agreed to what is then refused has done so.
+            assert [act for _, act, _ in new if act != "approve"] == []
             continue
         # A report is there whatever it says: that a share is not done, too.
         assert (verb, code in ((0, 1) if verb == "report" else (0,))) == (verb, True), error
         assert told
+        # Whatever changes a run stands in the audit, with the person and what kind of run it is.
+        acts = ["approve", "undo"] if "--yes" in more else [verb] * (verb in ("pause", "resume", "throttle"))
+        assert new == [(context.person(), act, kind) for act in acts]
         assert after.paused == (verb == "pause")
         if verb == "throttle":
             assert after.throttle_operations_per_s == 250

@@ -281,6 +281,37 @@ def test_rights_of_the_guide_let_clients_with_and_without_a_name_do_what_it_says
         broker.stop()
 
 
+def test_right_by_user_name_of_the_guide_opens_the_queue_of_that_name_alone(server_home: Path, valkey_url: str) -> None:
+    by_name = "pattern read $ECQ/%u/#"
+    assert f"`{by_name}`" in GUIDE.read_text("utf-8")
+    folder = server_home / f"mosquitto-{os.getpid()}-{next(_names)}"
+    passwords = server_home / f"{folder.name}.passwords"
+    for name in ("door", "alice"):
+        made = [MAKES_PASSWORDS, *(["-c"] if name == "door" else []), "-b", str(passwords), name, "secret"]
+        subprocess.run(made, check=True, capture_output=True)
+    acl = guide_acl().replace("pattern read $ECQ/%c/#", by_name)
+    broker = Mosquitto(folder, acl=acl, settings=[f"password_file {passwords}"])
+    broker.start()
+
+    async def test(world: World) -> None:
+        async with (
+            world.client("alice", username="alice") as alice,
+            world.client("bob", username="alice") as bob,
+            world.client("carol") as carol,
+        ):
+            for client, name in ((alice, "alice"), (bob, "bob"), (carol, "carol")):
+                await client.subscribe((f"$ECQ/{name}/#", 1))
+                await client.publish(f"$ECQ/w/{name}/k", b"1")
+            assert payloads(await alice.take(1)) == [b"1"]
+            await bob.nothing()
+            await carol.nothing()
+
+    try:
+        run(broker, valkey_url, test)
+    finally:
+        broker.stop()
+
+
 @pytest.mark.parametrize(("version", "not_authorized"), [(MQTT_3, 0x80), (MQTT_5, 0x87)])
 def test_subscription_to_what_is_not_the_clients_own_is_refused(
     broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, not_authorized: int
@@ -941,6 +972,25 @@ def test_what_is_no_mqtt_ends_its_own_connection_alone(broker: Mosquitto, valkey
         writer.close()
         async with world.client("c") as client:
             assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
+
+    run(broker, valkey_url, test)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x3c\x00\x02a\x00", id="mqtt 3.1.1"),
+        pytest.param(b"\x10\x0f\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x02a\x00", id="mqtt 5"),
+    ],
+)
+def test_zero_character_in_a_client_id_is_refused(broker: Mosquitto, valkey_url: str, sent: bytes) -> None:
+    async def test(world: World) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
+        writer.write(sent)
+        # MQTT 5 section 1.5.4: whoever receives one closes the connection; its CONNACK, if any, refuses.
+        answer = await reader.read()
+        writer.close()
+        assert not answer or answer[3] >= 0x80 or (sent[8] == 4 and answer[3] in range(1, 6))
 
     run(broker, valkey_url, test)
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from queuekeeper import embedded, redis_client
+from queuekeeper.cli import app
 from queuekeeper.config import Settings
 from queuekeeper.embedded import AirflowServer, PostgresServer
 from queuekeeper.postgres import connect
@@ -157,7 +159,9 @@ def test_data_that_no_demo_has_made_are_not_emptied(home: Path) -> None:
         assert client.get("mine") == b"1"
 
 
-def test_private_servers_begin_with_the_control_schema_and_say_their_passwords_when_asked(home: Path) -> None:
+def test_private_servers_begin_with_the_control_schema_and_say_their_passwords_when_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = _settings(home)
     embedded.up(settings)
 
@@ -166,6 +170,15 @@ def test_private_servers_begin_with_the_control_schema_and_say_their_passwords_w
     with connect(urls["postgres"], autocommit=True) as connection:
         assert connection.execute("SELECT count(*) FROM queuekeeper.plans").fetchone() == (0,)
     assert all(":" in url.partition("@")[0].partition("://")[2] for url in urls.values())
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(home))
+    for name in ("QUEUEKEEPER_POSTGRES_URL", "QUEUEKEEPER_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for command in (["up"], ["status"]):
+        shown = CliRunner().invoke(app, command)
+        assert "Addresses with their passwords: queuekeeper status --passwords" in shown.stdout, shown.output
+        assert [url for url in urls.values() if url in shown.output] == []
+    told = CliRunner().invoke(app, ["status", "--passwords"]).stdout.replace("\n", "")
+    assert [url for url in urls.values() if url not in told] == []
 
 
 def _demo(home: Path) -> subprocess.Popen[str]:

@@ -263,7 +263,9 @@ def test_full_server_refuses_publishes_before_any_effect_and_lets_consumers_free
                 refused()
         assert {key: client.dump(key) for key in client.scan_iter()} == before
 
-        # A lower bound makes room, so it can be set when there is none.
+        # A lower bound makes room, so it can be set when there is none; a longer memory would need some.
+        queue.configure("a", options(max_length=3, when_full="drop_oldest"))
+        assert "3 drop_oldest" in str(queue.list_consumers())
         queue.configure("a", options())
         assert queue.configure_queue() == 1
         assert queue.reap("a")[0] == 2

@@ -17,6 +17,7 @@ from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.source import SESSION_COLUMNS, SESSIONS, layout, open_source
+from queuekeeper.migration.status import migration_status
 from queuekeeper.redis_client import is_cluster, shards
 from tests.conftest import ONE_SERVER_EACH
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
@@ -163,6 +164,10 @@ def test_verification_accounts_for_every_row_and_finds_no_difference(migrated: M
     stored = migrated.world.ledger.load_plan(migrated.plan.plan_id)
     assert stored.state is PlanState.VERIFIED
     assert migrated.world.ledger.ledger(migrated.plan.plan_id) == migrated.report.ledger
+    # The bars of the plan's page are full, whatever the messages have become.
+    status = migration_status(migrated.world.ledger.connection, migrated.plan.plan_id, now_ms=migrated.plan.as_of_ms)
+    for step in (status.copy, status.verify):
+        assert (step.done, step.left_words()) == (migrated.plan.total("to_copy"), "done")
 
 
 def test_quarantine_holds_every_bad_row_whole_with_its_reason(migrated: Migrated) -> None:
