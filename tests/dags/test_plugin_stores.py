@@ -346,7 +346,7 @@ def test_clients_that_change_their_owner_are_counted_and_the_change_is_paused_fr
         assert [each.actor for each in entries] == ["operator"]
 
 
-ASKED = "**To copy**\n\n| messages | |\n| --- | --- |\n| 200 | <i>200</i> |\n"
+ASKED = "**To copy**\n\n| messages | |\n| --- | --- |\n| 200 | <i>200</i> |\n| =cmd | 1 |\n\n- by the throttle"
 MARKS = ("**To copy**", "| --- |", "<i>200</i>")
 
 
@@ -364,6 +364,8 @@ def test_plan_is_approved_on_its_own_page_and_no_other_plan_is(empty: World) -> 
     # Read as Airflow's own page shows it, and not as it is written.
     assert "<strong>To copy</strong>" in page.text
     assert "<td>200</td>" in page.text
+    assert "<li>by the throttle</li>" in page.text
+    assert "<td>&#39;=cmd</td>" in page.text or "<td>'=cmd</td>" in page.text
     assert [mark for mark in MARKS if mark in page.text] == []
     assert f'value="{RUN_ID}"' in page.text
     empty.sent.clear()

@@ -75,8 +75,13 @@ def words(name: str) -> str:
 
 def harmless(text: object) -> str:
     """Return foreign text so that no spreadsheet takes a copy of it for a formula, and what cannot be seen is named."""
-    shown = "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in str(text))
+    shown = seen(text)
     return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+
+
+def seen(text: object) -> str:
+    """Return foreign text in which what cannot be seen is named."""
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in str(text))
 
 
 FILTERS: dict[str, Callable[[Any], str]] = {

@@ -23,7 +23,7 @@ from queuekeeper.airflow.plugin.stores import TOO_SLOW, too_slow
 from queuekeeper.airflow.run_index import PREFIX, base_path
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.report.figures import FILTERS, harmless, instant
+from queuekeeper.report.figures import FILTERS, harmless, instant, seen
 
 _log = logging.getLogger(__name__)
 
@@ -195,7 +195,15 @@ def moment(value: datetime | int | None) -> Markup:
 
 def markdown(text: str) -> Markup:
     """Return Markdown as HTML: paragraphs, lists and tables; whatever looks like HTML in it stays text."""
-    return Markup(_MARKDOWN.render("\n".join(harmless(line) for line in text.splitlines())))  # noqa: S704 - see html
+    blocks = _MARKDOWN.parse("\n".join(seen(line) for line in text.splitlines()))
+    for block in blocks:
+        # What begins a line is what a spreadsheet may take for a formula; marks of lists and tables are none of it.
+        begins = True
+        for part in block.children or ():
+            if part.content and begins:
+                part.content, begins = harmless(part.content), False
+            begins = begins or part.type in ("softbreak", "hardbreak")
+    return Markup(_MARKDOWN.renderer.render(blocks, _MARKDOWN.options, {}))  # noqa: S704 - see html
 
 
 def data(values: Mapping[str, Any]) -> Response:
