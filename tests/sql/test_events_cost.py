@@ -150,6 +150,7 @@ def test_round_of_subscribing_publishing_and_polling_costs_the_same_after_hundre
     connection.execute("INSERT INTO pgmb.subscription_groups (id) VALUES ('group')")
     costs = [round_of(number) for number in range(303)]
 
-    assert delivered(connection, "s302") != []
-    # Rounds differ a little, as pages fill up: the middle one of three.
-    assert sorted(costs[300:])[1] <= 1.2 * sorted(costs[8:11])[1] + 20
+    assert (len(delivered(connection, "s0")), poll(connection)) == (50, 0)
+    # The middle one of three, as pages fill up. Each of the 50 events is looked up among 300 subscriptions instead of
+    # ten, which takes some pages more; to pass them all, or the partitions, would take several times as many.
+    assert sorted(costs[300:])[1] <= 1.5 * sorted(costs[8:11])[1]
