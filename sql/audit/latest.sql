@@ -4,13 +4,7 @@
 -- index: audit_pkey, or audit_subject_idx
 SELECT
     seq,
-    at,
-    actor,
-    action,
-    subject,
-    report_hash,
-    effect::text,
-    previous_hash,
+    -- include: audit_columns
     hash
 FROM queuekeeper.audit
 WHERE

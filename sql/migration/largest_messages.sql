@@ -1,24 +1,13 @@
 -- Tell what the largest messages are made of, the largest one first: of a payload only its size.
 -- params: limit, offset
--- rows: (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload_bytes, user_properties, retain,
--- msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data)
+-- rows: (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload_bytes, retain,
+-- msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data, user_properties)
 -- index: none; reads the table whole, and no payload
 SELECT
-    client_id,
-    serial_number,
-    topic,
-    time,
-    packet_id,
-    packet_type,
-    qos,
+    -- include: message_place
     octet_length(payload) AS payload_bytes,
-    user_properties,
-    retain,
-    msg_expiry_interval,
-    payload_format_indicator,
-    content_type,
-    response_topic,
-    correlation_data
+    -- include: message_properties
+    user_properties
 FROM device_publish_msg
 ORDER BY
     octet_length(payload) + coalesce(octet_length(correlation_data), 0)

@@ -3,19 +3,7 @@
 -- Rows: the columns of device_publish_msg in the vendor's order. Uses device_publish_msg_pkey.
 SELECT
     message.client_id,
-    message.serial_number,
-    message.topic,
-    message.time,
-    message.packet_id,
-    message.packet_type,
-    message.qos,
-    message.payload,
-    message.user_properties,
-    message.retain,
-    message.msg_expiry_interval,
-    message.payload_format_indicator,
-    message.content_type,
-    message.response_topic,
+    -- include: whole_message
     message.correlation_data
 FROM unnest(%(client_ids)s::text[], %(serial_numbers)s::bigint[]) AS wanted (client_id, serial_number)
 INNER JOIN device_publish_msg AS message

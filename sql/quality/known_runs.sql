@@ -6,12 +6,7 @@
 -- index: none, a row per run
 SELECT
     quality_run_id,
-    mode,
-    suites,
-    profile_ids,
-    verdict,
-    numbers,
-    started_at,
+    -- include: quality_run_columns
     finished_at
 FROM queuekeeper.quality_runs AS runs
 WHERE

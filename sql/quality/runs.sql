@@ -22,12 +22,7 @@ ON CONFLICT (quality_run_id) DO UPDATE
 -- index: quality_runs_pkey
 SELECT
     quality_run_id,
-    mode,
-    suites,
-    profile_ids,
-    verdict,
-    numbers,
-    started_at,
+    -- include: quality_run_columns
     finished_at
 FROM queuekeeper.quality_runs
 WHERE quality_run_id = %(quality_run_id)s;

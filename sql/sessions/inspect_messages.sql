@@ -10,16 +10,7 @@ SELECT
         %(default_ttl_s)s::bigint
     ) AS expires_at_ms,
     serial_number,
-    packet_id,
-    packet_type,
-    topic,
-    octet_length(payload) AS payload_bytes,
-    qos,
-    time,
-    payload_format_indicator,
-    content_type,
-    response_topic,
-    octet_length(correlation_data) AS correlation_bytes,
+    -- include: judged_columns
     user_properties
 FROM device_publish_msg
 WHERE client_id = %(client_id)s

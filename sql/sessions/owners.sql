@@ -46,9 +46,7 @@ FROM queuekeeper.refused_owners(%(client_ids)s::text[], NULL);
 -- index: session_owners_pkey
 SELECT
     client_id,
-    owner,
-    epoch,
-    (extract(EPOCH FROM fenced_until) * 1000)::bigint AS fenced_until_ms,
+    -- include: owner_columns
     mirrored
 FROM queuekeeper.session_owners
 WHERE client_id = any(%(client_ids)s::text[]);
@@ -60,9 +58,7 @@ WHERE client_id = any(%(client_ids)s::text[]);
 -- index: session_owners_pkey
 SELECT
     client_id,
-    owner,
-    epoch,
-    (extract(EPOCH FROM fenced_until) * 1000)::bigint AS fenced_until_ms,
+    -- include: owner_columns
     mirrored
 FROM queuekeeper.session_owners
 WHERE

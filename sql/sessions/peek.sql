@@ -3,17 +3,7 @@
 -- rows: at most one: (delivered_serial, now_ms, and the columns of a message)
 -- index: idx_device_publish_msg_packet_id, session_states_pkey, device_session_ctx_pkey
 SELECT
-    coalesce(
-        (
-            SELECT state.delivered_serial
-            FROM queuekeeper.session_states AS state
-            INNER JOIN device_session_ctx AS ctx ON state.client_id = ctx.client_id
-            WHERE
-                state.client_id = %(client_id)s
-                AND ctx.last_serial_number >= state.known_serial
-        ),
-        -1
-    ) AS delivered_serial,
+    -- include: delivered_serial
     floor(extract(EPOCH FROM clock_timestamp()) * 1000)::bigint AS now_ms,
     serial_number,
     packet_id,
@@ -22,12 +12,7 @@ SELECT
     payload,
     qos,
     time,
-    retain,
-    msg_expiry_interval,
-    payload_format_indicator,
-    content_type,
-    response_topic,
-    correlation_data,
+    -- include: message_properties
     user_properties
 FROM device_publish_msg
 WHERE

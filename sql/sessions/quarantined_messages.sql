@@ -7,21 +7,10 @@
 SELECT
     quarantine_id,
     reason,
-    client_id,
-    serial_number,
-    topic,
-    time,
-    packet_id,
-    packet_type,
-    qos,
+    -- include: message_place
     payload,
     user_properties,
-    retain,
-    msg_expiry_interval,
-    payload_format_indicator,
-    content_type,
-    response_topic,
-    correlation_data,
+    -- include: message_properties
     quarantined_at,
     status,
     assigned_serial_number,

@@ -9,19 +9,7 @@ INSERT INTO device_publish_msg (
 )
 SELECT
     message.client_id,
-    message.serial_number,
-    message.topic,
-    message.time,
-    message.packet_id,
-    message.packet_type,
-    message.qos,
-    message.payload,
-    message.user_properties,
-    message.retain,
-    message.msg_expiry_interval,
-    message.payload_format_indicator,
-    message.content_type,
-    message.response_topic,
+    -- include: whole_message
     message.correlation_data
 FROM unnest(
     %(client_ids)s::varchar[], %(serials)s::bigint[], %(topics)s::varchar[], %(times_ms)s::bigint[],

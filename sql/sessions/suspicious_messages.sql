@@ -7,16 +7,7 @@
 -- index: device_publish_msg_pkey
 SELECT
     serial_number,
-    packet_id,
-    packet_type,
-    topic,
-    octet_length(payload) AS payload_bytes,
-    qos,
-    time,
-    payload_format_indicator,
-    content_type,
-    response_topic,
-    octet_length(correlation_data) AS correlation_bytes,
+    -- include: judged_columns
     user_properties
 FROM device_publish_msg
 WHERE

@@ -12,6 +12,7 @@ from decimal import Decimal
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from textwrap import indent
 from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
@@ -51,6 +52,7 @@ _DIRECTIVE = re.compile(r"^-- (changes|makes): (.+)$", re.MULTILINE)
 _ALTERS = re.compile(r"^ALTER TABLE queuekeeper\.(\w+)", re.MULTILINE)
 _MAKES = re.compile(r"^CREATE TABLE queuekeeper\.(\w+)|^ALTER TABLE .* RENAME TO (\w+)", re.MULTILINE)
 _PART = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_INCLUDE = re.compile(r"^( *)-- include: (\w+)$", re.MULTILINE)
 _STATEMENT_NAME = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)*")
 
 _DETAILED_CLASSES = frozenset({"0A", "25", "2B", "40", "42", "53", "54", "55", "57", "58"})
@@ -343,15 +345,22 @@ def statement(name: str) -> LiteralString:
 def statements(folder: str) -> dict[str, str]:
     """Return the statements of a folder below ``sql/`` by name, each with its header.
 
-    A file holds one statement, which has its name, or several, each behind a line ``-- name: words``.
+    A file holds one statement, which has its name, or several, each behind a line ``-- name: words``. Where a line
+    ``-- include: words`` stands, lines come that statements share: those of ``sql/includes/``.
     """
     found: dict[str, str] = {}
     for path in sorted((assets.directory("sql") / folder).glob("*.sql")):
-        before, *parts = _PART.split(schema_files.read(path))
+        before, *parts = _PART.split(_INCLUDE.sub(_included, schema_files.read(path)))
         if not parts:
             found[path.stem] = before
         found |= {name: text.rstrip().removesuffix(";") for name, text in zip(parts[::2], parts[1::2], strict=True)}
     return found
+
+
+def _included(line: re.Match[str]) -> str:
+    """Return what stands for a line ``-- include: words``, as deep as that line stands."""
+    text = schema_files.read(assets.directory("sql") / "includes" / f"{line[2]}.sql")
+    return indent("".join(each for each in text.splitlines(keepends=True) if not each.startswith("--")).rstrip(), line[1])
 
 
 def records(

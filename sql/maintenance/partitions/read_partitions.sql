@@ -3,11 +3,7 @@
 -- rows: (oid, name, schema_name, relation_name, owner, relkind, bound, pending, row_estimate, size_bytes)
 -- index: none, the catalog's own
 SELECT
-    relation.oid::bigint AS oid,
-    format('%%I.%%I', namespace.nspname, relation.relname) AS name,
-    namespace.nspname::text AS schema_name,
-    relation.relname::text AS relation_name,
-    relation.relowner::regrole::text AS owner,
+    -- include: relation_columns
     relation.relkind::text AS relkind,
     pg_get_expr(relation.relpartbound, relation.oid) AS bound,
     inheritance.inhdetachpending AS pending,

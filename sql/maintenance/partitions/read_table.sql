@@ -4,11 +4,7 @@
 -- key_type, default_oid)
 -- index: none, the catalog's own
 SELECT
-    relation.oid::bigint AS oid,
-    format('%%I.%%I', namespace.nspname, relation.relname) AS name,
-    namespace.nspname::text AS schema_name,
-    relation.relname::text AS relation_name,
-    relation.relowner::regrole::text AS owner,
+    -- include: relation_columns
     pg_has_role(relation.relowner, 'USAGE') AS may_alter,
     partitioned.partstrat::text AS strategy,
     partitioned.partnatts::int AS key_columns,

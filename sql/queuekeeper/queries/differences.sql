@@ -15,9 +15,7 @@ COPY queuekeeper.differences (
 SELECT
     cohort,
     client_id,
-    serial_number,
-    kind,
-    expected,
+    -- include: difference_columns
     found
 FROM queuekeeper.differences
 WHERE plan_id = %(plan_id)s
@@ -31,9 +29,7 @@ LIMIT %(maximum)s;
 -- index: differences_plan_id_cohort_idx
 SELECT
     client_id,
-    serial_number,
-    kind,
-    expected,
+    -- include: difference_columns
     found
 FROM queuekeeper.differences
 WHERE plan_id = %(plan_id)s AND cohort = %(cohort)s

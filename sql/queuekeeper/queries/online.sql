@@ -89,8 +89,7 @@ SET
     step_at = clock_timestamp()
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[])
-    AND driver = %(driver)s
+    -- include: driven_cohorts
 RETURNING cohort;
 
 -- name: set_online_default_owner
@@ -102,8 +101,7 @@ UPDATE queuekeeper.online_cohorts
 SET default_owner = %(owner)s
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[])
-    AND driver = %(driver)s
+    -- include: driven_cohorts
 RETURNING cohort;
 
 -- name: clean_online_cohorts
@@ -117,8 +115,7 @@ SET
     verified_at_ms = %(at_ms)s
 WHERE
     plan_id = %(plan_id)s
-    AND cohort = any(%(cohorts)s::int[])
-    AND driver = %(driver)s
+    -- include: driven_cohorts
 RETURNING cohort;
 
 -- name: limit_online_transaction

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from queuekeeper.checks import check_integer
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
@@ -19,6 +22,7 @@ from queuekeeper.sessions.model import (
     SaveReport,
     SessionSave,
     SessionView,
+    check_page,
 )
 
 FIRST_SERIAL = -1
@@ -28,23 +32,29 @@ PAGE_BYTES = 4_000_000
 """Payload bytes of a page by default; a single larger message is a page of its own."""
 
 
-class SessionOperations(Protocol):
-    """What a store does, as operations.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageWish:
+    """Which page of what waits for a client is wanted; see :meth:`FetchOperations.fetch_pending`."""
 
-    A blocking store offers each as a method that returns the result, an asyncio store as a coroutine method.
-    """
+    after_serial: int
+    backlog_serial: int | None
+    limit: int
+    max_bytes: int
+    mark_delivered: bool
 
-    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """Store messages for many sessions, each session's in order; one session's failure is its report's ``error``.
+    def check(self, highest_serial: int) -> None:
+        """Refuse a page that no store would read.
 
-        Two saves for one session in a call are done one after the other. Messages get the packet ids that follow the
-        session's last one; ids of messages that still wait are passed over. What is over the limit afterwards is
-        trimmed: references to expired messages first, then the oldest message that was not delivered, then the
-        oldest in flight.
-
-        :returns: a report for each save, in order.
-        :raises UsageError: when a payload is larger than the store's rules allow; nothing was written then.
+        :param highest_serial: of the store.
+        :raises UsageError: naming the parameter, its value and the rule.
         """
+        check_page(offset=0, limit=self.limit)
+        check_integer("after_serial", self.after_serial, FIRST_SERIAL, highest_serial, "from the page before")
+        check_integer("max_bytes", self.max_bytes, 1, 2**53 - 1, "a page holds at least one message")
+
+
+class FetchOperations(Protocol):
+    """Fetching: its parameters are named here, for every store."""
 
     def fetch_pending(
         self,
@@ -61,6 +71,34 @@ class SessionOperations(Protocol):
         :param after_serial: from the page before; the default begins at the oldest.
         :param backlog_serial: from the page before, so that all pages end where the first one saw the end.
         :param mark_delivered: note that what the page holds is being sent, for ``redelivery`` after the next fetch.
+        """
+        wish = PageWish(
+            after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes,
+            mark_delivered=mark_delivered,
+        )  # fmt: skip
+        return (yield from self._fetch_page(client_id, wish))
+
+    @abstractmethod
+    def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
+        """Do it."""
+
+
+class SessionOperations(FetchOperations, Protocol):
+    """What a store does, as operations.
+
+    A blocking store offers each as a method that returns the result, an asyncio store as a coroutine method.
+    """
+
+    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """Store messages for many sessions, each session's in order; one session's failure is its report's ``error``.
+
+        Two saves for one session in a call are done one after the other. Messages get the packet ids that follow the
+        session's last one; ids of messages that still wait are passed over. What is over the limit afterwards is
+        trimmed: references to expired messages first, then the oldest message that was not delivered, then the
+        oldest in flight.
+
+        :returns: a report for each save, in order.
+        :raises UsageError: when a payload is larger than the store's rules allow; nothing was written then.
         """
 
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:

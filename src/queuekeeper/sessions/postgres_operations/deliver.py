@@ -9,14 +9,12 @@ from queuekeeper.checks import check_integer
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
     Ack,
     AckReport,
     PendingMessage,
     PendingPage,
     Release,
     check_packet_id,
-    check_page,
     check_serial,
 )
 from queuekeeper.sessions.postgres_operations.common import (
@@ -27,7 +25,7 @@ from queuekeeper.sessions.postgres_operations.common import (
     check_vendor_id,
 )
 from queuekeeper.sessions.postgres_operations.rows import count_removed_query
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
+from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 
 LOWEST_SERIAL, HIGHEST_SERIAL = -(2**63), 2**63 - 1
@@ -46,37 +44,25 @@ class Page:
     more: bool = False
 
 
-class DeliverOperations(CommonOperations):
+class DeliverOperations(CommonOperations, FetchOperations):
     """Fetch, mark as delivered, acknowledge, mark as released."""
 
-    @keeps(SessionOperations.fetch_pending)
-    def fetch_pending(
-        self,
-        client_id: str,
-        *,
-        after_serial: int = FIRST_SERIAL,
-        backlog_serial: int | None = None,
-        limit: int = DEFAULT_PAGE,
-        max_bytes: int = PAGE_BYTES,
-        mark_delivered: bool = False,
-    ) -> Operation[PendingPage]:
+    def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
         check_vendor_id(client_id)
-        check_page(offset=0, limit=limit)
-        check_integer("after_serial", after_serial, FIRST_SERIAL, HIGHEST_SERIAL, "from the page before")
-        if backlog_serial is not None:
-            check_integer("backlog_serial", backlog_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
-        check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
+        wish.check(HIGHEST_SERIAL)
+        if wish.backlog_serial is not None:
+            check_integer("backlog_serial", wish.backlog_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
         page = yield from self._read_page(
             client_id,
             # Broken rows have negative serials; they are found by whoever begins at the beginning.
-            after_serial=after_serial if after_serial > FIRST_SERIAL else None,
-            backlog_serial=backlog_serial,
-            limit=limit,
-            max_bytes=max_bytes,
+            after_serial=wish.after_serial if wish.after_serial > FIRST_SERIAL else None,
+            backlog_serial=wish.backlog_serial,
+            limit=wish.limit,
+            max_bytes=wish.max_bytes,
         )
         if page.expired or page.unreadable:
             yield Step(begin=True, end=True, queries=(self._hold([client_id]), *put_away(client_id, page)))
-        if mark_delivered and page.messages:
+        if wish.mark_delivered and page.messages:
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return PendingPage(
             client_id=client_id,

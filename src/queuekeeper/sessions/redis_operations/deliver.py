@@ -9,20 +9,17 @@ from queuekeeper.keyspace import quarantined_key
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
     Ack,
     AckReport,
     PendingMessage,
     PendingPage,
     Release,
     check_packet_id,
-    check_page,
     check_serial,
 )
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
     KEYS_PER_CALL,
-    MAX_INTEGER,
     MAX_SERIAL,
     NO_EXPIRY,
     REFERENCES_PER_LIST,
@@ -35,7 +32,7 @@ from queuekeeper.sessions.redis_operations.common import (
     checked,
     read_message,
 )
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
+from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
 
 QUARANTINE_MS = 604_800_000
 """How long a record in quarantine is kept when it had no expiry of its own."""
@@ -56,28 +53,17 @@ class _Page:
         self.foreign = 0
 
 
-class DeliverOperations(CommonOperations):
+class DeliverOperations(CommonOperations, FetchOperations):
     """Fetch, mark as delivered, acknowledge, mark as released."""
 
-    @keeps(SessionOperations.fetch_pending)
-    def fetch_pending(
-        self,
-        client_id: str,
-        *,
-        after_serial: int = FIRST_SERIAL,
-        backlog_serial: int | None = None,
-        limit: int = DEFAULT_PAGE,
-        max_bytes: int = PAGE_BYTES,
-        mark_delivered: bool = False,
-    ) -> Operation[PendingPage]:
-        check_page(offset=0, limit=limit)
-        check_integer("after_serial", after_serial, FIRST_SERIAL, MAX_SERIAL, "from the page before")
-        check_integer("max_bytes", max_bytes, 1, MAX_INTEGER, "a page holds at least one message")
+    def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
+        wish.check(MAX_SERIAL)
+        after_serial, backlog_serial = wish.after_serial, wish.backlog_serial
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         if backlog_serial is None:
             backlog_serial = state.highest
-        elif mark_delivered and state.delivered_serial < after_serial <= state.noted_serial:
+        elif wish.mark_delivered and state.delivered_serial < after_serial <= state.noted_serial:
             # The note has come along with the pages. Another program has emptied the session since and begun again with
             # lesser serials: none of these was delivered.
             after_serial = state.delivered_serial
@@ -88,12 +74,12 @@ class DeliverOperations(CommonOperations):
             after_serial=after_serial,
             backlog_serial=backlog_serial,
             delivered_serial=state.delivered_serial,
-            limit=limit,
-            max_bytes=max_bytes,
+            limit=wish.limit,
+            max_bytes=wish.max_bytes,
         )
         if state.is_open:
             yield from self._clean_up(keys, client_id, page)
-        if mark_delivered and page.messages and page.messages[-1].serial > state.delivered_serial:
+        if wish.mark_delivered and page.messages and page.messages[-1].serial > state.delivered_serial:
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return PendingPage(
             client_id=client_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -38,13 +39,13 @@ from queuekeeper.sessions.router.steps import (
     judged_at_postgres,
     judged_at_redis,
 )
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
+from queuekeeper.sessions.store import FetchOperations, PageWish, SessionOperations
 
 _Call: TypeAlias = Callable[[SessionOperations], Operation[T]]
 """Makes the operation of the store that it is given."""
 
 
-class RouterOperations(FindingOperations):
+class RouterOperations(FindingOperations, FetchOperations):
     """What a store does (:class:`SessionOperations`), for sessions of which some are in PostgreSQL and some in Redis.
 
     A call that a store refuses, since the session has another owner, is on its way, or has moved in the midst of the
@@ -212,26 +213,13 @@ class RouterOperations(FindingOperations):
             left = later
         return [reports[index] for index in range(len(saves))]
 
-    @keeps(SessionOperations.fetch_pending)
-    def fetch_pending(
-        self,
-        client_id: str,
-        *,
-        after_serial: int = FIRST_SERIAL,
-        backlog_serial: int | None = None,
-        limit: int = DEFAULT_PAGE,
-        max_bytes: int = PAGE_BYTES,
-        mark_delivered: bool = False,
-    ) -> Operation[PendingPage]:
-        """Serials are the same in both stores, so cursors hold."""
+    def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
+        # Serials are the same in both stores, so cursors hold.
+        asked = asdict(replace(wish, mark_delivered=False))
         page = yield from self._at_owner(
-            client_id,
-            lambda store: store.fetch_pending(
-                client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes
-            ),
-            ask_first=True,
+            client_id, lambda store: store.fetch_pending(client_id, **asked), ask_first=True
         )
-        if mark_delivered and page.messages and not page.messages[-1].redelivery:
+        if wish.mark_delivered and page.messages and not page.messages[-1].redelivery:
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return page
 

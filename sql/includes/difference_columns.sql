@@ -1,0 +1,4 @@
+-- Columns of a difference, between the client and what was found.
+serial_number,
+kind,
+expected,

@@ -1,0 +1,11 @@
+-- What the rules ask of a message, sizes in place of contents, between its serial and its user properties.
+packet_id,
+packet_type,
+topic,
+octet_length(payload) AS payload_bytes,
+qos,
+time,
+payload_format_indicator,
+content_type,
+response_topic,
+octet_length(correlation_data) AS correlation_bytes,

@@ -1,0 +1,7 @@
+-- Columns of a judgement of quality, between its id and its end.
+mode,
+suites,
+profile_ids,
+verdict,
+numbers,
+started_at,
