@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -235,6 +235,30 @@ def table_of(title: str, *columns: str, texts: int = 1) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < texts else "right", no_wrap=number < texts)
     return table
+
+
+def show_ways(
+    console: Console,
+    title: str,
+    ways: Mapping[str, Mapping[str, Any]],
+    columns: Iterable[tuple[str, str, str]],
+    words: str,
+) -> None:
+    """Print the figures of each way, and what they say.
+
+    :param columns: of each its heading, the name of its figure, and the form in which that is shown.
+    """
+    columns = list(columns)
+    table = table_of(title, "way", *(heading for heading, _, _ in columns))
+    for way, figures in ways.items():
+        table.add_row(way, *(shown(figures.get(name), form) for _, name, form in columns))
+    console.print(table)
+    console.print(words)
+
+
+def shown(value: float | None, form: str) -> str:
+    """Return a figure, or nothing where there is none."""
+    return "" if value is None else format(value, form)
 
 
 def finish(

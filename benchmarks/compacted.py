@@ -41,7 +41,7 @@ from typing import Any, TypeAlias, cast
 import bench
 import hiredis
 import redis
-from online import Sample, median, packed, pipe_into, process_cpu_s, quantile, ratio, server_us, shown, speed
+from online import Sample, median, packed, pipe_into, process_cpu_s, quantile, ratio, server_us, speed
 from rich.console import Console
 from rich.table import Table
 from watch import empty_redis
@@ -669,25 +669,16 @@ def beside_the_original(lines: dict[str, Any]) -> list[dict[str, Any]]:
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = bench.table_of(
-        "Compacted queues",
-        *("way", "msgs/s", "per server CPU s", "of plain", "p50 ms", "p99 ms", "client µs", "server µs", "× plain"),
-    )
-    for way, figures in result["summary"].items():
-        table.add_row(
-            way,
-            f"{figures['messages_per_s']:,}",
-            f"{figures['per_server_cpu_s']:,}",
-            shown(figures["of_limit"], ".0%"),
-            *(shown(figures[column], ".2f") for column in ("p50_ms", "p99_ms")),
-            *(shown(figures[column], ".1f") for column in ("client_cpu_us", "server_cpu_us")),
-            shown(figures["server_cpu_of_limit"], ".2f"),
-        )
-    console.print(table)
-    console.print(
+    bench.show_ways(
+        console, "Compacted queues", result["summary"], [
+            ("msgs/s", "messages_per_s", ","), ("per server CPU s", "per_server_cpu_s", ","),
+            ("of plain", "of_limit", ".0%"), ("p50 ms", "p50_ms", ".2f"), ("p99 ms", "p99_ms", ".2f"),
+            ("client µs", "client_cpu_us", ".1f"), ("server µs", "server_cpu_us", ".1f"),
+            ("× plain", "server_cpu_of_limit", ".2f"),
+        ],
         "ms: of a call; µs: processor time per message, of all clients and of the server; of plain, × plain: speed and "
-        "processor time of the server, beside plain commands with as many messages each."
-    )
+        "processor time of the server, beside plain commands with as many messages each.",
+    )  # fmt: skip
     stored = bench.table_of(
         "Bytes of memory per message", "payload", *(f"queue of {messages:,}" for messages in STORED), texts=0
     )
@@ -700,7 +691,9 @@ def show(console: Console, result: dict[str, Any]) -> None:
             *("operation", "calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "CPU ms"),
         )
         for operation, found in operations.items():
-            figures = (shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms", "cpu_ms"))
+            figures = (
+                bench.shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms", "cpu_ms")
+            )
             long.add_row(operation, str(found["calls"]), *figures)
         console.print(long)
     theirs = Table(title="Beside the original's published figures", title_justify="left")
@@ -710,7 +703,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
         theirs.add_row(
             f"{figures['what']}, {figures['payload_bytes']:,} B",
             f"{figures['messages_per_s']:,}",
-            shown(figures["load"], ".0%") or "not said",
+            bench.shown(figures["load"], ".0%") or "not said",
             figures["ours"],
             f"{figures['ours_messages_per_s']:,}",
             f"{figures['ours_per_server_cpu_s']:,}",

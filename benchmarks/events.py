@@ -39,7 +39,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any, Protocol
 
 import bench
-from online import family_cpu_s, median, quantile, shown
+from online import family_cpu_s, median, quantile
 from psycopg import sql
 from rich.console import Console
 
@@ -754,22 +754,15 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]], conditions: S
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = bench.table_of(
-        "Events", *("way", "events/s", "of limit", "server µs", "p50 ms", "p99 ms", "lost", "twice", "disorder")
-    )
-    for key, figures in result["summary"]["ways"].items():
-        table.add_row(
-            key,
-            f"{figures['events_per_s']:,}",
-            shown(figures["of_limit"], ".0%"),
-            *(shown(figures[column], ".1f") for column in ("server_cpu_us", "p50_ms", "p99_ms")),
-            *(f"{figures[column]:,}" for column in ("missing", "twice", "out_of_order")),
-        )
-    console.print(table)
-    console.print(
+    bench.show_ways(
+        console, "Events", result["summary"]["ways"], [
+            ("events/s", "events_per_s", ","), ("of limit", "of_limit", ".0%"),
+            ("server µs", "server_cpu_us", ".1f"), ("p50 ms", "p50_ms", ".1f"), ("p99 ms", "p99_ms", ".1f"),
+            ("lost", "missing", ","), ("twice", "twice", ","), ("disorder", "out_of_order", ","),
+        ],
         "of limit: share of the plain multi-row INSERT when writing, and of the SKIP LOCKED queue when reading and end "
-        "to end, within a round; end to end, deliveries to all consumers are counted."
-    )
+        "to end, within a round; end to end, deliveries to all consumers are counted.",
+    )  # fmt: skip
     for pair, share in result["summary"]["time_per_condition"].items():
         console.print(f"time per condition, from {pair}: × {share}")
 

@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 import bench
 import redis
 from compacted import Stand, Stopwatch, is_no_error, speed_and_cost
-from online import Sample, median, packed, pipe_into, ratio, server_us, shown, speed
+from online import Sample, median, packed, pipe_into, ratio, server_us, speed
 from rich.console import Console
 
 from queuekeeper import lua, redis_async, redis_client
@@ -641,27 +641,17 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = bench.table_of(
-        "Fan-out queues",
-        *("way", "msgs/s", "p50 ms", "p99 ms", "client µs", "server µs", "× naive", "CPU", "× streams", "CPU"),
-    )
-    for way, figures in result["summary"].items():
-        table.add_row(
-            way,
-            f"{figures['messages_per_s']:,.0f}",
-            *(shown(figures[column], ".2f") for column in ("p50_ms", "p99_ms")),
-            *(shown(figures[column], ".1f") for column in ("client_cpu_us", "server_cpu_us")),
-            *(
-                shown(figures.get(column), ".2f")
-                for column in ("times_naive", "server_cpu_of_naive", "times_streams", "server_cpu_of_streams")
-            ),
-        )
-    console.print(table)
-    console.print(
+    bench.show_ways(
+        console, "Fan-out queues", result["summary"], [
+            ("msgs/s", "messages_per_s", ",.0f"), ("p50 ms", "p50_ms", ".2f"), ("p99 ms", "p99_ms", ".2f"),
+            ("client µs", "client_cpu_us", ".1f"), ("server µs", "server_cpu_us", ".1f"),
+            ("× naive", "times_naive", ".2f"), ("CPU", "server_cpu_of_naive", ".2f"),
+            ("× streams", "times_streams", ".2f"), ("CPU", "server_cpu_of_streams", ".2f"),
+        ],
         "msgs/s, µs: per message published, and per message and consumer where it is consumed; ms: of a publish, of "
         "taking and finishing what was asked for at once, or end to end; ×, CPU: speed, and processor time of the "
-        "server, beside the other system; the original's has one message at once in either line."
-    )
+        "server, beside the other system; the original's has one message at once in either line.",
+    )  # fmt: skip
     stored = bench.table_of(
         "Bytes of memory per message, stored / left when all have it",
         *("payload", "consumers", *(system.label for system in SYSTEMS)),

@@ -1002,26 +1002,17 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = bench.table_of(
-        "Saving messages",
-        *("way", "msgs/s", "× naive", "of limit", "p50 ms", "p99 ms", "client µs", "server µs"),
-    )
-    for key, figures in result["summary"]["ways"].items():
-        table.add_row(
-            key,
-            f"{figures['messages_per_s']:,}",
-            shown(figures["times_naive"], ".1f"),
-            shown(figures["of_limit"], ".0%"),
-            *(shown(figures[column], ".2f") for column in ("p50_ms", "p99_ms")),
-            *(shown(figures[column], ".1f") for column in ("client_cpu_us", "server_cpu_us")),
-        )
-    console.print(table)
-    console.print(
+    bench.show_ways(
+        console, "Saving messages", result["summary"]["ways"], [
+            ("msgs/s", "messages_per_s", ","), ("× naive", "times_naive", ".1f"), ("of limit", "of_limit", ".0%"),
+            ("p50 ms", "p50_ms", ".2f"), ("p99 ms", "p99_ms", ".2f"),
+            ("client µs", "client_cpu_us", ".1f"), ("server µs", "server_cpu_us", ".1f"),
+        ],
         "1p, 2p: client processes; µs: processor time per message, of all clients and of the server; of limit: "
-        "share of the limit with as many messages per call."
-    )
+        "share of the limit with as many messages per call.",
+    )  # fmt: skip
     for calls, share in result["summary"]["server_cpu_ours_to_tbmq"].items():
-        console.print(f"server's processor time of ours to that of TBMQ's design, {calls}: {shown(share, '.2f')}")
+        console.print(f"server's processor time of ours to that of TBMQ's design, {calls}: {bench.shown(share, '.2f')}")
     stored = bench.table_of("Bytes per stored message", *("payload", "ours", "TBMQ's design", "PostgreSQL"), texts=0)
     for size, found in result["bytes_per_message"].items():
         stored.add_row(f"{size} B", *(f"{found[way]:,.0f}" for way in ("ours", "tbmq", "postgres")))
@@ -1034,8 +1025,8 @@ def show(console: Console, result: dict[str, Any]) -> None:
         long.add_row(
             operation,
             f"{found['calls']:,}",
-            *(shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms")),
-            shown(1e3 * found["cpu_ms"], ".0f"),
+            *(bench.shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms")),
+            bench.shown(1e3 * found["cpu_ms"], ".0f"),
         )
     console.print(long)
     for fetch in result["fetch"]:
@@ -1043,11 +1034,6 @@ def show(console: Console, result: dict[str, Any]) -> None:
             f"fetch of {fetch['messages']:,} messages in pages of {fetch['page']:,}: {fetch['messages_per_s']:,} "
             f"messages/s, the process grew by {fetch['grown_mib']} MiB"
         )
-
-
-def shown(value: float | None, form: str) -> str:
-    """Return a figure, or nothing where there is none."""
-    return "" if value is None else format(value, form)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
