@@ -360,7 +360,9 @@ def statements(folder: str) -> dict[str, str]:
 def _included(line: re.Match[str]) -> str:
     """Return what stands for a line ``-- include: words``, as deep as that line stands."""
     text = schema_files.read(assets.directory("sql") / "includes" / f"{line[2]}.sql")
-    return indent("".join(each for each in text.splitlines(keepends=True) if not each.startswith("--")).rstrip(), line[1])
+    return indent(
+        "".join(each for each in text.splitlines(keepends=True) if not each.startswith("--")).rstrip(), line[1]
+    )
 
 
 def records(

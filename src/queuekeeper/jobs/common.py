@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, MAX_SECONDS, Parameters, Section, parameter, same
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, days, minutes, parameter, same, seconds
 from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
 
 
@@ -38,14 +38,12 @@ def limit() -> Any:
 
 def default_ttl_s() -> Any:
     """Declare how long a message lives whose publisher did not say."""
-    return parameter(
+    return seconds(
         604_800,
-        title="Default life (seconds)",
+        title="Default life",
         help="Seconds that a message lives whose publisher set no expiry, counted from the message's own time. Set it "
         "to what TBMQ has in persisted-messages.ttl.",
         section=Section.RULES,
-        least=1,
-        most=MAX_SECONDS,
         examples=[86_400, 604_800, 2_592_000],
     )
 
@@ -107,14 +105,12 @@ def max_operations_per_s(
 
 def max_run_minutes() -> Any:
     """Declare how long a task works."""
-    return parameter(
+    return minutes(
         None,
-        title="Time limit (minutes)",
+        title="Time limit",
         help="Minutes after which a task stops and fails. It can be cleared to go on where it stopped.",
         unset="no limit",
         section=Section.PACE,
-        least=1,
-        most=10_080,
         examples=[None, 30, 240],
     )
 
@@ -193,13 +189,11 @@ class DryRunFirst(Parameters):
 class Approval(Parameters):
     """How a person is asked."""
 
-    approval_timeout_minutes: int = parameter(
+    approval_timeout_minutes: int = minutes(
         1_440,
-        title="Time to answer (minutes)",
+        title="Time to answer",
         help="Minutes that the run waits for a person to approve the plan. Without an answer the plan is rejected.",
         section=Section.APPROVAL,
-        least=1,
-        most=10_080,
         examples=[60, 1_440],
     )
 
@@ -218,13 +212,12 @@ class FourEyes(Parameters):
 class UndoRetention(Parameters):
     """How long undo files are kept."""
 
-    undo_retention_days: int = parameter(
+    undo_retention_days: int = days(
         7,
-        title="Keep undo files (days)",
+        title="Keep undo files",
         help="When a run starts, it removes undo files that are older than so many days. They name clients, and may "
         "hold values.",
         section=Section.RECORDS,
-        least=1,
         most=365,
         examples=[1, 7, 30],
     )

@@ -139,6 +139,24 @@ def _declared_by(declare: Callable[P, Declaration]) -> Callable[Concatenate[Any,
 parameter = _declared_by(Declaration)
 
 
+def _measured(unit: str, *, most: float) -> Callable[..., Any]:
+    """Return what declares a parameter that has a unit: its heading names it, and it goes from 1 to the most.
+
+    :param most: of all parameters of the unit; one of them may have bounds of its own.
+    """
+
+    def declared(default: Any, /, *, title: str, **said: Any) -> Any:
+        return parameter(default, title=f"{title} ({unit})", **{"least": 1, "most": most, **said})
+
+    return declared
+
+
+seconds = _measured("seconds", most=MAX_SECONDS)
+minutes = _measured("minutes", most=10_080)
+days = _measured("days", most=3_650)
+percent = _measured("percent", most=100)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Described:
     """A parameter as its renderings need it.

@@ -15,7 +15,7 @@ from queuekeeper import __version__
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import FourEyes, SessionRules
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
 from queuekeeper.keyspace import Cohort, parse_cohorts
 
 
@@ -220,23 +220,20 @@ class OnlineWish(Lease, FourEyes):
         check=steps_of,
         examples=["1,10,50,100", "5,100"],
     )
-    soak_minutes: float = parameter(
+    soak_minutes: float = minutes(
         60.0,
-        title="Soak time (minutes)",
+        title="Soak time",
         help="Online: minutes that all clients are watched on Redis, with a way back, before a person is asked to "
         "commit.",
         section=Section.PACE,
         least=0,
-        most=10_080,
         examples=[10, 60, 1_440],
     )
-    approval_limit_minutes: int = parameter(
+    approval_limit_minutes: int = minutes(
         1_440,
-        title="Life of an approval (minutes)",
+        title="Life of an approval",
         help="Online: an approval that is older when the cut over begins does not count.",
         section=Section.APPROVAL,
-        least=1,
-        most=10_080,
         examples=[60, 1_440],
     )
 
@@ -294,9 +291,9 @@ class RollbackWish(Lease, FourEyes):
     """What a way back to PostgreSQL is asked to do."""
 
     cohorts: str = common.cohorts(what="Which cohorts go back.", default="", unset="all that are on Redis")
-    max_lag_s: float = parameter(
+    max_lag_s: float = seconds(
         10.0,
-        title="Mirror may be behind (seconds)",
+        title="Mirror may be behind",
         help="Seconds that the mirror may be behind. With a mirror further behind nothing goes back, since PostgreSQL "
         "may not take writes.",
         section=Section.RULES,

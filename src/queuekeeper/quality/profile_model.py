@@ -13,7 +13,7 @@ from pydantic import model_validator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, describe, parameter
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, describe, parameter, percent
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 
 Store = Literal["redis", "postgres"]
@@ -124,14 +124,12 @@ class ProfileRules(SessionRules):
 
     cohorts: str = common.cohorts(what="Which cohorts to read.")
     cohort_count: int = common.cohort_count(note=f"A fast profile needs {TURNS} or more.")
-    sample_percent: int = parameter(
+    sample_percent: int = percent(
         100,
-        title="Sample (percent)",
+        title="Sample",
         help="Read only the queues of this percent of the hash slots, the same ones each time. Counts are those of the "
         "sample, and a fault outside of it is not seen.",
         section=Section.RULES,
-        least=1,
-        most=100,
         examples=[1, 10, 100],
     )
     contents: bool = parameter(

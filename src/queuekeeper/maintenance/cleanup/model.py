@@ -8,7 +8,7 @@ from typing import ClassVar
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters, SessionRules
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import Section, parameter
+from queuekeeper.jobs.parameters import Section, days, seconds
 from queuekeeper.report.figures import number, size
 
 KIND = "expired_reference_cleanup"
@@ -18,24 +18,21 @@ KIND = "expired_reference_cleanup"
 class CleanupParameters(SessionRules, RunParameters):
     """What a cleanup is asked to do."""
 
-    grace_s: int = parameter(
+    grace_s: int = seconds(
         3_600,
-        title="Grace (seconds)",
+        title="Grace",
         help="A message without reference is removed once it is older than so many seconds. A message without expiry "
         "whose life is over goes so many seconds after the cleanup.",
         section=Section.RULES,
-        least=1,
         most=31_536_000,
         examples=[3_600, 86_400],
     )
-    idle_days: int = parameter(
+    idle_days: int = days(
         30,
-        title="Idle sessions (days)",
+        title="Idle sessions",
         help="Days that packet id and fields of a session without messages are kept, from the first cleanup that finds "
         "it without. A message ends the count. Set it to more than the broker's longest session expiry.",
         section=Section.RULES,
-        least=1,
-        most=3_650,
         examples=[8, 30, 90],
     )
     max_operations_per_s: int | None = common.max_operations_per_s(

@@ -11,7 +11,7 @@ from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import MAX_SECONDS, Section, parameter
+from queuekeeper.jobs.parameters import Section, parameter, seconds
 from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import COMPACTED_REGISTRIES
 from queuekeeper.report.figures import number, size
@@ -34,21 +34,19 @@ class CollectionParameters(RunParameters):
         },
         check=partial(chosen, RetentionPolicy, "retention policy"),
     )
-    retention_s: int = parameter(
+    retention_s: int = seconds(
         604_800,
-        title="Retention (seconds)",
+        title="Retention",
         help="Age in seconds at which the policy removes a message, of queues without rules of their own.",
         least=0,
-        most=MAX_SECONDS,
         examples=[86_400, 604_800, 2_592_000],
     )
-    tombstone_s: int = parameter(
+    tombstone_s: int = seconds(
         86_400,
-        title="Life of tombstones (seconds)",
+        title="Life of tombstones",
         help="Age in seconds at which a tombstone is removed that the consumer has acknowledged.",
         section=Section.RULES,
         least=0,
-        most=MAX_SECONDS,
         examples=[3_600, 86_400],
     )
     override: bool = parameter(
@@ -87,10 +85,10 @@ class CollectionParameters(RunParameters):
     max_operations_per_s: int | None = common.max_operations_per_s(
         20_000, counted="Queues and messages looked at", examples=(None, 5_000, 20_000)
     )
-    max_jitter_s: int = parameter(
+    max_jitter_s: int = seconds(
         0,
         proposed=30,
-        title="Late start (seconds)",
+        title="Late start",
         help="Each task starts after a random delay of at most so many seconds, so that not all start together.",
         section=Section.PACE,
         least=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from queuekeeper.jobs.parameters import Parameters, Section, parameter
+from queuekeeper.jobs.parameters import Parameters, Section, percent, seconds
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.report.figures import duration, number
@@ -17,31 +17,27 @@ FEWEST_DEAD_ROWS = 10_000
 class UpkeepLimits(Parameters):
     """What is too much."""
 
-    max_stall_s: int = parameter(
+    max_stall_s: int = seconds(
         60,
-        title="Longest pause between polls (seconds)",
+        title="Longest pause between polls",
         help="The run fails when the last poll is more than so many seconds ago, while anybody subscribes.",
-        least=1,
         most=86_400,
         examples=[10, 60, 600],
     )
-    max_freeze_percent: int = parameter(
+    max_freeze_percent: int = percent(
         150,
-        title="Wraparound age (percent)",
+        title="Wraparound age",
         help="The run fails when a table is older than this percent of the age at which autovacuum freezes it at last.",
         section=Section.RULES,
-        least=1,
         most=1_000,
         examples=[100, 150],
     )
-    max_bloat_percent: int = parameter(
+    max_bloat_percent: int = percent(
         50,
-        title="Bloat (percent)",
+        title="Bloat",
         help="A table is reported when more than this percent of its rows are dead. Tables with few dead rows do not "
         "count.",
         section=Section.RULES,
-        least=1,
-        most=100,
         examples=[20, 50],
     )
 

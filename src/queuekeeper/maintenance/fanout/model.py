@@ -13,7 +13,7 @@ from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import Section, parameter
+from queuekeeper.jobs.parameters import Section, parameter, seconds
 from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import FANOUT_PARTS
 from queuekeeper.report.figures import number
@@ -61,13 +61,12 @@ class FanoutRepairParameters(RunParameters):
         "Otherwise, and where their options say nothing, they are only shown.",
         section=Section.RULES,
     )
-    idle_expiry_s: int | None = parameter(
+    idle_expiry_s: int | None = seconds(
         None,
-        title="Dead after (seconds)",
+        title="Dead after",
         help="Seconds after which an unseen consumer is dead whose options name no time. Goes with unregister.",
         unset="such a consumer is never removed",
         section=Section.RULES,
-        least=1,
         most=MAX_MS // 1_000,
         examples=[None, 604_800],
     )

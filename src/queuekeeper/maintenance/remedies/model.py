@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
+from queuekeeper.jobs.parameters import Parameters, Section, parameter, seconds
 
 PURPOSES = {
     "repair_counter": "Moves the last packet id forward to that of the newest message, also where it is missing, and "
@@ -90,22 +90,18 @@ class RemedyParameters(Selection):
 
     default_ttl_s: int = common.default_ttl_s()
     limit: int = common.limit()
-    keep_s: int = parameter(
+    keep_s: int = seconds(
         604_800,
-        title="Keep what is set aside (seconds)",
+        title="Keep what is set aside",
         help="Seconds that records are kept that were set aside, unless they expire before.",
         section=Section.RECORDS,
-        least=1,
-        most=MAX_SECONDS,
     )
-    grace_s: int = parameter(
+    grace_s: int = seconds(
         600,
-        title="Grace (seconds)",
+        title="Grace",
         help="Seconds that messages stay whose life is over already, so that exchanges under way end and the change "
         "can be taken back. A record without a reference must be as old to be treated.",
         section=Section.RULES,
-        least=1,
-        most=MAX_SECONDS,
     )
     max_operations_per_s: int | None = throttle()
     max_run_minutes: int | None = common.max_run_minutes()
