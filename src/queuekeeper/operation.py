@@ -6,8 +6,10 @@ does the I/O knows nothing of sessions or events, and the operation nothing of s
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
+import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
@@ -27,6 +29,31 @@ class Pause(NamedTuple):
     """Step: wait; the answer is none. Whoever carries the operation out sleeps."""
 
     seconds: float
+
+
+class AnswersByQueues:
+    """Carries out the steps of a producer or a consumer: it sleeps itself, and ``_queues`` answer what is theirs."""
+
+    _queues: Any
+
+    def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        return self._queues.answer(step)
+
+
+class AsyncAnswersByQueues:
+    """The same for asyncio."""
+
+    _queues: Any
+
+    async def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        return await self._queues.answer(step)
 
 
 def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[T]], type[T]]:

@@ -39,7 +39,7 @@ from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch, UnreadableRecord
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.operation import AnswersByQueues, Operation, Pause, awaited, blocking
 from queuekeeper.text_form import shows
 
 WAKE_S = 3_600.0
@@ -398,7 +398,7 @@ def _consumption(
 
 
 @shows(queues="_queues", client_id="operations.client_id", session="operations.session")
-class CompactedConsumer:
+class CompactedConsumer(AnswersByQueues):
     """Consumes a queue in blocking code, in one thread.
 
     ::
@@ -439,13 +439,6 @@ class CompactedConsumer:
         self._counted: dict[int, bool] = {}
         self._last: CompactedMessage | None = None
         self._runs = self._over = False
-
-    def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, Pause):
-            time.sleep(step.seconds)
-            return None
-        return self._queues.answer(step)
 
     def __enter__(self) -> Self:
         if self._runs or self._over:

@@ -6,13 +6,12 @@ business of ``batches``.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from queuekeeper.batches import Batches
 from queuekeeper.checks import check_integer, check_seconds, checked
@@ -32,7 +31,7 @@ from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.records import stored_bytes
 from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operation, Pause, awaited, blocking
 from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
@@ -115,7 +114,7 @@ def _deliveries(
 
 
 @shows(queues="_queues")
-class CompactedProducer:
+class CompactedProducer(AnswersByQueues):
     """Appends for blocking callers; threads may share it, and take turns.
 
     :param name: under which its appends are numbered; a random one if left out. No two producers may use a name at
@@ -137,13 +136,6 @@ class CompactedProducer:
         self.operations = _deliveries(queues.operations, name, first_number, retry_for_s)
         self._queues = queues
         self._turn = threading.Lock()
-
-    def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, Pause):
-            time.sleep(step.seconds)
-            return None
-        return self._queues.answer(step)
 
     @checked
     def append(self, client_id: str, append: Append) -> Appended:
@@ -167,7 +159,7 @@ class CompactedProducer:
 
 
 @shows(queues="_queues")
-class AsyncCompactedProducer(AsyncClosing):
+class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
     """Appends of many tasks to many queues; to be used in one event loop, best with ``async with``.
 
     Values for one queue are stored in the order in which ``append`` was called. A queue has one batch under way.
@@ -201,12 +193,6 @@ class AsyncCompactedProducer(AsyncClosing):
             max_pending=max_pending,
             max_queues=max_queues,
         )
-
-    async def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, Pause):
-            return await asyncio.sleep(step.seconds)
-        return await self._queues.answer(step)
 
     @checked
     async def append(self, client_id: str, append: Append) -> Appended:

@@ -6,7 +6,6 @@ is the business of ``batches``.
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from queuekeeper.fanout.model import MAX_MS, NewMessage, PublishReport, check_co
 from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL, FanoutOperations
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.records import json_message
-from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operation, Pause, awaited, blocking
 from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
@@ -126,7 +125,7 @@ def _as_asked(report: PublishReport, asked: NewMessage) -> PublishReport:
 
 
 @shows(queues="_queues")
-class FanoutProducer:
+class FanoutProducer(AnswersByQueues):
     """Publishes for blocking callers; threads may share it.
 
     The queue remembers deduplication ids, which costs memory: those that are made up here for ten minutes longer than
@@ -143,13 +142,6 @@ class FanoutProducer:
     ) -> None:
         self.operations = Deliveries(queues.operations, retry_for_s=retry_for_s, new_id=new_id, now_s=time.monotonic)
         self._queues = queues
-
-    def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, Pause):
-            time.sleep(step.seconds)
-            return None
-        return self._queues.answer(step)
 
     @checked
     def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
@@ -168,7 +160,7 @@ class FanoutProducer:
 
 
 @shows(queues="_queues")
-class AsyncFanoutProducer(AsyncClosing):
+class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
     """Publishes for many tasks; to be used in one event loop, best with ``async with``.
 
     What arrives together is published together, in the order in which ``publish`` was called.
@@ -201,12 +193,6 @@ class AsyncFanoutProducer(AsyncClosing):
             max_pending=max_pending,
             max_queues=max_queues,
         )
-
-    async def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, Pause):
-            return await asyncio.sleep(step.seconds)
-        return await self._queues.answer(step)
 
     @checked
     async def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:

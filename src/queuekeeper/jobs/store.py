@@ -336,18 +336,15 @@ class MaintenanceRuns(Runs):
         """
         _check_throttle(operations_per_s)
         found = maintenance_run_id(kind=kind, parameters=parameters, plan=plan)
-        audit.note_subject(self.connection, found)
-        self._row(
-            "save_run",
-            {
-                "maintenance_run_id": found,
-                "kind": kind,
-                "parameters": Jsonb(dict(parameters)),
-                "plan": Jsonb(dict(plan)),
-                "throttle_operations_per_s": operations_per_s,
-            },
-        )
+        self._begin(
+            maintenance_run_id=found, kind=kind, parameters=dict(parameters), plan=dict(plan),
+            throttle_operations_per_s=operations_per_s,
+        )  # fmt: skip
         return self.load(found)
+
+    def _begin(self, **values: Any) -> None:
+        audit.note_subject(self.connection, values["maintenance_run_id"])
+        self._row("save_run", values | {name: Jsonb(values[name]) for name in ("parameters", "plan")})
 
     def set_state(self, run_id: str, state: RunState) -> None:
         """Move a run to another state.
@@ -431,32 +428,12 @@ class UnrecordedRuns(MaintenanceRuns):
         self._run: MaintenanceRun | None = None
         self._progress: dict[str, ShardProgress] = {}
 
-    def save_plan(
-        self,
-        *,
-        kind: str,
-        parameters: Mapping[str, Any],
-        plan: Mapping[str, Any],
-        operations_per_s: int | None = None,
-    ) -> MaintenanceRun:
-        """Keep a plan and return it as :class:`MaintenanceRuns` would."""
-        _check_throttle(operations_per_s)
+    def _begin(self, **values: Any) -> None:
         now = datetime.now(UTC)
         self._run = MaintenanceRun(
-            maintenance_run_id=maintenance_run_id(kind=kind, parameters=parameters, plan=plan),
-            kind=kind,
-            parameters=json.loads(json.dumps(dict(parameters))),
-            state=RunState.PLANNED,
-            plan=json.loads(json.dumps(dict(plan))),
-            report=None,
-            approved_by=None,
-            approved_at=None,
-            throttle_operations_per_s=operations_per_s,
-            paused=False,
-            created_at=now,
-            updated_at=now,
-        )
-        return self._run
+            **json.loads(json.dumps(values)), state=RunState.PLANNED, report=None, approved_by=None, approved_at=None,
+            paused=False, created_at=now, updated_at=now,
+        )  # fmt: skip
 
     def load(self, run_id: str) -> MaintenanceRun:
         """Return the run.

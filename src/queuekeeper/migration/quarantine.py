@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from queuekeeper import lua
@@ -35,32 +35,21 @@ _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayReport:
-    """What became of the open rows of a quarantine.
+class ReplayReport(aside.Replayed):
+    """What became of the open rows of a quarantine; what is replayed is at its place in its session.
 
-    :param replayed: messages at their places in their sessions; on a dry run those that would be.
     :param as_new: messages put behind all others, as new ones, since their session is no longer as this plan has
         imported it; on a dry run those that would be.
-    :param unchanged: messages that an earlier try had written already.
-    :param expired: messages whose life is over; they stay in the quarantine.
-    :param not_repaired: rows that still break a rule.
     :param packet_id_in_use: messages whose packet id a pending message has; ``assign_packet_ids`` helps.
     :param moved_on: messages of sessions that were not imported by this plan or keep changing; ``as_new`` helps.
     :param sessions: session rows; they need no replay, since their counter was taken from their newest message.
-    :param why: of some that ``as_new`` could not help, why, by the number of the row.
     """
 
     plan_id: str
-    dry_run: bool
-    replayed: int = 0
     as_new: int = 0
-    unchanged: int = 0
-    expired: int = 0
-    not_repaired: int = 0
     packet_id_in_use: int = 0
     moved_on: int = 0
     sessions: int = 0
-    why: Mapping[int, str] = field(default_factory=dict)
 
 
 def replay(

@@ -86,17 +86,13 @@ class AsideMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayReport:
-    """What became of messages that were set aside.
+class Replayed:
+    """What becomes of messages of any quarantine.
 
-    :param replayed: messages in their sessions again, as new ones; on a dry run those that would be.
+    :param replayed: messages in their sessions again; on a dry run those that would be.
     :param unchanged: messages that an earlier try had stored already; only noted now.
     :param expired: messages whose life is over; they stay.
     :param not_repaired: messages that still break a rule.
-    :param released: what is left of messages that the client has received (PUBREL); there is nothing to deliver.
-    :param no_session: messages of sessions that are not there any more.
-    :param in_both_stores: messages of sessions that both stores have, and of which no owner is on record.
-    :param refused: messages that a store did not take: the session is on its way, or full.
     :param why: of some that were not replayed, why, by the number of the row.
     """
 
@@ -105,11 +101,23 @@ class ReplayReport:
     unchanged: int = 0
     expired: int = 0
     not_repaired: int = 0
+    why: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayReport(Replayed):
+    """What became of messages that were set aside; what is replayed is a new message.
+
+    :param released: what is left of messages that the client has received (PUBREL); there is nothing to deliver.
+    :param no_session: messages of sessions that are not there any more.
+    :param in_both_stores: messages of sessions that both stores have, and of which no owner is on record.
+    :param refused: messages that a store did not take: the session is on its way, or full.
+    """
+
     released: int = 0
     no_session: int = 0
     in_both_stores: int = 0
     refused: int = 0
-    why: Mapping[int, str] = field(default_factory=dict)
 
 
 class Outcome(StrEnum):

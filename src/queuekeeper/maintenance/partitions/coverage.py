@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from queuekeeper.maintenance.partitions.model import Coverage, Finding, FindingKind, RetiredState
-from queuekeeper.maintenance.partitions.plan import wanted_ranges
+from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.maintenance.partitions.session import pinned
-from queuekeeper.maintenance.partitions.survey import Survey, findings, survey
+from queuekeeper.maintenance.partitions.survey import Survey
 from queuekeeper.postgres import Connection, statement
 
 _QUERIES = "maintenance/partitions/"
@@ -23,9 +22,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises InvalidPolicy: when the policy does not suit it.
     """
-    with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
-        seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
-        found = findings(connection, seen, wanted_ranges(seen))
+    with judged(connection, policy=policy, now_ms=now_ms, only_read=only_read) as (seen, found):
         observed = connection.execute(statement(f"{_QUERIES}load_observations"), {"table": seen.table.name}).fetchall()
         retired = retired_partitions(connection, table=seen.table.name)
     table, key = seen.table, seen.table.key

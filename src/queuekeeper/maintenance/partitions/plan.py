@@ -5,7 +5,8 @@ Creation, retirement and drop are plans of their own, so that none is held up by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -58,6 +59,16 @@ ALL_MODES = frozenset(
     }
 )
 _AGAINST_ATTACH = ALL_MODES - {"AccessShareLock", "RowShareLock", "RowExclusiveLock"}
+
+
+@contextmanager
+def judged(
+    connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool
+) -> Iterator[tuple[Survey, list[Finding]]]:
+    """Yield how a table stands and what is wrong with it, while nobody else changes what it is."""
+    with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
+        seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
+        yield seen, findings(connection, seen, wanted_ranges(seen))
 
 
 def plan_creation(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> PartitionPlan:
@@ -116,7 +127,8 @@ def _pending_steps(connection: Connection, seen: Survey) -> list[PlannedStep]:
         _step(
             StepKind.FINALIZE,
             each,
-            reason="its detach was interrupted, and it is still needed: end the detach and attach it again",
+            each,
+            "its detach was interrupted, and it is still needed: end the detach and attach it again",
         )
         for each in pending
         if _stays(seen, each, needed) and each.owner == seen.table.owner
@@ -168,24 +180,24 @@ def _creation_steps(connection: Connection, seen: Survey, wanted: Sequence[Range
         )
     if drained and table.default:
         (name,) = free_names(connection, seen, [f"{table.relation_name}_default"])
+        why = "DEFAULT holds rows of these ranges: they are copied while it is in use, then exchanged"
         steps.append(
-            PlannedStep(
-                kind=StepKind.DRAIN,
-                schema_name=table.default.schema_name,
-                relation_name=table.default.relation_name,
-                oid=table.default.oid,
+            replace(
+                _step(StepKind.DRAIN, table.default, table.default, why),
                 lower=drained[0].lower,
                 upper=drained[-1].upper,
-                rows=table.default.rows,
-                bytes=table.default.bytes,
-                reason="DEFAULT holds rows of these ranges: they are copied while it is in use, then exchanged",
                 pieces=(*drained, Piece(relation_name=name, lower=None, upper=None)),
                 renames=_renames(connection, seen, table.default.oid),
             )
         )
     elif seen.drain_left and table.default:
         steps.append(
-            _step(StepKind.CLEAR, table.default, reason="a drain was interrupted and left its copy and its trigger")
+            _step(
+                StepKind.CLEAR,
+                table.default,
+                table.default,
+                "a drain was interrupted and left its copy and its trigger",
+            )
         )
     overflow = table.overflow
     if seen.is_broker and (overflow is None or (overflow.range and overflow.range.start < seen.end)):
@@ -242,22 +254,12 @@ def plan_retirement(
             if consumer and needed is not None:
                 reason = f"a consumer still needs keys from {key.text(needed)}"
             if reason:
-                held.append(
-                    HeldPartition(
-                        partition=each.name,
-                        oid=each.oid,
-                        lower=each.lower,
-                        upper=each.upper,
-                        rows=each.rows,
-                        bytes=each.bytes,
-                        reason=reason,
-                        consumer=consumer,
-                    )
-                )
+                step = _step(StepKind.DETACH, each, each, reason)
+                held.append(_held(step, each.oid, partition=each.name, consumer=consumer))
                 continue
             ended = "its detach was interrupted" if each.pending else f"all keys are older than {policy.retention}"
             steps.append(
-                replace(_step(StepKind.DETACH, each, reason=ended), renames=_renames(connection, seen, each.oid))
+                replace(_step(StepKind.DETACH, each, each, ended), renames=_renames(connection, seen, each.oid))
             )
         return _plan(
             connection,
@@ -324,7 +326,7 @@ def _unfinished_steps(connection: Connection, seen: Survey, known: Iterable[Reti
         if relation and not relation.is_partition:
             steps.append(
                 replace(
-                    _step_of(StepKind.QUARANTINE, each, relation, "it was detached before an interruption"),
+                    _step(StepKind.QUARANTINE, relation, each, "it was detached before an interruption"),
                     renames=_renames(connection, seen, each.partition_oid),
                 )
             )
@@ -365,21 +367,10 @@ def plan_drop(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -
             elif policy.archive and each.archived_at is None and not each.drained_default:
                 reason = "its archive was not verified"
             if reason:
-                held.append(
-                    HeldPartition(
-                        partition=f"{relation.schema_name}.{relation.relation_name}",
-                        oid=each.partition_oid,
-                        lower=each.lower,
-                        upper=each.upper,
-                        rows=None,
-                        bytes=relation.bytes,
-                        reason=reason,
-                        consumer=False,
-                    )
-                )
+                held.append(_held(_step(StepKind.DROP, relation, each, reason), relation.oid))
                 continue
             archived = "archived and verified" if each.archived_at else "not archived"
-            steps.append(_step_of(StepKind.DROP, each, relation, f"retired on {each.retired_at:%Y-%m-%d}, {archived}"))
+            steps.append(_step(StepKind.DROP, relation, each, f"retired on {each.retired_at:%Y-%m-%d}, {archived}"))
         return _plan(connection, seen, Purpose.DROP, steps, held=held, found=found)
 
 
@@ -433,7 +424,7 @@ def plan_reattachment(
         if any(own.overlaps(each) for each in seen.default_steps):
             raise RefusedError(f"{what} cannot come back: DEFAULT holds rows of its range; drain it first")
         step = replace(
-            _step_of(StepKind.REATTACH, record, relation, f"it was retired on {record.retired_at:%Y-%m-%d}"),
+            _step(StepKind.REATTACH, relation, record, f"it was retired on {record.retired_at:%Y-%m-%d}"),
             schema_name=record.schema_name,
             quarantine_schema=relation.schema_name,
         )
@@ -466,32 +457,39 @@ def _renames(connection: Connection, seen: Survey, oid: int) -> tuple[tuple[str,
     return clashing_names(connection, oid, schema_name=seen.policy.quarantine_schema)
 
 
-def _step(kind: StepKind, partition: Partition, *, reason: str) -> PlannedStep:
+def _step(
+    kind: StepKind, place: Partition | Relation, bounds: Partition | RetiredPartition, reason: str
+) -> PlannedStep:
+    """Return a step about a partition.
+
+    :param place: where it is now, and how large.
+    :param bounds: the same, or the record of one that is retired.
+    """
     return PlannedStep(
         kind=kind,
-        schema_name=partition.schema_name,
-        relation_name=partition.relation_name,
-        oid=partition.oid,
-        lower=partition.lower,
-        upper=partition.upper,
-        rows=partition.rows,
-        bytes=partition.bytes,
+        schema_name=place.schema_name,
+        relation_name=place.relation_name,
+        oid=place.oid,
+        lower=bounds.lower,
+        upper=bounds.upper,
+        rows=place.rows if isinstance(place, Partition) else None,
+        bytes=place.bytes,
         reason=reason,
+        retired_id=bounds.retired_id if isinstance(bounds, RetiredPartition) else None,
     )
 
 
-def _step_of(kind: StepKind, retired: RetiredPartition, relation: Relation, reason: str) -> PlannedStep:
-    """Return a step about a partition that is on record as retired, where it is now."""
-    return PlannedStep(
-        kind=kind,
-        schema_name=relation.schema_name,
-        relation_name=relation.relation_name,
-        oid=retired.partition_oid,
-        lower=retired.lower,
-        upper=retired.upper,
-        bytes=relation.bytes,
-        reason=reason,
-        retired_id=retired.retired_id,
+def _held(step: PlannedStep, oid: int, *, partition: str = "", consumer: bool = False) -> HeldPartition:
+    """Return a partition that stays, by the step that would take it and whose reason says why it does not."""
+    return HeldPartition(
+        partition=partition or step.partition,
+        oid=oid,
+        lower=step.lower,
+        upper=step.upper,
+        rows=step.rows,
+        bytes=step.bytes,
+        reason=step.reason,
+        consumer=consumer,
     )
 
 

@@ -8,12 +8,11 @@ from enum import StrEnum
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.keys import KeyKind
 from queuekeeper.maintenance.partitions.model import Finding, RetiredState
-from queuekeeper.maintenance.partitions.plan import wanted_ranges
+from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range, gaps
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.maintenance.partitions.session import pinned
-from queuekeeper.maintenance.partitions.survey import Survey, findings, lowest_needed, survey
+from queuekeeper.maintenance.partitions.survey import Survey, lowest_needed
 from queuekeeper.postgres import Connection
 
 BARS = 300
@@ -96,9 +95,7 @@ def table_timeline(
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises InvalidPolicy: when the policy does not suit it.
     """
-    with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
-        seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
-        found = findings(connection, seen, wanted_ranges(seen))
+    with judged(connection, policy=policy, now_ms=now_ms, only_read=only_read) as (seen, found):
         retired = [
             Range(
                 lower=None if each.lower is None else seen.table.key.position(each.lower),
