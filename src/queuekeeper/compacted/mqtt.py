@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from queuekeeper.checks import check_integer, checked
+from queuekeeper.compacted.consumer import GRACE_S
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_name
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
 from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
@@ -44,7 +45,6 @@ EXPECTED_SEQUENCE_PROPERTY = "ecq-expected-sequence"
 OWN_PROPERTIES = "ecq-"
 MAX_PACKET_BYTES = 16_777_216
 DEFAULT_WRITER_POOL_SIZE = 1_000
-GRACE_S = 5.0
 ERROR_AFTER = 3
 ASK_EVERY_S = 1.0
 """Time between two questions whether Redis answers."""

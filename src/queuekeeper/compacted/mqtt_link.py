@@ -24,19 +24,17 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from queuekeeper.clock import SERVER_BACKOFF
+from queuekeeper.compacted.consumer import GRACE_S
 from queuekeeper.compacted.mqtt_packets import ANY_PACKET_BYTES
 from queuekeeper.errors import PayloadTooLarge, ServerUnavailable, UsageError
 
 KEEPALIVE_S = 60
 CONNECT_TIMEOUT_S = 10.0
-NEVER_EXPIRES = 0xFFFFFFFF
 HEADER_BYTES = 9
 """Most that a PUBLISH has beside topic, properties and payload: header, length of the topic, packet id."""
 
 MAX_AT_ONCE = 1_000
 """Publishes that are being stored at once; the broker's others wait at the broker."""
-
-GRACE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -208,7 +206,7 @@ class _Session:
     async def open(self) -> None:
         """Connect, take up the session that the broker has kept, and subscribe."""
         properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval = NEVER_EXPIRES
+        properties.SessionExpiryInterval = 0xFFFFFFFF  # never (MQTT 5 section 3.1.2.11.2)
         properties.ReceiveMaximum = MAX_AT_ONCE
         await asyncio.to_thread(
             self._client.connect,

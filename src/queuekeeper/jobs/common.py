@@ -115,6 +115,11 @@ def max_run_minutes() -> Any:
     )
 
 
+def approval_minutes(*, title: str, help: str) -> Any:  # noqa: A002 - as of a parameter
+    """Declare for how long an approval is waited for, or counts: a day, unless somebody says otherwise."""
+    return minutes(1_440, title=title, help=help, section=Section.APPROVAL, examples=[60, 1_440])
+
+
 def shares(default: int, *, most: int, shared: str) -> Any:
     """Declare how many tasks share the work.
 
@@ -189,12 +194,9 @@ class DryRunFirst(Parameters):
 class Approval(Parameters):
     """How a person is asked."""
 
-    approval_timeout_minutes: int = minutes(
-        1_440,
+    approval_timeout_minutes: int = approval_minutes(
         title="Time to answer",
         help="Minutes that the run waits for a person to approve the plan. Without an answer the plan is rejected.",
-        section=Section.APPROVAL,
-        examples=[60, 1_440],
     )
 
 

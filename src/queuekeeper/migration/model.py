@@ -229,12 +229,9 @@ class OnlineWish(Lease, FourEyes):
         least=0,
         examples=[10, 60, 1_440],
     )
-    approval_limit_minutes: int = minutes(
-        1_440,
+    approval_limit_minutes: int = common.approval_minutes(
         title="Life of an approval",
         help="Online: an approval that is older when the cut over begins does not count.",
-        section=Section.APPROVAL,
-        examples=[60, 1_440],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
 from queuekeeper.jobs import common
@@ -18,6 +18,31 @@ from queuekeeper.report.figures import number, size
 
 KIND = "compacted_queue_gc"
 """What runs of it are called where all kinds of maintenance are kept."""
+
+
+def _age(default: int, *, title: str, ends: str, **said: Any) -> Any:
+    """Declare an age.
+
+    :param ends: what happens at this age, a sentence.
+    """
+    return seconds(default, title=title, help=f"Age in seconds at which {ends}", least=0, **said)
+
+
+def _filter(plural: str, *, begins: str, example: str) -> Any:
+    """Declare a pattern that chooses some of what there is.
+
+    :param begins: of the sentence that says what has to match.
+    """
+    return parameter(
+        "",
+        title=plural.capitalize(),
+        help=f"{begins} matches this pattern with *, ? and [], such as '{example}'.",
+        unset=f"all {plural}",
+        section=Section.RULES,
+        longest=1_000,
+        noun="PATTERN",
+        examples=[None, example],
+    )
 
 
 class CollectionParameters(RunParameters):
@@ -34,20 +59,18 @@ class CollectionParameters(RunParameters):
         },
         check=partial(chosen, RetentionPolicy, "retention policy"),
     )
-    retention_s: int = seconds(
+    retention_s: int = _age(
         604_800,
         title="Retention",
-        help="Age in seconds at which the policy removes a message, of queues without rules of their own.",
-        least=0,
+        ends="the policy removes a message, of queues without rules of their own.",
         examples=[86_400, 604_800, 2_592_000],
     )
-    tombstone_s: int = seconds(
+    tombstone_s: int = _age(
         86_400,
         title="Life of tombstones",
-        help="Age in seconds at which a tombstone is removed that the consumer has acknowledged.",
-        section=Section.RULES,
-        least=0,
+        ends="a tombstone is removed that the consumer has acknowledged.",
         examples=[3_600, 86_400],
+        section=Section.RULES,
     )
     override: bool = parameter(
         False,
@@ -55,26 +78,8 @@ class CollectionParameters(RunParameters):
         help="Apply the rules above to queues that have their own, too, and look at all queues, due or not.",
         section=Section.RULES,
     )
-    client_filter: str = parameter(
-        "",
-        title="Clients",
-        help="Look only at queues whose client id matches this pattern with *, ? and [], such as 'meter-*'.",
-        unset="all clients",
-        section=Section.RULES,
-        longest=1_000,
-        noun="PATTERN",
-        examples=[None, "meter-*"],
-    )
-    key_filter: str = parameter(
-        "",
-        title="Keys",
-        help="Remove only messages whose key matches this pattern with *, ? and [], such as 'config/*'.",
-        unset="all keys",
-        section=Section.RULES,
-        longest=1_000,
-        noun="PATTERN",
-        examples=[None, "config/*"],
-    )
+    client_filter: str = _filter("clients", begins="Look only at queues whose client id", example="meter-*")
+    key_filter: str = _filter("keys", begins="Remove only messages whose key", example="config/*")
     keep_values: bool = parameter(
         True,
         title="Keep values for an undo",

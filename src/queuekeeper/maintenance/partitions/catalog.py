@@ -16,14 +16,13 @@ from psycopg import sql
 from queuekeeper.errors import ForeignOwner, NotPartitioned, UnknownTable, UsageError
 from queuekeeper.maintenance.partitions.keys import Key, Span
 from queuekeeper.maintenance.partitions.model import Blocker
+from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.ranges import Range
 from queuekeeper.postgres import Connection, statement
 
 _QUERIES = "maintenance/partitions/"
 _BOUND = re.compile(r"FOR VALUES FROM \((.+)\) TO \((.+)\)")
 _OPEN = {"MINVALUE", "MAXVALUE"}
-_NAME_BYTES = 52
-"""Of a name before an OID: PostgreSQL cuts names at 63 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +325,8 @@ def clashing_names(connection: Connection, oid: int, *, schema_name: str) -> tup
     rows = connection.execute(
         statement(f"{_QUERIES}clashing_names"), {"oid": oid, "schema_name": schema_name}
     ).fetchall()
-    return tuple((name, f"{name.encode()[:_NAME_BYTES].decode(errors='ignore')}_{own_oid}") for own_oid, name in rows)
+    # An OID has ten digits at most.
+    return tuple((name, f"{cut_name(name, room=11)}_{own_oid}") for own_oid, name in rows)
 
 
 def foreign_keys(connection: Connection, table: PartitionedTable) -> list[tuple[str, bool]]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from queuekeeper.errors import InvalidPolicy
 from queuekeeper.maintenance.partitions.keys import Key, Span, parse_span, parse_step
+from queuekeeper.maintenance.partitions.names import NAME_BYTES
 
 _STORAGE_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)?")
 _STORAGE_VALUE = re.compile(r"[A-Za-z0-9_.\-]+")
-_NAME_BYTES = 63
 _LIMITS = {
     "quarantine_days": (0, 3_650),
     "lock_timeout_ms": (10, 60_000),
@@ -67,7 +67,7 @@ class PartitionPolicy:
             raise InvalidPolicy(f"table is {self.table!r}: write it with its schema, such as public.{self.table}")
         if self.quarantine_schema == schema:
             raise InvalidPolicy(f"quarantine_schema is {schema!r}, the table's own: name another one")
-        if not self.quarantine_schema or len(self.quarantine_schema.encode()) > _NAME_BYTES:
+        if not self.quarantine_schema or len(self.quarantine_schema.encode()) > NAME_BYTES:
             raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: name a schema")
         if self.quarantine_schema.startswith("pg_") or self.quarantine_schema == "information_schema":
             raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: that belongs to PostgreSQL")

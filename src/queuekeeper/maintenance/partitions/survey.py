@@ -21,14 +21,13 @@ from queuekeeper.maintenance.partitions.catalog import (
     taken_names,
 )
 from queuekeeper.maintenance.partitions.model import Finding, FindingKind
+from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
 from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
 from queuekeeper.maintenance.partitions.statements import drain_schema
 from queuekeeper.postgres import Connection, server_words, translated_errors
 
 _GUARD_TIMEOUT_MS = 10_000
-_NAME_BYTES = 40
-"""Of a table's name in that of a partition: PostgreSQL cuts names at 63 bytes, those of their indexes too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +159,8 @@ def _surveyed(connection: Connection, table: PartitionedTable, policy: Partition
 
 def partition_name(seen: Survey, lower: int) -> str:
     """Return the name of a new partition; names help people, and decide nothing."""
-    short = seen.table.relation_name.encode()[:_NAME_BYTES].decode(errors="ignore")
-    return f"{short}_{seen.table.key.name_part(lower)}"
+    # Names of indexes are longer.
+    return f"{cut_name(seen.table.relation_name, room=23)}_{seen.table.key.name_part(lower)}"
 
 
 def free_names(connection: Connection, seen: Survey, wanted: list[str]) -> list[str]:

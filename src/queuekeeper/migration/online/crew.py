@@ -31,7 +31,6 @@ from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.model import StoreRules
 
 _CHUNK_S = 1.0
-_PINGS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,10 +175,10 @@ class Crew:
             await _side_by_side(work(mover) for mover in opened)
 
 
-def _load(connection: Connection, client: RedisClient) -> Load:
+def _load(connection: Connection, client: RedisClient, *, times: int = 5) -> Load:
     """Ask both servers how quick they are, some times, as each other client of theirs would."""
     redis_ms = postgres_ms = 0.0
-    for _ in range(_PINGS):
+    for _ in range(times):
         for address, node in nodes(client):
             begun = time.monotonic()
             with redis_errors(address):
