@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from queuekeeper.jobs.store import Approval
 from queuekeeper.keyspace import Cohort, cohorts
-from queuekeeper.migration.ledger import Approval, DifferenceCount, QuarantineCount, Step, ThroughputSample
+from queuekeeper.migration.ledger import QuarantineCount, Step, ThroughputSample
 from queuekeeper.migration.memory import KeySample, scale
 from queuekeeper.migration.model import (
     CohortPlan,
@@ -120,7 +121,7 @@ def balanced(*, count: int = 96) -> Evidence:
         rows=tuple(_ledger_row(cohort) for cohort in plans),
         verified_at_ms=NOW_MS - 100_000,
         found=(),
-        difference_counts=(),
+        difference_counts={},
         quarantine=(
             QuarantineCount(reason=Reason.PACKET_ID_DUPLICATE, kind="message", open=72, replayed=12),
             QuarantineCount(reason=Reason.USER_PROPERTIES_INVALID, kind="message", open=9, replayed=0),
@@ -178,10 +179,7 @@ def unbalanced() -> Evidence:
         states=evidence.states | {7: CohortState.FAILED, 8: CohortState.FAILED},
         rows=tuple(rows),
         found=found,
-        difference_counts=(
-            DifferenceCount(kind="missing", found=2),
-            DifferenceCount(kind="expiry", found=1),
-        ),
+        difference_counts={"missing": 2, "expiry": 1},
     )
 
 

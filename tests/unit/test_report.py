@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.migration.ledger import DifferenceCount, ThroughputSample
+from queuekeeper.migration.ledger import ThroughputSample
 from queuekeeper.migration.memory import KeySample, scale
 from queuekeeper.migration.model import CohortState, Mode
 from queuekeeper.migration.report import (
@@ -62,7 +62,7 @@ def test_errors_that_cancel_each_other_out_are_not_balanced() -> None:
 
 
 def test_a_difference_alone_is_not_balanced() -> None:
-    evidence = replace(samples.balanced(), difference_counts=(DifferenceCount(kind="missing", found=1),))
+    evidence = replace(samples.balanced(), difference_counts={"missing": 1})
 
     assert compose_report(evidence, now_ms=samples.NOW_MS).verdict is Verdict.NOT_BALANCED
 
@@ -125,7 +125,7 @@ def test_json_and_page_show_the_same_figures() -> None:
 
 
 def test_differences_are_counted_by_kind_beyond_those_that_are_shown() -> None:
-    counts = (DifferenceCount(kind="missing", found=1_999_998), DifferenceCount(kind="expiry", found=2))
+    counts = {"missing": 1_999_998, "expiry": 2}
     report = compose_report(replace(samples.unbalanced(), difference_counts=counts), now_ms=samples.NOW_MS)
     text = text_of(page(report))
 

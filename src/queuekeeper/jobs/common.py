@@ -115,6 +115,11 @@ def max_run_minutes() -> Any:
     )
 
 
+def needed(*, title: str, help: str, rule: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
+    """Declare a text that somebody has to say."""
+    return parameter("", needed=True, title=title, help=help, rule=rule, **said)
+
+
 def approval_minutes(*, title: str, help: str) -> Any:  # noqa: A002 - as of a parameter
     """Declare for how long an approval is waited for, or counts: a day, unless somebody says otherwise."""
     return minutes(1_440, title=title, help=help, section=Section.APPROVAL, examples=[60, 1_440])

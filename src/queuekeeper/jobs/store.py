@@ -73,6 +73,13 @@ class MaintenanceRun:
     updated_at: datetime
 
     @property
+    def approval(self) -> Approval | None:
+        """Who agreed to it, if anybody has."""
+        if self.approved_by is None or self.approved_at is None:
+            return None
+        return Approval(approved_by=self.approved_by, approved_at=self.approved_at)
+
+    @property
     def unit(self) -> str:
         """What its throttle counts."""
         return unit_of(self.kind)
@@ -134,6 +141,14 @@ def maintenance_run_id(*, kind: str, parameters: Mapping[str, Any], plan: Mappin
     """Return the id of a run: the same wishes and the same findings give the same id."""
     identity = {"kind": kind, "parameters": parameters, "plan": plan}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """Who agreed to a run, and when."""
+
+    approved_by: str
+    approved_at: datetime
 
 
 class Runs:

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from queuekeeper import audit
 from queuekeeper.approvals import VALID_MS
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
-from queuekeeper.jobs.store import MIGRATIONS, Runs
+from queuekeeper.jobs.store import MIGRATIONS, Approval, Runs
 from queuekeeper.migration.model import (
     CohortPlan,
     CohortState,
@@ -112,22 +112,6 @@ class QuarantineCount:
     kind: QuarantineKind
     open: int
     replayed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DifferenceCount:
-    """How many differences are of one kind."""
-
-    kind: str
-    found: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Approval:
-    """Who agreed to a plan, and when."""
-
-    approved_by: str
-    approved_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,10 +270,7 @@ class MigrationLedger(Runs):
 
         :raises UsageError: when there is no such plan.
         """
-        found = self.load(plan_id)
-        if found.approved_by is None or found.approved_at is None:
-            return None
-        return Approval(approved_by=found.approved_by, approved_at=found.approved_at)
+        return self.load(plan_id).approval
 
     def set_cohort_state(self, plan_id: str, cohorts: Sequence[int], state: CohortState) -> None:
         """Move cohorts of a plan to another state."""
@@ -506,9 +487,9 @@ class MigrationLedger(Runs):
         """
         return self._records(Difference, "differences", {"plan_id": plan_id, "maximum": limit})
 
-    def difference_counts(self, plan_id: str) -> list[DifferenceCount]:
+    def difference_counts(self, plan_id: str) -> dict[str, int]:
         """Return how many differences the last verification found, by kind and most frequent first."""
-        return self._records(DifferenceCount, "difference_counts", {"plan_id": plan_id})
+        return dict(self._rows("difference_counts", {"plan_id": plan_id}))
 
     # --- reports -----------------------------------------------------------------------------------------------
 

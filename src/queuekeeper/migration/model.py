@@ -238,9 +238,7 @@ class OnlineWish(Lease, FourEyes):
 class PlanChoice(Parameters):
     """The plan that somebody has to name."""
 
-    plan_id: str = parameter(
-        "",
-        needed=True,
+    plan_id: str = common.needed(
         title="Plan",
         help="Id of the plan; its migration page shows it. What goes back to PostgreSQL has to be on Redis.",
         pattern=r"^[0-9a-f]{16}$",
@@ -274,9 +272,7 @@ class CopyManner(Parameters):
 class PlanRequest(Parameters):
     """Who asks for a plan."""
 
-    run_id: str = parameter(
-        "",
-        needed=True,
+    run_id: str = common.needed(
         title="Run",
         help="Run that asks for the plan; a later step finds the plan by it.",
         rule="it must name the run that asks",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +11,8 @@ from typing import Any, TypeVar, cast
 
 from queuekeeper import __version__
 from queuekeeper.errors import QueuekeeperError
+from queuekeeper.jobs.store import Approval
 from queuekeeper.migration.ledger import (
-    Approval,
-    DifferenceCount,
     MigrationLedger,
     QuarantineCount,
     Step,
@@ -149,7 +148,7 @@ class Evidence:
     rows: tuple[LedgerRow, ...]
     verified_at_ms: int | None
     found: tuple[Difference, ...]
-    difference_counts: tuple[DifferenceCount, ...]
+    difference_counts: Mapping[str, int]
     quarantine: tuple[QuarantineCount, ...]
     samples: dict[Step, tuple[ThroughputSample, ...]]
     copy_reports: tuple[CopyReport, ...]
@@ -184,7 +183,7 @@ def build_report(
         rows=rows,
         verified_at_ms=ledger.verified_at_ms(plan_id),
         found=tuple(ledger.differences(plan_id, limit=differences_shown)),
-        difference_counts=tuple(ledger.difference_counts(plan_id)),
+        difference_counts=ledger.difference_counts(plan_id),
         quarantine=tuple(ledger.quarantine_counts(plan_id)),
         samples={step: tuple(ledger.throughput(plan_id, step)) for step in STEPS},
         copy_reports=copy_reports,
@@ -372,15 +371,15 @@ def _cohort_lines(
 
 
 def summarise_differences(
-    found: Sequence[Difference], *, counts: Sequence[DifferenceCount], total: int, shown: int, show_client_ids: bool
+    found: Sequence[Difference], *, counts: Mapping[str, int], total: int, shown: int, show_client_ids: bool
 ) -> Differences:
     """Say how many differences there are of each kind, and keep the first ones.
 
     :param total: how many the ledger has; a count that is higher prevails, as nothing may be played down.
     """
     return Differences(
-        total=max(total, sum(count.found for count in counts)),
-        by_kind={count.kind: count.found for count in counts},
+        total=max(total, sum(counts.values())),
+        by_kind=dict(counts),
         shown=tuple(
             _made_of(DifferenceLine, each, client=client_label(each.client_id, show_client_ids=show_client_ids))
             for each in found[:shown]

@@ -21,7 +21,7 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, data
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
-from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
+from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, Mode, PlanState
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.online.status import OnlineStatus, online_status
@@ -68,7 +68,7 @@ class PlanPage:
     rows: int
     totals: LedgerLine | None
     quarantine: list[QuarantineCount]
-    differences: list[DifferenceCount]
+    differences: Mapping[str, int]
     troubled: list[TroubledCohort]
     reports: list[StoredReport]
     throughput: Sequence[tuple[str, tuple[Markup, Markup]]]

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from queuekeeper.jobs import common
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
@@ -63,9 +64,7 @@ class ArchiveWish(Parameters):
         pattern=r"^\d+$",
         rule="it must be the numbers of retired partitions, such as 7 8",
     )
-    directory: str = parameter(
-        "",
-        needed=True,
+    directory: str = common.needed(
         title="Folder",
         help="Folder of archives that all of Spark can reach, or its URL in an object store.",
         rule="it must name a folder",
