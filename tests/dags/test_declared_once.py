@@ -33,6 +33,14 @@ SEVERAL = {
 OTHERS = {("quarantine", "limit"): "rows to list", ("judge", "suite"): "the suite that judges"}
 """Options of these modules that are no parameters of a job, though they have the name of one."""
 
+DECLARATIONS = frozenset(
+    {
+        "parameter", "seconds", "minutes", "days", "percent", "_age", "_filter", "connection", "approval_minutes",
+        "common.approval_minutes", "common.needed",
+    }
+)  # fmt: skip
+"""What declares the parameter to which a model assigns it."""
+
 JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partitions", "quality", "repair")
 """Modules of commands that start jobs; names such as ``limit`` mean other things to the commands of the stores."""
 
@@ -69,18 +77,23 @@ def _is_call(node: ast.AST | None, *names: str) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
 
 
+def _declares(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in DECLARATIONS
+
+
 def test_every_parameter_has_one_declaration() -> None:
     declared = defaultdict(list)
     for path, tree in _trees(SOURCE / "queuekeeper"):
         for node in ast.walk(tree):
-            if isinstance(node, ast.AnnAssign) and _is_call(node.value, "parameter"):
+            if isinstance(node, ast.AnnAssign) and _declares(node.value):
                 declared[ast.unparse(node.target)].append(f"{path.name}:{node.lineno}")
             # What several jobs share is a function of the name of the parameter.
-            if isinstance(node, ast.FunctionDef) and any(_is_call(each, "parameter") for each in ast.walk(node)):
+            if isinstance(node, ast.FunctionDef) and any(map(_declares, ast.walk(node))):
                 declared[node.name].append(f"{path.name}:{node.lineno}")
     several = {name: places for name, places in declared.items() if len(places) > 1 and name not in SEVERAL}
 
     assert several == {}
+    assert set(PARAMETERS) - set(declared) == set(), "a declaration of a kind that is not looked for"
     assert len(PARAMETERS) > 50
     assert set(SEVERAL) <= set(PARAMETERS)
 
