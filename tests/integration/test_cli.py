@@ -87,6 +87,24 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr.strip() == "[]"
 
 
+def test_a_group_is_loaded_when_it_is_called_and_help_of_all_loads_none() -> None:
+    code = """if True:
+        import sys, queuekeeper.cli
+        try:
+            queuekeeper.cli.main()
+        finally:
+            names = ("compacted", "events", "fanout", "jobs", "migrate", "partitions", "quality", "sessions")
+            print([name for name in names if f"queuekeeper.cli.{name}" in sys.modules], file=sys.stderr)
+    """
+    loaded = [
+        subprocess.run([sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=True)
+        for words in ((), ("sessions",), ("partitions", "set"))
+    ]
+
+    assert [each.stderr.strip() for each in loaded] == ["[]", "['sessions']", "['partitions']"]
+    assert "Usage: -c partitions set " in loaded[2].stdout
+
+
 def test_without_servers_the_sentence_says_how_to_start_them() -> None:
     fails("migrate", "status", code=4, words="no PostgreSQL is named .* run `queuekeeper up`, or name a server by")
     assert as_json("status")["servers"][0]["state"] == "stopped"

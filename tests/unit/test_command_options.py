@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any
 
 import pytest
@@ -12,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from queuekeeper.cli import app
-from queuekeeper.cli.command import Plain, command, group
+from queuekeeper.cli.command import Plain, command, group, options
 from queuekeeper.cli.output import Shown
 
 pytestmark = pytest.mark.unit
@@ -25,6 +27,33 @@ def commands(of: Any, *path: str) -> Iterator[tuple[str, Any]]:
         yield " ".join(path), of
     for name, each in (below or {}).items():
         yield from commands(each, *path, name)
+
+
+class Order(StrEnum):
+    OLDEST = "oldest"
+    NEWEST = "newest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How things are read.
+
+    :param order: ``oldest``: the first come first. Without ``most``, all are
+        read.
+    :param most: how many things at most.
+    :param wait: time to wait, such as 5s.
+    :param again: read again.
+    :param once: read once.
+    :param unasked: for the library only.
+    :raises ValueError: for what is no order.
+    """
+
+    order: Order | str | None = None
+    most: int = 7
+    wait: str = "5s"
+    again: bool = False
+    once: bool = True
+    unasked: int = 1
 
 
 def test_every_option_and_argument_of_every_command_says_what_it_is_for() -> None:
@@ -72,3 +101,31 @@ def test_docstring_is_the_help_of_what_the_signature_declares() -> None:
     }
     done = CliRunner().invoke(of, ["count", "x", "--everything", "--input", "a", "--json"])
     assert json.loads(done.stdout) == {"name": "x", "limit": 7, "everything": True, "source": "a"}
+
+
+def test_options_and_their_help_are_those_of_the_record_of_the_library_that_takes_them() -> None:
+    of = group("Things.")
+    taken = options(Reading, "order", "most", "wait", "again", "once", opposites=["once"], wait="DURATION")
+
+    @command(of, more=taken)
+    def read(call: Plain, **given: Any) -> Shown:
+        """Read things."""
+        return Shown({name: getattr(Reading(**given), name) for name in taken}, "Read")
+
+    of.command("other")(lambda: None)
+    (_, made), _ = commands(get_command(of))
+
+    assert {
+        each.name: (each.opts, each.secondary_opts, each.metavar, each.default, each.help) for each in made.params
+    } == {
+        "order": (["--order"], [], None, None, "oldest: the first come first. Without --most, all are read."),
+        "most": (["--most"], [], None, 7, "How many things at most."),
+        "wait": (["--wait"], [], "DURATION", "5s", "Time to wait, such as 5s."),
+        "again": (["--again"], [], None, False, "Read again."),
+        "once": (["--once"], ["--no-once"], None, True, "Read once."),
+        "as_json": (["--json"], [], None, False, "Write the result as JSON to stdout."),
+    }
+    done = CliRunner().invoke(of, ["read", "--order", "newest", "--wait", "1s", "--no-once", "--json"])
+    assert json.loads(done.stdout) == {"order": "newest", "most": 7, "wait": "1s", "again": False, "once": False}
+    refused = CliRunner().invoke(of, ["read", "--order", "any"])
+    assert (refused.exit_code, "'oldest', 'newest'" in refused.stderr) == (2, True)

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from queuekeeper import __version__
-from queuekeeper.cli import (
-    access,
-    audit,
-    cleanup,
-    compacted,
-    compacted_mqtt,
-    event_schema,
-    explain,
-    fanout,
-    jobs,
-    migrate,
-    online,
-    partitions,
-    quality,
-    repair,
-    servers,
-    sessions,
-    work,
-)
+from queuekeeper.cli import explain, sample, servers
 from queuekeeper.cli.command import CONFIRMS, command
 from queuekeeper.cli.context import CommandGroup, begin
-from queuekeeper.cli.options import JobCommand
 
 EPILOG = """
 Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the plan is stale, 4 refused.
@@ -37,24 +21,40 @@ Servers are found in this order: --postgres-url and --redis-url, QUEUEKEEPER_POS
 the private servers that `queuekeeper up` started.
 """
 
-REPAIR_ALL = """Set right what is wrong in fan-out queues.
-
-What ran out, drifted or was left; then it looks again. Asks before anything changes. Exit code 1 when it was
-stopped or a queue cannot be repaired; --go-on goes on.
-
-Example: `queuekeeper fanout repair-all --dry-run`
-"""
-
 app = typer.Typer(
     name="queuekeeper",
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Plain help wraps an address that a frame would cut off, and comes in half the time.
     rich_markup_mode=None,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def later(place: str, words: str) -> typer.Typer:
+    """Return a group of commands whose file is imported when one of them is called, or asked for.
+
+    :param place: of the group, such as ``queuekeeper.cli.audit:database``.
+    :param words: say what it is for.
+    """
+    module, _, name = place.partition(":")
+
+    class Group(TyperGroup):
+        loaded: Any = None
+
+        @property
+        def commands(self) -> Any:
+            """The commands by name."""
+            if self.loaded is None:
+                self.loaded = get_group(getattr(import_module(module), name))
+            return self.loaded.commands
+
+        @commands.setter
+        def commands(self, none_yet: Any) -> None:
+            """Leave the commands where they are."""
+
+    return typer.Typer(cls=Group, no_args_is_help=True, help=words)
 
 
 def _version(value: bool) -> None:
@@ -81,28 +81,24 @@ command(app)(servers.down)
 command(app)(servers.doctor)
 command(app)(servers.metrics)
 command(app)(explain.explain)
-command(app, also=CONFIRMS)(sessions.sample)
-app.add_typer(migrate.app, name="migrate")
-app.add_typer(online.app, name="online")
-app.add_typer(sessions.app, name="sessions")
-app.add_typer(quality.app, name="quality")
-app.add_typer(cleanup.app, name="cleanup")
-app.add_typer(repair.app, name="repair")
-app.add_typer(partitions.app, name="partitions")
-app.add_typer(event_schema.app, name="events")
-command(event_schema.app, "work")(work.events_work)
-app.add_typer(compacted_mqtt.app, name="compacted")
-command(compacted_mqtt.app, "work")(work.compacted_work)
-app.add_typer(fanout.app, name="fanout")
-command(fanout.app, "work")(work.fanout_work)
-fanout.app.command("repair-all", cls=JobCommand)(jobs.command_of("fanout_repair", REPAIR_ALL, argument="queues"))
-_CONTROLS = ("status", "pause", "resume", "throttle")
-jobs.add_aliases(compacted.app, "compacted_queue_gc", {f"gc-{name}": name for name in _CONTROLS})
-jobs.add_aliases(fanout.app, "fanout_repair", {f"repair-{name}": name for name in _CONTROLS})
-app.add_typer(jobs.app, name="run")
-app.add_typer(audit.database, name="database")
-app.add_typer(access.app, name="acl")
-app.add_typer(audit.app, name="audit")
+command(app, also=CONFIRMS)(sample.sample)
+for _name, _place, _words in (
+    ("migrate", "migrate:app", "Move sessions to Redis: plan, copy, verify, report."),
+    ("online", "online:app", "Move sessions while devices are connected."),
+    ("sessions", "sessions:app", "Look at DEVICE sessions, move one by a file, end one."),
+    ("quality", "quality:app", "Find every way in which a queue can be wrong."),
+    ("cleanup", "cleanup:app", "Clean Redis of what has expired, in sessions in use."),
+    ("repair", "repair:app", "Mend one kind of fault in sessions that Redis holds."),
+    ("partitions", "partitions:app", "Keep partitions ahead of data, and retire old ones."),
+    ("events", "event_schema:app", "Publish, dispatch and follow events in PostgreSQL."),
+    ("compacted", "compacted_mqtt:app", "Keep the newest value of each key, for one consumer."),
+    ("fanout", "fanout:app", "Publish once for many consumers: fan-out queues in Redis."),
+    ("run", "jobs:app", "List runs of all jobs, steer them, take them back."),
+    ("database", "audit:database", "Keep the control schema `queuekeeper` in PostgreSQL."),
+    ("acl", "access:app", "Print users and roles with the least that each job needs."),
+    ("audit", "audit:app", "Read the record of approvals, changes and looks at contents."),
+):
+    app.add_typer(later(f"queuekeeper.cli.{_place}", _words), name=_name)
 
 
 def main() -> None:

@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from queuekeeper.audit import AuditFilter, latest, read_chain, verify_chain
+from queuekeeper.audit import export as lines
 from queuekeeper.cli.command import OnPostgres, OutOfPostgres, command, group
 from queuekeeper.cli.output import Shown, cell, table
+from queuekeeper.postgres import migrate as apply_migrations
 
-database = group("Keep the control schema `queuekeeper` in PostgreSQL.")
-app = group("Read the record of approvals, changes and looks at contents.")
+database = group()
+app = group()
 
 
 @command(database)
@@ -20,8 +23,6 @@ def migrate(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper database migrate`
     """
-    from queuekeeper.postgres import migrate as apply_migrations
-
     report = apply_migrations(call.connection)
     state = f"Schema queuekeeper is at version {report.version}."
     return Shown(report, lambda: [*(f"applied {name}" for name in report.applied), state])
@@ -43,8 +44,6 @@ def list_entries(
     :param subject: Show only entries about this plan, run or client hash.
     :param limit: Number of entries to show, newest first.
     """
-    from queuekeeper.audit import AuditFilter, latest
-
     entries = latest(call.connection, wanted=AuditFilter(actor=actor, subject=subject), limit=limit)
     rows = [
         (entry.seq, f"{entry.at:%Y-%m-%d %H:%M:%S}", entry.actor, str(entry.action), entry.subject, entry.effect)
@@ -63,8 +62,6 @@ def verify(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper audit verify --json`
     """
-    from queuekeeper.audit import read_chain, verify_chain
-
     report = verify_chain(read_chain(call.connection))
     if report.is_whole:
         words = f"{report.entries:,} entries, and none was changed. Last hash: {report.head}"
@@ -79,6 +76,4 @@ def export(call: OutOfPostgres) -> None:
 
     Example: `queuekeeper audit export > audit.jsonl`
     """
-    from queuekeeper.audit import export as lines
-
     sys.stdout.writelines(lines(call.connection))

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from queuekeeper.cli import jobs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown
 from queuekeeper.cli.run_control import RunId, agree
-
-if TYPE_CHECKING:
-    from queuekeeper.jobs.model import AnyJob
-    from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.model import AnyJob
+from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.registry import job_of
+from queuekeeper.postgres import migrate
 
 KIND = "expired_reference_cleanup"
 
-app = group("Clean Redis of what has expired, in sessions in use.")
+app = group()
 
 
 def _cleanup() -> type[AnyJob]:
-    from queuekeeper.jobs.registry import job_of
-
     return job_of(KIND)
 
 
@@ -31,8 +27,6 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
 
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
-    from queuekeeper.postgres import migrate
-
     job = _cleanup()
     engine = jobs.engine_for(job, call.client)
     migrate(call.connection)

@@ -14,9 +14,10 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -45,19 +46,44 @@ CONFIRMS = ("yes",)
 PLANS = ("dry_run", "yes")
 """What a command takes besides that counts first, and asks."""
 
-_OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:param |\Z)", re.MULTILINE | re.DOTALL)
+_OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:|\Z)", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"``(\w+)``")
 
 
-def options(declared: Callable[..., None]) -> Options:
-    """Return options that several commands share, which a function declares as a command does its own."""
+def options(declared: Callable[..., Any], *names: str, opposites: Collection[str] = (), **metavars: str) -> Options:
+    """Return options that a function declares as a command does its own, or a function or record of the library.
+
+    :param names: of the parameters that are options; all when none is named.
+    :param opposites: switches that can be turned off, too.
+    :param metavars: by parameter, what the usage shows for a value.
+    """
     hints, words = get_type_hints(declared, include_extras=True), _words_of(declared)
-    given = inspect.signature(declared).parameters.values()
-    return {each.name: (_helped(each, hints[each.name], words.get(each.name, "")), each.default) for each in given}
+    for name in {*opposites, *metavars}:
+        hints[name] = Annotated[hints[name], typer.Option(metavar=metavars.get(name))]
+    given = inspect.signature(declared).parameters
+    return {
+        name: (_helped(given[name], _chosen(hints[name]), words.get(name, "")), given[name].default)
+        for name in names or given
+    }
 
 
 def _words_of(declared: Callable[..., Any]) -> dict[str, str]:
-    """Return the help of options and arguments, as a docstring has it."""
-    return {name: " ".join(text.split()) for name, text in _OF_PARAMETER.findall(inspect.getdoc(declared) or "")}
+    """Return the help of options and arguments, as a docstring has it; what it names as code is an option in help."""
+    found = dict(_OF_PARAMETER.findall(inspect.getdoc(declared) or ""))
+
+    def named(code: re.Match[str]) -> str:
+        return f"--{code[1].replace('_', '-')}" if code[1] in found else code[1]
+
+    return {
+        name: _CODE.sub(named, text[:1].upper() + text[1:])
+        for name, text in ((name, " ".join(text.split())) for name, text in found.items())
+    }
+
+
+def _chosen(hint: Any) -> Any:
+    """Return the type of an option: the enumeration, where the library takes its values as texts, too."""
+    choices = (each for each in get_args(hint) if isinstance(each, type) and issubclass(each, Enum))
+    return next((each | None for each in choices), hint)
 
 
 def _helped(parameter: inspect.Parameter, hint: Any, words: str) -> Any:
@@ -250,12 +276,13 @@ class OnServers(Call):
     takes = ("postgres_url", "redis_url", "as_json")
 
 
-def group(words: str) -> typer.Typer:
+def group(words: str | None = None) -> typer.Typer:
     """Return a group of commands.
 
-    :param words: say what it is for.
+    :param words: say what it is for, where ``application`` does not.
     """
-    return typer.Typer(no_args_is_help=True, help=words)
+    # Plain help wraps an address that a frame would cut off, and comes in half the time.
+    return typer.Typer(no_args_is_help=True, help=words, rich_markup_mode=None)
 
 
 def command(
@@ -301,12 +328,7 @@ def with_call(
     :param fixed: parameters that are not asked for, with their values.
     """
     own = [each for each in inspect.signature(written).parameters.values() if each.kind is not each.VAR_KEYWORD]
-    # The model of a command is known to the type checker only.
-    asked = {each.name for each in own} - {"parameters", *fixed}
-    hints = {name: each for name, each in written.__annotations__.items() if name in asked}
-    stand_in: Any = lambda: None  # noqa: E731 - only its annotations are asked for
-    stand_in.__annotations__ = hints
-    hints = get_type_hints(stand_in, globalns=written.__globals__, include_extras=True)
+    hints = get_type_hints(written, include_extras=True)
     first, *others = (each for each in own if each.name not in fixed)
     kind: type[Call] = hints.pop(first.name)
     words = _words_of(written)

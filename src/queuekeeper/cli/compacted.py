@@ -15,24 +15,19 @@ from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
 from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
+from queuekeeper.compacted import forms
+from queuekeeper.compacted.jsonl import append_lines, gone_on, message_facts, message_line, rewind_facts, verify_facts
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
 
-app = group("Keep the newest value of each key, for one consumer.")
+app = group()
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")]
 KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="Encoding of KEY on the command line.")]
 ShowValues = Annotated[bool, typer.Option("--show-values", help="Also show values and user properties.")]
 
 
-@options
-def bounds(*, max_keys: int = 0, max_bytes: int = 0, when_full: Literal["reject", "drop_oldest"] = "reject") -> None:
-    """Declare the bounds that a producer keeps to.
-
-    :param max_keys: Largest number of keys in a queue; 0 is no limit.
-    :param max_bytes: Largest size of a queue's keys and values in bytes; 0 is no limit.
-    :param when_full: What an append does when --max-keys or --max-bytes is reached.
-    """
+BOUNDS = options(compacted.QueueRules, "max_keys", "max_bytes", "when_full")
 
 
 class OnQueues(OnRedis):
@@ -58,7 +53,7 @@ def _key(text: str, encoding: str) -> bytes:
         raise UsageError("KEY is not base64, as --key-encoding says") from None
 
 
-@command(app, more=bounds)
+@command(app, more=BOUNDS)
 def append(
     call: OnQueues,
     client_id: ClientId,
@@ -97,8 +92,6 @@ def append(
     :param producer: Name of the producer. With --number, a repeated append stores nothing.
     :param number: The producer's number of this append, or of the first 200 lines. It must grow with each append.
     """
-    from queuekeeper.compacted.jsonl import append_lines, gone_on
-
     if (key is None) == (source is None):
         raise UsageError("name either a key or a file (--input)")
     about_one = (value, value_file, content_type, expected_sequence)
@@ -171,8 +164,6 @@ def consume(
 
 def _line(message: compacted.CompactedMessage, *, content: bool, as_json: bool) -> bytes:
 
-    from queuekeeper.compacted.jsonl import message_line
-
     if as_json:
         return message_line(message, content=content)
     shown = "" if message.tombstone else shown_bytes(message.value) if content else f"{len(message.value):,} bytes"
@@ -226,8 +217,6 @@ def peek(
     :param after_sequence: Show messages after this sequence number.
     :param limit: Number of messages to show, up to 500.
     """
-    from queuekeeper.compacted.jsonl import message_facts
-
     messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
     # Large ones come a few at a time.
     goes_on = messages and call.queues.peek(client_id, after_sequence=messages[-1].sequence, limit=1)
@@ -269,8 +258,6 @@ def get(
     :param key: Key of the value; '' is a key like any other.
     :param raw: Write only the bytes of the value.
     """
-    from queuekeeper.compacted.jsonl import message_facts
-
     if raw and call.as_json:
         raise UsageError("--raw and --json both want stdout: --json --show-values has the value, too")
     message = call.queues.get(client_id, key=_key(key, key_encoding))
@@ -303,9 +290,6 @@ def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argumen
 
     :param to: Where to read on: earliest, latest, a sequence number, or a time with a time zone.
     """
-    from queuekeeper.compacted import forms
-    from queuekeeper.compacted.jsonl import rewind_facts
-
     position = forms.position(to)
     view = call.queues.inspect(client_id)
     if not view.exists:
@@ -347,8 +331,6 @@ def purge(call: OnQueues, client_id: ClientId, what: Annotated[str, typer.Argume
 
     :param what: What to remove: all, acked, or every message up to a sequence number.
     """
-    from queuekeeper.compacted import forms
-
     chosen = forms.purge(what)
     report = call.carry_out(
         lambda only_count: call.queues.purge(client_id, what=chosen, dry_run=only_count),
@@ -387,8 +369,6 @@ def verify(call: OnQueues, client_id: ClientId) -> Shown:
 
     Example: `queuekeeper compacted verify meter-17`
     """
-    from queuekeeper.compacted.jsonl import verify_facts
-
     report = call.queues.verify(client_id)
 
     def pretty() -> Iterator[Any]:
@@ -421,30 +401,16 @@ def repair(call: OnQueues, client_id: ClientId) -> Shown:
     return Shown(report, call.title("Repair"), failed=failed)
 
 
-@command(app)
-def configure(
-    call: OnQueues,
-    client_id: ClientId,
-    *,
-    policy: Literal["delete", "acked_only", "compact"] | None = None,
-    retention: str | None = None,
-    tombstone_life: str | None = None,
-    inherit: bool = False,
-) -> Shown:
+@command(app, more=options(forms.retention, "policy", "retention", "tombstone_life"))
+def configure(call: OnQueues, client_id: ClientId, *, inherit: bool = False, **given: Any) -> Shown:
     """Give a queue a retention of its own.
 
     Options that are left out stay as they were. `gc` acts on the retention.
 
     Example: `queuekeeper compacted configure meter-17 --policy compact --tombstone-life 3d`
 
-    :param policy: Which messages the collector may remove once they are older than --retention.
-    :param retention: Age at which a message may be removed: 10s, 30m, 1h, 7d, or a number of milliseconds.
-    :param tombstone_life: Age at which an acknowledged tombstone may be removed.
     :param inherit: Drop the queue's own retention. The collector's applies again.
     """
-    from queuekeeper.compacted import forms
-
-    given = {"policy": policy, "retention": retention, "tombstone_life": tombstone_life}
     if inherit is any(each is not None for each in given.values()):
         raise UsageError(
             "say either what is to hold for this queue (--policy, --retention, --tombstone-life) or --inherit"

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +15,12 @@ from queuekeeper.cli.command import PLANS, OnRedis, OnServers, command
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, pairs, show_result
 from queuekeeper.cli.run_control import say
+from queuekeeper.compacted import EcqSettings
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.shares import server_clock
+from queuekeeper.maintenance.compacted.registry import rebuild_registry, registry_status
 from queuekeeper.service.signals import stopped_by_signals
-
-if TYPE_CHECKING:
-    from queuekeeper.jobs.parameters import Parameters
 
 KIND = "compacted_queue_gc"
 
@@ -34,8 +35,6 @@ def status(call: OnRedis) -> Shown:
 
     Example: `queuekeeper compacted status`
     """
-    from queuekeeper.maintenance.compacted.registry import registry_status
-
     found = registry_status(call.client, prefix=call.key_prefix)
 
     def pretty() -> Iterator[Any]:
@@ -80,8 +79,6 @@ def gc(
     :param gc_interval: Collect now, and again each time this long after the last beginning, such as 1h, until SIGTERM
         or Ctrl-C. Needs --yes or --dry-run. Without it, collect once.
     """
-    from queuekeeper.compacted import EcqSettings
-
     if undo is not None and go_on is not None:
         raise UsageError("name a run to go on with, or one to take back, not both")
     if gc_interval is not None:
@@ -139,8 +136,8 @@ def gc_rebuild(call: OnRedis) -> Shown:
 
     Example: `queuekeeper compacted gc-rebuild --dry-run`
     """
-    from queuekeeper.jobs.shares import server_clock
-    from queuekeeper.maintenance.compacted.registry import rebuild_registry
-
     now_ms = server_clock(call.client)()
     return Shown(rebuild_registry(call.client, prefix=call.key_prefix, now_ms=now_ms, dry_run=call.dry_run), "Registry")
+
+
+jobs.add_aliases(app, KIND, {f"gc-{name}": name for name in jobs.STEERED})

@@ -12,11 +12,13 @@ from urllib.parse import parse_qs, urlsplit
 import typer
 
 from queuekeeper import compacted
-from queuekeeper.cli import compacted_gc, context
-from queuekeeper.cli.command import OnRedis, command
-from queuekeeper.cli.compacted import bounds
+from queuekeeper.cli import compacted_gc, context, work
+from queuekeeper.cli.command import OnRedis, command, options
+from queuekeeper.cli.compacted import BOUNDS
 from queuekeeper.cli.output import Shown, pairs, picked, screen
 from queuekeeper.errors import UsageError
+from queuekeeper.redis_async import connect
+from queuekeeper.service.aio import stopped_by_signals
 
 if TYPE_CHECKING:
     from queuekeeper.compacted.mqtt_relay import DoorReport
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 app = compacted_gc.app
 
 
-@command(app, "serve-mqtt", more=bounds)
+@command(app, "serve-mqtt", more={**BOUNDS, **options(compacted.QueueRules, "max_value_bytes")})
 def serve_mqtt(
     call: OnRedis,
     *,
@@ -42,7 +44,6 @@ def serve_mqtt(
     write_timeout: str = "5s",
     read_timeout: str = "5s",
     writer_pool_size: int = 0,
-    max_value_bytes: int = 1_048_576,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
     show_config: bool = False,
     **kept_to: Any,
@@ -71,7 +72,6 @@ def serve_mqtt(
     :param write_timeout: Time within which a value must be stored, such as 5s.
     :param read_timeout: Time within which Redis must answer a read, such as 5s.
     :param writer_pool_size: Number of queues written to at the same time, up to 10,240; 0 is the default.
-    :param max_value_bytes: Largest size of a value in bytes.
     :param metrics: Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.
     :param show_config: Print the settings in force, without passwords, and exit.
     """
@@ -86,7 +86,7 @@ def serve_mqtt(
     settings = compacted.EcqSettings.parse(
         {"reader_batch_size": reader_batch_size, "writer_pool_size": writer_pool_size} | times
     )
-    rules = compacted.QueueRules(max_value_bytes=max_value_bytes, **kept_to)
+    rules = compacted.QueueRules(**kept_to)
     address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
@@ -122,9 +122,6 @@ def serve_mqtt(
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
     async def serve() -> DoorReport:
-        from queuekeeper.redis_async import connect
-        from queuekeeper.service.aio import stopped_by_signals
-
         told_to_end = asyncio.Event()
         with stopped_by_signals(told_to_end.set):
             async with connect(target) as caller:
@@ -176,3 +173,6 @@ def _patient(url: str, read_timeout_ms: int) -> str:
         return url
     option = f"socket_timeout={read_timeout_ms / 1_000}"
     return parts._replace(query=f"{parts.query}&{option}" if parts.query else option).geturl()
+
+
+command(app, "work")(work.compacted_work)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from queuekeeper.cli import events
+from queuekeeper.cli import events, work
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, command
 from queuekeeper.cli.output import Shown, pairs, plain, record, table
 from queuekeeper.errors import UsageError
-
-if TYPE_CHECKING:
-    from queuekeeper.events.takeover import TakeoverReport
+from queuekeeper.events import schema
+from queuekeeper.events.takeover import TakeoverReport, take_over
 
 app = events.app
 
@@ -37,8 +36,6 @@ def install(
     :param redispatch_unmatched: With --from-pgmb: dispatch events again that PGMB has dispatched to nobody. After a
         crash of the server its list of undispatched events is empty, and these are among them.
     """
-    from queuekeeper.events import schema
-
     if not from_pgmb and (call.dry_run or redispatch_unmatched):
         raise UsageError("--dry-run and --redispatch-unmatched go with --from-pgmb")
     if print_script:
@@ -54,8 +51,6 @@ def install(
 
 
 def _take_over(call: OnPostgres, *, redispatch_unmatched: bool) -> Shown:
-    from queuekeeper.events.takeover import take_over
-
     connection = call.connection
     if not call.dry_run:
         call.confirm(
@@ -86,8 +81,8 @@ def _taken_over(report: TakeoverReport, *, redispatch_unmatched: bool) -> Iterat
         )
     for role in report.roles:
         yield f"\nRole {role} had rights that it needs anew: docs/events.md, Who may do what."
-    for work in report.to_stop:
-        yield f"\nStop before: {work}."
+    for each in report.to_stop:
+        yield f"\nStop before: {each}."
     if report.dry_run:
         yield "\nNothing was changed. Next: queuekeeper events install --from-pgmb"
     else:
@@ -100,8 +95,6 @@ def uninstall(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper events uninstall --yes`
     """
-    from queuekeeper.events import schema
-
     found = schema.status(call.connection).installed
     if found:
         call.confirm("Schema pgmb will be removed with all events, subscriptions and dead letters. Remove it?")
@@ -115,8 +108,6 @@ def status(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper events status`
     """
-    from queuekeeper.events import schema
-
     found = schema.status(call.connection)
     dispatching = schema.dispatch_status(call.connection) if found.installed else None
 
@@ -129,3 +120,6 @@ def status(call: OnPostgres) -> Shown:
             yield record("Dispatching", plain(dispatching))
 
     return Shown(plain(found) | {"dispatching": None if dispatching is None else plain(dispatching)}, pretty)
+
+
+command(app, "work")(work.events_work)

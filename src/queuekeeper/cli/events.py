@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
 from queuekeeper import events
 from queuekeeper.cli import context, jobs
-from queuekeeper.cli.command import PLANS, OnPostgres, command, group
+from queuekeeper.cli.command import PLANS, OnPostgres, command, group, options
 from queuekeeper.cli.input import Due, opened
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
 from queuekeeper.errors import UsageError
-
-if TYPE_CHECKING:
-    from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.parameters import Parameters
 
 MENDS = ("reenqueue_events", "quarantine_subscription", "freeze_partition")
 """Jobs that mend what quality finds in the broker."""
 
-app = group("Publish, dispatch and follow events in PostgreSQL.")
+app = group()
 
 OneGroup = Annotated[str | None, typer.Option("--group", help="Show one group only. Without it, all groups.")]
 Content = Annotated[bool, typer.Option("--content", help="Also show payloads and metadata.")]
@@ -155,15 +154,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
-@command(app)
-def dispatch(
-    call: OnPostgres,
-    *,
-    once: bool = False,
-    poll_interval_s: float = 1.0,
-    statement_timeout_s: float = 10.0,
-    condition_timeout_s: float = 1.0,
-) -> Shown:
+@command(app, more=options(events.DispatchRules, "poll_interval_s", "statement_timeout_s", "condition_timeout_s"))
+def dispatch(call: OnPostgres, *, once: bool = False, **given: Any) -> Shown:
     """Dispatch published events to subscriptions.
 
     It works until SIGTERM or Ctrl-C. Several dispatchers may run; one of them works.
@@ -171,18 +163,8 @@ def dispatch(
     Example: `queuekeeper events dispatch --postgres-url postgresql://broker@db/app`
 
     :param once: Dispatch what waits, then exit.
-    :param poll_interval_s: Seconds after which to poll even without a notification, up to 86,400.
-    :param statement_timeout_s: Seconds after which the server cancels a poll.
-    :param condition_timeout_s: Seconds that one condition may take for the newest events, measured after a poll that
-        took too long.
     """
-    import logging
-
-    rules = events.DispatchRules(
-        poll_interval_s=poll_interval_s,
-        statement_timeout_s=statement_timeout_s,
-        condition_timeout_s=condition_timeout_s,
-    )
+    rules = events.DispatchRules(**given)
     dispatcher = events.Dispatcher(context.postgres_address(call.postgres_url), rules=rules, once=once)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     if not once:

@@ -9,8 +9,8 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnBoth
+from queuekeeper.cli.input import ClientId
 from queuekeeper.cli.output import Shown, cell, listing, pairs, picked, screen
-from queuekeeper.cli.sessions import ClientId
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError
 

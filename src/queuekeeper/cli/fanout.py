@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from queuekeeper import fanout
+from queuekeeper.cli import jobs, work
 from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, named_texts, opened
+from queuekeeper.cli.options import JobCommand
 from queuekeeper.cli.output import (
     Shown,
     instant,
@@ -29,9 +31,11 @@ from queuekeeper.cli.output import (
 )
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
+from queuekeeper.fanout import forms
+from queuekeeper.fanout.jsonl import letter_facts, message_facts, message_line, publish_lines, verify_facts
 from queuekeeper.service.signals import stopped_by_signals
 
-app = group("Publish once for many consumers: fan-out queues in Redis.")
+app = group()
 dead = group("Look at dead letters, retry them, give them up.")
 app.add_typer(dead, name="dead")
 
@@ -48,45 +52,13 @@ Offset = Annotated[int, typer.Option(help="Number of messages to skip before the
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
 
 
-@options
-def of_consumer(
-    *,
-    mode: Literal["fifo", "ordered"] | None = None,
-    when_failed: Literal["skip", "halt"] | None = None,
-    lanes: int | None = None,
-    max_length: int | None = None,
-    when_full: Literal["reject", "drop_oldest"] | None = None,
-    dead_retention: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
-    idle_expiry: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
-) -> None:
-    """Declare the options of a consumer; what is left out has its default, or stays as it was.
-
-    :param mode: fifo: workers handle many messages at once. ordered: each lane hands out one message at a time.
-        [default: fifo]
-    :param when_failed: What an ordered consumer does after a message has become a dead letter: go on, or stop until
-        `fanout resume`. [default: skip]
-    :param lanes: Number of lanes of an ordered consumer, 1 to 64. The order key chooses the lane. [default: 1]
-    :param max_length: Largest number of messages that may wait in a lane; 0 is no limit. [default: 0]
-    :param when_full: What a publish does when --max-length is reached. [default: reject]
-    :param dead_retention: Time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]
-    :param idle_expiry: Time without a sign of life after which upkeep may remove the consumer; none is never.
-        [default: none]
-    """
-
-
-@options
-def of_queue(
-    *,
-    when_nobody: Literal["hold", "refuse"] | None = None,
-    max_held: int | None = None,
-    deduplication_window: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
-) -> None:
-    """Declare the options of a queue.
-
-    :param when_nobody: What a publish to the queue does while no consumer is registered.
-    :param max_held: Largest number of messages that the queue holds while no consumer is registered.
-    :param deduplication_window: Time for which the queue remembers deduplication ids.
-    """
+OF_CONSUMER = options(
+    forms.consumer_options, "mode", "when_failed", "lanes", "max_length", "when_full", "dead_retention", "idle_expiry",
+    dead_retention="DURATION", idle_expiry="DURATION",
+)  # fmt: skip
+OF_QUEUE = options(
+    forms.queue_options, "when_nobody", "max_held", "deduplication_window", deduplication_window="DURATION"
+)
 
 
 class OnQueues(OnRedis):
@@ -139,8 +111,6 @@ def publish(
     :param deduplicate_as: With --input: name under which the lines are remembered. Publishing the file again under this
         name stores nothing twice.
     """
-    from queuekeeper.fanout.jsonl import publish_lines
-
     if (body is not None) + (body_file is not None) + (source is not None) != 1:
         raise UsageError("say what is to be published: one of --body, --body-file and --input")
     about_one = (headers, content_type, deduplication_id, delay, due)
@@ -226,8 +196,6 @@ def consume(
 
 
 def _line(message: fanout.FanoutMessage, *, content: bool, as_json: bool) -> bytes:
-    from queuekeeper.fanout.jsonl import message_line
-
     if as_json:
         return message_line(message, content=content)
     shown = shown_bytes(message.body) if content else f"{len(message.body):,} bytes"
@@ -315,8 +283,6 @@ def peek(
     :param limit: Number of messages to show, up to 1,000.
     :param lane: Lane to show, for an ordered consumer that has several; the first is 0.
     """
-    from queuekeeper.fanout.jsonl import message_facts
-
     messages = call.queues.peek(queue, consumer=consumer, offset=offset, limit=limit, lane=lane)
     columns: dict[str, Any] = {"id": "id", "published": "published_ms", "order key": "order_key"}
     columns |= {"bytes": lambda each: len(each.body), "type": "content_type", "attempts": "attempt", "stalls": "stalls"}
@@ -362,8 +328,6 @@ def list_dead(
 
     :param limit: Number of dead letters to show, up to 1,000.
     """
-    from queuekeeper.fanout.jsonl import letter_facts
-
     page = call.queues.list_dead(queue, consumer=consumer, offset=offset, limit=limit)
 
     def of_body(shown: Any) -> Any:
@@ -421,7 +385,7 @@ def purge_dead(
     return Shown(report, call.title("Purge"))
 
 
-@command(app, more=of_consumer)
+@command(app, more=OF_CONSUMER)
 def register(
     call: OnQueues,
     queue: QueueName,
@@ -442,8 +406,6 @@ def register(
     :param start: Which earlier messages the consumer gets: none, those held because nobody was registered, or all that
         are stored.
     """
-    from queuekeeper.fanout import forms
-
     wanted: fanout.ConsumerOptions = forms.consumer_options(**given)
     report = call.queues.register(queue, consumer=consumer, options=wanted, start=forms.start(start))
 
@@ -512,7 +474,7 @@ def touch(call: OnQueues, queue: QueueName, consumer: ConsumerName) -> Shown:
     return Shown({"queue": queue, "consumer": consumer, "last_seen_ms": seen_ms}, "Touched")
 
 
-@command(app, more={**of_consumer, **of_queue})
+@command(app, more={**OF_CONSUMER, **OF_QUEUE})
 def configure(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None, **given: Any) -> Shown:
     """Give a consumer, or the queue itself, other options.
 
@@ -522,9 +484,7 @@ def configure(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None, 
 
     `queuekeeper fanout configure orders --when-nobody refuse`
     """
-    from queuekeeper.fanout import forms
-
-    wanted, others = ({name: given[name] for name in names} for names in (of_consumer, of_queue))
+    wanted, others = ({name: given[name] for name in names} for names in (OF_CONSUMER, OF_QUEUE))
     if consumer is None:
         wanted, others = others, wanted
     if any(each is not None for each in others.values()) or all(each is None for each in wanted.values()):
@@ -602,8 +562,6 @@ def verify(call: OnQueues, queue: QueueName, *, findings: int = 100) -> Shown:
 
     :param findings: Largest number of findings to list.
     """
-    from queuekeeper.fanout.jsonl import verify_facts
-
     facts = verify_facts(queue, call.queues.verify(queue, findings=findings))
 
     def pretty() -> Iterator[Any]:
@@ -638,3 +596,15 @@ def repair(call: OnQueues, queue: QueueName) -> Shown:
             yield table("Found", ("problem", "places"), list(plain(report.repaired).items()))
 
     return Shown(report, pretty)
+
+
+REPAIR_ALL = """Set right what is wrong in fan-out queues.
+
+What ran out, drifted or was left; then it looks again. Asks before anything changes. Exit code 1 when it was
+stopped or a queue cannot be repaired; --go-on goes on.
+
+Example: `queuekeeper fanout repair-all --dry-run`
+"""
+command(app, "work")(work.fanout_work)
+app.command("repair-all", cls=JobCommand)(jobs.command_of("fanout_repair", REPAIR_ALL, argument="queues"))
+jobs.add_aliases(app, "fanout_repair", {f"repair-{name}": name for name in jobs.STEERED})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.output import Shown, cell, listing, plain
-
-if TYPE_CHECKING:
-    from queuekeeper.migration.foreign_writers import TriggersReport
+from queuekeeper.migration import foreign_writers
+from queuekeeper.migration.foreign_writers import TriggersReport
 
 app = group("Refuse writers that do not ask who owns a session.")
 
@@ -20,8 +19,6 @@ def install(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper migrate trigger install --dry-run`
     """
-    from queuekeeper.migration import foreign_writers
-
     connection = call.connection
     if not call.dry_run:
         call.confirm("Triggers will be put on device_publish_msg and device_session_ctx; writers wait for that moment.")
@@ -34,8 +31,6 @@ def remove(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper migrate trigger remove --yes`
     """
-    from queuekeeper.migration import foreign_writers
-
     connection = call.connection
     if not call.dry_run:
         moved = foreign_writers.state(connection).moved
@@ -52,8 +47,6 @@ def status(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper migrate trigger status --json`
     """
-    from queuekeeper.migration import foreign_writers
-
     return _shown(foreign_writers.state(call.connection))
 
 

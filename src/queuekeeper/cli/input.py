@@ -38,6 +38,7 @@ def _instant(text: str) -> datetime:
 
 
 Due = Annotated[datetime | None, typer.Option(parser=_instant, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")]
+ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
 STANDARD_STREAM = "-"
 
 

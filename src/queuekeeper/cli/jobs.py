@@ -6,23 +6,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import PLANS, Call, OnPostgres, OnServers, command, with_call
+from queuekeeper.cli.command import PLANS, Call, OnPostgres, OnServers, command, group, with_call
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, record, table, told_tables
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import UsageError
-
-if TYPE_CHECKING:
-    from queuekeeper.jobs.engine import Engine
-    from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
-    from queuekeeper.jobs.parameters import Parameters
-    from queuekeeper.jobs.store import MaintenanceRuns, Runs
-    from queuekeeper.redis_client import RedisClient
+from queuekeeper.identity import client_namer
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
+from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.registry import fact_names, job_of, told_of, way_back_of
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, Runs, UnrecordedRuns, unit_of
+from queuekeeper.jobs.undo import read_undo_file, undo_paths
+from queuekeeper.redis_client import RedisClient
 
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
 GoOn = Annotated[
@@ -44,11 +45,7 @@ UndoDirectory = Annotated[
 ALONE = {"shares": 1}
 """A command works on all there is by itself."""
 
-app = typer.Typer(
-    cls=context.CommandGroup,
-    no_args_is_help=True,
-    help="List runs of all jobs, steer them, take them back.",
-)
+app = group()
 
 
 def store_of(call: Call, job: type[AnyJob]) -> RedisClient | None:
@@ -63,9 +60,6 @@ def engine_for(
 
     :param rest: what else it is given, see :class:`~queuekeeper.jobs.engine.Engine`.
     """
-    from queuekeeper.identity import client_namer
-    from queuekeeper.jobs.engine import Engine
-
     settings = context.settings()
     return Engine(
         job=job,
@@ -96,8 +90,6 @@ def carry_out(
     :param given: what the job is told and no record may hold.
     :returns: what came of it; failed when it was stopped, or there was something that could not be worked on.
     """
-    from queuekeeper.jobs.registry import job_of
-
     job = job_of(kind)
     runs = call.runs_if_any(needed=not job.on_redis)
     if runs.connection is None:
@@ -150,8 +142,6 @@ def command_of(
 
 def model_of(kind: str) -> type[Parameters]:
     """Return the model of a job's parameters."""
-    from queuekeeper.jobs.registry import job_of
-
     model: type[Parameters] = job_of(kind).Parameters
     return model
 
@@ -220,9 +210,6 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     :param kind: of this job, or of migrations, only.
     :raises UsageError: when there is none, or it is of another job.
     """
-    from queuekeeper.jobs.registry import job_of
-    from queuekeeper.jobs.store import MIGRATIONS
-
     if kind in MIGRATIONS:
         noun, command, kinds = "plan", "migrate plan", MIGRATIONS
         found = run_id or runs.latest_id()
@@ -264,8 +251,6 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
 
     Example: `queuekeeper run status`
     """
-    from queuekeeper.jobs.registry import fact_names
-
     run = call.runs.load(chosen(call.runs, run_id, kind))
     progress = call.runs.progress(run.maintenance_run_id)
     names = fact_names(run.kind)
@@ -317,8 +302,6 @@ def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) 
 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
-    from queuekeeper.jobs.store import unit_of
-
     per_s = context.rate_of(rate, unit_of(kind))
     call.runs.set_throttle(chosen(call.runs, run_id, kind), per_s, actor=context.person())
     unit = call.runs.load(run_id).unit
@@ -359,9 +342,6 @@ def take_run_back(
     :param max_operations_per_s: how fast; none for as fast as the run was.
     """
     from queuekeeper.cli import migrate
-    from queuekeeper.jobs.registry import job_of, way_back_of
-    from queuekeeper.jobs.store import MIGRATIONS, UnrecordedRuns
-    from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
     # Counting what a file tells of needs no record.
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
@@ -414,8 +394,6 @@ def report(
     Example: `queuekeeper run report --report-directory reports`
     """
     from queuekeeper.cli import migrate
-    from queuekeeper.jobs.registry import job_of, told_of
-    from queuekeeper.jobs.store import MIGRATIONS
 
     run = call.runs.load(chosen(call.runs, run_id, kind))
     if run.kind in MIGRATIONS:
@@ -445,6 +423,10 @@ _CONTROLS: dict[str, tuple[Callable[..., Shown], tuple[str, ...]]] = {
 }
 for _name, (_written, _also) in _CONTROLS.items():
     command(app, _name, also=_also)(_written)
+
+
+STEERED = ("status", "pause", "resume", "throttle")
+"""Controls that commands of earlier releases have for every run of a job that goes on by itself."""
 
 
 def add_aliases(group: typer.Typer, kind: str, names: dict[str, str]) -> None:

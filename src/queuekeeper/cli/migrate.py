@@ -14,23 +14,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, foreign_writers, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
-from queuekeeper.cli.options import model, takes
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, plain, screen, table
 from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.migration import clients
+from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow, Step
+from queuekeeper.migration.model import CohortState, LedgerRow, MigrationParameters, MigrationPlan, PlanState
+from queuekeeper.migration.report_model import Verdict
+from queuekeeper.migration.undo import drop_imports
+from queuekeeper.postgres import connect
+from queuekeeper.sessions.judge import Reason
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from queuekeeper.migration.ledger import QuarantinedRow, Step
-    from queuekeeper.migration.model import LedgerRow, MigrationParameters, MigrationPlan
-
-app = group("Move sessions to Redis: plan, copy, verify, report.")
+app = group()
 app.add_typer(foreign_writers.app, name="trigger")
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
@@ -47,9 +52,6 @@ REFRESH_S = 0.5
 def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator[None]:
     """Draw a progress bar on a terminal while the block runs; elsewhere the step's own lines have to do."""
     from rich.progress import BarColumn, Progress, TaskID, TextColumn
-
-    from queuekeeper.migration.ledger import MigrationLedger
-    from queuekeeper.postgres import connect
 
     console = screen(stderr=True)
     if not console.is_terminal:
@@ -95,7 +97,7 @@ def _newest(call: Call, plan_id: str | None) -> str:
     return jobs.chosen(call.ledger, plan_id, "session_migration")
 
 
-@command(app, asks=takes(model("queuekeeper.migration.model:MigrationParameters")))
+@command(app, asks=takes(lambda: MigrationParameters))
 def plan(
     call: OnServers,
     *,
@@ -186,7 +188,6 @@ def report(
     :param show_client_ids: Name clients as they are instead of by hash.
     """
     from queuekeeper.migration.report import build_report, write_report
-    from queuekeeper.migration.report_model import Verdict
 
     plan_id = _newest(call, plan_id)
     built = build_report(
@@ -313,8 +314,6 @@ def _quarantined(row: QuarantinedRow) -> dict[str, str | None]:
 
 def _check_reason(reason: str | None) -> None:
 
-    from queuekeeper.sessions.judge import Reason
-
     if reason is not None and reason not in set(Reason):
         raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")
 
@@ -342,7 +341,6 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param as_new: Put messages of sessions that are no longer this plan's (moved_on) behind all others.
     """
-    from queuekeeper.audit import record_answer
     from queuekeeper.migration import quarantine as repair
 
     _check_reason(reason)
@@ -373,11 +371,7 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
-    from queuekeeper.audit import record_answer
-    from queuekeeper.migration.clients import clients_of
-    from queuekeeper.migration.model import CohortState, PlanState
     from queuekeeper.migration.preflight import check_same_target
-    from queuekeeper.migration.undo import drop_imports
 
     missing = "undo finds the sessions by the source's tables: restore them first"
     ledger, client = call.ledger, call.client
@@ -394,9 +388,9 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
         context.postgres_connection(call.postgres_url, autocommit=False) as reader,
         screen(stderr=True).status("Looking at sessions"),
     ):
-        clients = clients_of(reader, found, wanted, missing=missing)
+        imported = clients.clients_of(reader, found, wanted, missing=missing)
         prefix = found.parameters.key_prefix
-        dropped = drop_imports(client, clients, plan_id=plan_id, prefix=prefix, dry_run=call.dry_run)
+        dropped = drop_imports(client, imported, plan_id=plan_id, prefix=prefix, dry_run=call.dry_run)
         if not call.dry_run:
             ledger.set_cohort_state(plan_id, wanted, CohortState.PLANNED)
             if set(wanted) == set(found.chosen):

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
-from queuekeeper.cli.options import model, takes
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
+from queuekeeper.migration.model import BadRows, Lease, OnlineWish, RollbackWish
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.reports import StepReport
+from queuekeeper.migration.online.states import BEGINS, ends
 from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from queuekeeper.migration.model import Lease, OnlineWish, RollbackWish
     from queuekeeper.migration.online.driver import OnlineDriver
-    from queuekeeper.migration.online.reports import StepReport
 
-app = group("Move sessions while devices are connected.")
+app = group()
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 Cohorts = Annotated[
@@ -30,8 +33,6 @@ Cohorts = Annotated[
 MOVERS = 8
 Movers = Annotated[int, typer.Option("--movers", min=1, max=64, help="Clients that are worked on side by side.")]
 
-_ONLINE = model("queuekeeper.migration.model:OnlineWish")
-_ROLLBACK = model("queuekeeper.migration.model:RollbackWish")
 _TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verified": "green", "rolling_back": "yellow"}
 
 
@@ -40,7 +41,6 @@ class OnPlan(OnServers):
 
     def driver(self, plan_id: str, *, movers: int = MOVERS, lease: Lease | None = None) -> OnlineDriver:
         """Return what does the steps."""
-        from queuekeeper.migration.model import Lease
         from queuekeeper.migration.online.driver import OnlineDriver
 
         source, target = context.reachable(self.postgres_url, self.redis_url)
@@ -64,8 +64,6 @@ class OnPlan(OnServers):
 
         :param kind: of the question, as the audit has it.
         """
-        from queuekeeper.audit import record_answer
-
         self.confirm(question, note=partial(record_answer, self.connection, subject=plan_id, kind=kind))
 
 
@@ -128,7 +126,11 @@ def verify(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None, movers: Mo
     return _done(call.driver(plan_id, movers=movers).verify(call.chosen(plan_id, cohorts)))
 
 
-@command(app, also=CONFIRMS, asks=takes(_ONLINE, only=["canary_percent"], names={"canary_percent": ["--percent"]}))
+@command(
+    app,
+    also=CONFIRMS,
+    asks=takes(lambda: OnlineWish, only=["canary_percent"], names={"canary_percent": ["--percent"]}),
+)
 def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish) -> Shown:
     """Take the canary to Redis and back before all others.
 
@@ -145,7 +147,7 @@ def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish) -> Shown:
     return Shown(reports, lambda: [listing("Rehearsal", reports, columns)])
 
 
-@command(app, "cut-over", also=PLANS, asks=takes(_ONLINE, only=["lease_ms"]))
+@command(app, "cut-over", also=PLANS, asks=takes(lambda: OnlineWish, only=["lease_ms"]))
 def cut_over(
     call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None, movers: Movers = MOVERS
 ) -> Shown:
@@ -160,7 +162,7 @@ def cut_over(
     return _done(call.driver(plan_id, movers=movers, lease=parameters).cut_over(chosen))
 
 
-@command(app, "roll-back", also=PLANS, asks=takes(_ROLLBACK, only=["lease_ms", "max_lag_s"]))
+@command(app, "roll-back", also=PLANS, asks=takes(lambda: RollbackWish, only=["lease_ms", "max_lag_s"]))
 def roll_back(
     call: OnPlan, plan_id: PlanId, *, parameters: RollbackWish, cohorts: Cohorts = None, movers: Movers = MOVERS
 ) -> Shown:
@@ -250,8 +252,6 @@ def status(call: OnPostgres, plan_id: PlanId) -> Shown:
 
     Example: `queuekeeper online status 0123456789abcdef`
     """
-    from queuekeeper.migration.online.cohorts import OnlineCohorts
-
     online = OnlineCohorts(call.connection)
     control, found = online.control(plan_id), online.load(plan_id)
     counts = {each.cohort: each for each in online.owner_counts(plan_id)}
@@ -285,10 +285,6 @@ jobs.add_aliases(app, "online_migration", {name: name for name in ("pause", "res
 
 def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, verb: str, words: str) -> Shown:
     """Return what a step would work on; it is refused as the step would be."""
-    from queuekeeper.migration.model import BadRows
-    from queuekeeper.migration.online.cohorts import OnlineCohorts
-    from queuekeeper.migration.online.states import BEGINS, ends
-
     online = OnlineCohorts(call.connection)
     leaves_clients = call.ledger.load_plan(plan_id).parameters.bad_rows is BadRows.LEAVE
     done = ends(verb, leaves_clients=leaves_clients)

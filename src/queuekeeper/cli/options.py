@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -86,15 +85,6 @@ class Taken:
         yield each.name, _option(each, [*names, *self.names.get(each.name, ())])
         for old in each.said.aliases or ():
             yield old, _option(each, [f"--{old.replace('_', '-')}"], hidden=True)
-
-
-def model(place: str) -> Callable[[], type[Parameters]]:
-    """Return what imports a model when somebody asks for it.
-
-    :param place: of the model, such as ``queuekeeper.migration.model:MigrationParameters``.
-    """
-    module, _, name = place.partition(":")
-    return lambda: getattr(import_module(module), name)
 
 
 def takes(

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields
-from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.options import model, takes
+from queuekeeper.cli.command import PLANS, OnPostgres, command, group, options
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, printable, record, told_tables
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
+from queuekeeper.maintenance.partitions.catalog import read_table
+from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.manifest import archive_place
+from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, PartitionWish, Purpose
+from queuekeeper.maintenance.partitions.plan import plan_for, plan_reattachment
+from queuekeeper.maintenance.partitions.policies import delete_policy, load_policies, load_policy, save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, spans
-
-if TYPE_CHECKING:
-    from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, PartitionWish
+from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
+from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
+from queuekeeper.maintenance.partitions.summary import plan_markdown
+from queuekeeper.postgres import migrate
 
 Found = TypeVar("Found")
 Of = TypeVar("Of", bound="PartitionPolicy | PartitionPlan")
 
-app = group("Keep partitions ahead of data, and retire old ones.")
+app = group()
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name with its schema, as SQL writes it.")]
 OneTable = Annotated[
@@ -34,8 +39,6 @@ OneTable = Annotated[
 
 
 def _archive(text: str) -> Path:
-    from queuekeeper.maintenance.partitions.manifest import archive_place
-
     return archive_place(text, name="the option")
 
 
@@ -49,32 +52,14 @@ ArchiveFolder = Annotated[
     ),
 ]
 
-_WISH = model("queuekeeper.maintenance.partitions.model:PartitionWish")
-_RULES = {
-    "step": "Length of a partition: '1 day', '1 month', or a number of keys.",
-    "ahead": "How far beyond clock and data partitions reach.",
-    "retention": "How long keys are kept; for ever if left out.",
-    "far_future": "Rows further ahead pull no partitions; as far as --ahead if left out.",
-    "lowest_needed_sql": "Query that answers the lowest key that a consumer still needs.",
-    "archive": "Drop only what was archived and verified.",
-    "quarantine_schema": "Where retired partitions wait.",
-    "quarantine_days": "Days until a retired partition may be dropped.",
-    "blocking_detach": "Where a DEFAULT partition asks for it, detach by a lock that others wait for.",
-    "lock_timeout_ms": "Longest wait for a lock.",
-    "deadline_s": "Seconds after which one apply stops trying.",
-    "at_most": "Partitions that one plan creates.",
-}
-"""Rules of a policy that are options; types and defaults are those of the policy."""
+_RULES = options(
+    PartitionPolicy, "step", "ahead", "retention", "far_future", "lowest_needed_sql", "archive", "quarantine_schema",
+    "quarantine_days", "blocking_detach", "lock_timeout_ms", "deadline_s", "at_most",
+    opposites=("archive", "blocking_detach"),
+)  # fmt: skip
 
 
-def _options() -> Iterator[tuple[str, tuple[Any, Any]]]:
-    hints, of_policy = get_type_hints(PartitionPolicy), {each.name: each.default for each in fields(PartitionPolicy)}
-    for name, words in _RULES.items():
-        default = Parameter.empty if of_policy[name] is MISSING else of_policy[name]
-        yield name, (Annotated[hints[name], typer.Option(help=words)], default)
-
-
-@command(app, "set", more=dict(_options()))
+@command(app, "set", more=_RULES)
 def set_policy(call: OnPostgres, name: TableName, *, storage: list[str] | None = None, **rules: Any) -> Shown:
     """Set how a table is partitioned.
 
@@ -84,10 +69,6 @@ def set_policy(call: OnPostgres, name: TableName, *, storage: list[str] | None =
 
     :param storage: Storage parameter of new partitions, name=value; repeatable.
     """
-    from queuekeeper.maintenance.partitions.catalog import read_table
-    from queuekeeper.maintenance.partitions.policies import save_policy
-    from queuekeeper.postgres import migrate
-
     migrate(call.connection)
     found = read_table(call.connection, name)
     parts = [each.partition("=") for each in storage or []]
@@ -104,8 +85,6 @@ def forget(call: OnPostgres, name: TableName) -> Shown:
 
     Example: `queuekeeper partitions forget public.readings`
     """
-    from queuekeeper.maintenance.partitions.policies import delete_policy
-
     delete_policy(call.connection, name)
     return Shown({"table": name, "forgotten": True}, lambda: [f"{printable(name)} has no policy any more."])
 
@@ -120,8 +99,6 @@ def status(call: OnPostgres, name: OneTable = None) -> Shown:
 
     Example: `queuekeeper partitions status`
     """
-    from queuekeeper.maintenance.partitions.coverage import coverage
-
     found, errors = _each(call, name, lambda policy: coverage(call.connection, policy=policy, now_ms=system_clock()))
     wrong = [*(f"{each.table} needs maintenance" for each in found if not each.healthy), *errors]
     return Shown(
@@ -129,7 +106,7 @@ def status(call: OnPostgres, name: OneTable = None) -> Shown:
     )
 
 
-@command(app, asks=takes(_WISH, only=["override_consumers"]))
+@command(app, asks=takes(lambda: PartitionWish, only=["override_consumers"]))
 def plan(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish) -> Shown:
     """Show what would be created, retired and dropped.
 
@@ -154,7 +131,7 @@ def create(call: OnPostgres, name: OneTable = None) -> Shown:
     return _carry_out(call, *_planned(call, name, "creation"))
 
 
-@command(app, also=PLANS, asks=takes(_WISH, only=["override_consumers"]))
+@command(app, also=PLANS, asks=takes(lambda: PartitionWish, only=["override_consumers"]))
 def retire(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish) -> Shown:
     """Move what is beyond its retention to quarantine.
 
@@ -189,9 +166,6 @@ def retired(call: OnPostgres, name: OneTable = None) -> Shown:
 
     Example: `queuekeeper partitions retired public.readings`
     """
-    from queuekeeper.maintenance.partitions.policies import load_policy
-    from queuekeeper.maintenance.partitions.retired import retired_partitions
-
     found = retired_partitions(call.connection, table=name)
     if name is not None and not found:
         # A table without a policy may have records, but not none of both.
@@ -222,10 +196,6 @@ def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar
 
     :param retired_id: Number that `partitions retired` shows.
     """
-    from queuekeeper.maintenance.partitions.plan import plan_reattachment
-    from queuekeeper.maintenance.partitions.policies import load_policy
-    from queuekeeper.maintenance.partitions.retired import load_retired
-
     policy = load_policy(call.connection, load_retired(call.connection, retired_id).table)
     made = plan_reattachment(call.connection, policy=policy, retired_id=retired_id, now_ms=system_clock())
     question = "{steps} partition of {bytes:,} bytes will be part of its table again. Attach it?"
@@ -268,8 +238,6 @@ def _each(
     call: OnPostgres, name: str | None, look: Callable[[PartitionPolicy], Found]
 ) -> tuple[list[Found], list[str]]:
     """Look at one table or at all; what is wrong with one does not stop the others."""
-    from queuekeeper.maintenance.partitions.policies import load_policies, load_policy
-
     if name is not None:
         return [look(load_policy(call.connection, name))], []
     policies = load_policies(call.connection)
@@ -295,9 +263,6 @@ def _planned(
     call: OnPostgres, name: str | None, *purposes: str, override_consumers: bool = False
 ) -> tuple[list[PartitionPlan], list[str]]:
     """Plan for one table or for all, and say what is wrong with some."""
-    from queuekeeper.maintenance.partitions.model import Purpose
-    from queuekeeper.maintenance.partitions.plan import plan_for
-
     given: dict[str, Any] = {"now_ms": system_clock(), "override_consumers": override_consumers}
 
     def plans(policy: PartitionPolicy) -> list[PartitionPlan]:
@@ -308,8 +273,6 @@ def _planned(
 
 
 def _carry_out(call: OnPostgres, plans: Sequence[PartitionPlan], errors: Sequence[str], *, question: str = "") -> Shown:
-    from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
-
     if call.dry_run:
         return _plans(plans, errors)
     runs = call.runs
@@ -358,8 +321,6 @@ def _coverage(found: Coverage) -> Iterator[Any]:
 
 
 def _plans(plans: Sequence[PartitionPlan], errors: Sequence[str]) -> Shown:
-    from queuekeeper.maintenance.partitions.summary import plan_markdown
-
     def pretty() -> Iterator[Any]:
         for each in plans:
             for line in plan_markdown(each, shown=None).splitlines():

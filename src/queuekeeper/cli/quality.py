@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -12,26 +12,31 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
-from queuekeeper.cli.options import model, takes
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, plain, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 from queuekeeper.quality.checks import CHECKS, Check, check
 from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incident, Incidents
+from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
+from queuekeeper.quality.profile_model import JudgeWish, ProfileReport, ProfileWish, RunWish
+from queuekeeper.quality.run import (
+    COMPARISON_SUITE,
+    EVENT_SUITES,
+    QUEUE_SUITES,
+    QualityReport,
+    check_suites,
+    run_quality,
+    suites_for,
+)
+from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from rich.text import Text
 
-    from queuekeeper.quality.incidents import Incident
-    from queuekeeper.quality.known_issues import KnownIssue
-    from queuekeeper.quality.profile_model import JudgeWish, ProfileReport, ProfileWish, RunWish
-    from queuekeeper.quality.run import QualityReport
-    from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun
-
-app = group("Find every way in which a queue can be wrong.")
+app = group()
 known = group("Excuse failures until a day, and say who answers for them.")
 app.add_typer(known, name="known")
 incidents = group("Show since when a finding stands, and who answers for it.")
@@ -114,7 +119,7 @@ def _folder(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-@command(app, asks=takes(model("queuekeeper.quality.profile_model:ProfileWish")))
+@command(app, asks=takes(lambda: ProfileWish))
 def profile(
     call: OnServers,
     *,
@@ -141,7 +146,7 @@ def profile(
     )
 
 
-@command(app, "run", asks=takes(model("queuekeeper.quality.profile_model:RunWish")))
+@command(app, "run", asks=takes(lambda: RunWish))
 def run_command(
     call: OnServers,
     *,
@@ -166,16 +171,6 @@ def run_command(
     :param compare: Also compare source and target, after a migration. Needs both stores.
     :param run_id: Name of the run. A run of the same name is replaced. Without it, a new name.
     """
-    from queuekeeper.quality.run import (
-        COMPARISON_SUITE,
-        EVENT_SUITES,
-        QUEUE_SUITES,
-        check_suites,
-        run_quality,
-        suites_for,
-    )
-    from queuekeeper.quality.store import QualityStore, Verdict
-
     now_ms = system_clock()
     stores = STORES.get(store, ())
     if profiles:
@@ -218,7 +213,7 @@ def run_command(
     return Shown(_report_facts(report), lambda: _report(report), failed=failed)
 
 
-@command(app, asks=takes(model("queuekeeper.quality.profile_model:JudgeWish")))
+@command(app, asks=takes(lambda: JudgeWish))
 def judge(
     call: Plain,
     parquet: Path,
@@ -354,8 +349,6 @@ def results(
 
     :param check_id: Show only this check, such as Q9. Without it, all checks.
     """
-    from queuekeeper.quality.store import QualityStore
-
     if check_id is not None:
         check(check_id)
     store = QualityStore(call.connection)
@@ -451,7 +444,6 @@ def report(
     :param airflow_url: Address of Airflow: findings then link to the forms of their remedies.
     """
     from queuekeeper.quality.report import FORMS_PATH, build_report, write_report
-    from queuekeeper.quality.store import QualityStore, Verdict
 
     chosen = quality_run_id or _newest(QualityStore(call.connection)).quality_run_id
     built = build_report(
@@ -485,8 +477,6 @@ def trend(
     :param runs: Number of finished runs to show, the newest ones.
     :param like: Show runs on the same servers as this run. Without it, as the newest run.
     """
-    from queuekeeper.quality.store import QualityStore
-
     store = QualityStore(call.connection)
     newest = like or next((run.quality_run_id for run in store.runs(limit=1, finished=True)), None)
     found = store.trend(runs=runs, same_servers_as=newest)
@@ -526,8 +516,6 @@ def known_add(
     :param check_id: Number of the check, such as Q9.
     :param client_hash: Excuse only this queue, as results name it. Without it, all queues.
     """
-    from queuekeeper.quality.known_issues import KnownIssues
-
     issue = KnownIssues(call.connection).add(
         check_id=check_id, owner=owner, reason=reason, ends_on=_day(until), today=_today(), client_hash=client_hash
     )
@@ -540,8 +528,6 @@ def known_list(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper quality known list`
     """
-    from queuekeeper.quality.known_issues import KnownIssues
-
     found = KnownIssues(call.connection).all()
     return Shown(
         [_issue_facts(issue) for issue in found],
@@ -557,8 +543,6 @@ def known_remove(call: OnPostgres, known_issue_id: Annotated[int, typer.Argument
 
     :param known_issue_id: Number that `known list` shows.
     """
-    from queuekeeper.quality.known_issues import KnownIssues
-
     KnownIssues(call.connection).remove(known_issue_id)
     return Shown({"removed": known_issue_id}, lambda: [f"Known issue {known_issue_id} is forgotten."])
 
@@ -571,8 +555,6 @@ def incidents_list(call: OnPostgres, *, closed: bool = False) -> Shown:
 
     :param closed: Show incidents that have closed, too.
     """
-    from queuekeeper.quality.incidents import Incidents
-
     found = Incidents(call.connection).all(today=_today(), closed=closed)
     return Shown(found, lambda: [_incident_table(found) if found else "No incident stands."])
 
@@ -592,8 +574,6 @@ def incidents_own(
 
     :param incident_id: Number that `incidents list` shows.
     """
-    from queuekeeper.quality.incidents import Incidents
-
     incident = Incidents(call.connection).own(
         incident_id, owner=owner, reason=reason, ends_on=_day(until), today=_today()
     )

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnServers, command, group
-from queuekeeper.cli.options import model, takes
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown
 from queuekeeper.errors import UsageError
-
-if TYPE_CHECKING:
-    from queuekeeper.maintenance.remedies.model import Queue, RemedyParameters
+from queuekeeper.identity import hash_key
+from queuekeeper.maintenance.remedies.model import Queue, RemedyParameters
+from queuekeeper.maintenance.remedies.queues import named_queues
 
 NEWEST = "latest"
 """Stands for the newest quality run."""
 
-app = group("Mend one kind of fault in sessions that Redis holds.")
+app = group()
 
-_PARAMETERS = model("queuekeeper.maintenance.remedies.model:RemedyParameters")
 _HELP = {
     "repair_counter": "Move the last packet id forward to that of the newest message. There is no undo.",
     "repair_ttl": "Give messages the end that their own time and expiry say; no life is made longer.",
@@ -60,7 +59,9 @@ def _add(remedy: str, words: str) -> None:
         return jobs.carry_out(call, remedy, wanted, go_on=go_on, **told)
 
     repair.__doc__ = f"{words}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
-    asks = takes(_PARAMETERS, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]})
+    asks = takes(
+        lambda: RemedyParameters, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]}
+    )
     command(app, remedy, also=PLANS, asks=asks, short_help=words)(repair)
 
 
@@ -69,7 +70,7 @@ for _remedy, _words in _HELP.items():
 
 
 @command(
-    app, also=PLANS, asks=takes(_PARAMETERS, only=["max_operations_per_s"]),
+    app, also=PLANS, asks=takes(lambda: RemedyParameters, only=["max_operations_per_s"]),
     short_help="Take a repair back by its undo file.",
 )  # fmt: skip
 def undo(
@@ -89,10 +90,6 @@ def undo(
 
 def _chosen(client_ids: list[str], asked: RemedyParameters) -> tuple[RemedyParameters, list[Queue] | None]:
     """Return the parameters of a run, and the sessions that were named; none where a quality run chooses them."""
-    from queuekeeper.identity import hash_key
-    from queuekeeper.maintenance.remedies.model import RemedyParameters
-    from queuekeeper.maintenance.remedies.queues import named_queues
-
     given: dict[str, Any] = {name: getattr(asked, name) for name in asked.model_fields_set}
     if bool(client_ids) == ("quality_run_id" in given):
         raise UsageError("name either client ids or --quality-run: whose sessions are to be looked at?")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from queuekeeper.audit import Action, Answer, record_answer, record_undo
 from queuekeeper.cli import context
 from queuekeeper.cli.output import plain, printable, screen
 from queuekeeper.clock import system_clock
+from queuekeeper.jobs.store import Runs
+from queuekeeper.postgres import Connection
 
 if TYPE_CHECKING:
-    from queuekeeper.audit import Answer
     from queuekeeper.cli.command import Call
-    from queuekeeper.jobs.store import Runs
-    from queuekeeper.postgres import Connection
 
 Undone = TypeVar("Undone")
 
@@ -38,7 +38,6 @@ def agree(call: Call, runs: Runs, run_id: str, question: str) -> None:
 
 def note_on(runs: Runs, *run_ids: str) -> Callable[[Answer], None]:
     """Return what puts the answer to a question about runs on record, and lets them be carried out if it is a yes."""
-    from queuekeeper.audit import Action
 
     def note(answer: Answer) -> None:
         for run_id in run_ids:
@@ -66,8 +65,6 @@ def take_back(
     :param connection: where the audit is; none when there is none.
     :returns: what was counted, or done.
     """
-    from queuekeeper.audit import record_answer, record_undo
-
     note = None if connection is None else partial(record_answer, connection, subject=subject, kind=kind)
     found = call.carry_out(undo, question, note=note)
     if connection is not None and not call.dry_run:

@@ -1,32 +1,30 @@
-"""``queuekeeper sample`` and ``queuekeeper sessions``: make sessions; look at one, save it, restore it, end it."""
+"""``queuekeeper sessions``: look at a session, save it, restore it, end it; bring back what stores have set aside."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from queuekeeper import sessions
+from queuekeeper import audit, sessions
 from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, opened
-from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, record, screen, table
-from queuekeeper.clock import system_clock
+from queuekeeper.cli.input import STANDARD_STREAM, ClientId, opened
+from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, screen, table
 from queuekeeper.errors import UsageError
+from queuekeeper.sessions import quarantine as aside
+from queuekeeper.sessions import transfer
+from queuekeeper.sessions.jsonl import message_facts
+from queuekeeper.sessions.model import MessageView, SessionView
+from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
+from queuekeeper.sessions.transfer import SessionStore
 
-if TYPE_CHECKING:
-    from queuekeeper.postgres import Connection
-    from queuekeeper.sessions.model import MessageView, SessionView
-    from queuekeeper.sessions.quarantine import AsideMessage, Stores
-    from queuekeeper.sessions.transfer import SessionStore
+app = group()
 
-app = group("Look at DEVICE sessions, move one by a file, end one.")
-
-ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
 DEFAULT_TTL_S = 604_800
 StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Store that holds the session.")]
 StoreChoice = Literal["owner", "redis", "postgres"]
@@ -37,76 +35,14 @@ DefaultTtl = Annotated[
 
 def _store(call: OnBoth, name: str, default_ttl_s: int = DEFAULT_TTL_S) -> SessionStore:
     """Open one store; only its server has to run."""
-    from queuekeeper.sessions import transfer
-
     rules = transfer.rules(default_ttl_s=default_ttl_s)
     if name == "postgres":
         return sessions.PostgresSessionStore(call.connection, rules=rules)
     return sessions.RedisSessionStore(call.client, call.key_prefix, rules)
 
 
-class OnSource(OnPostgres):
-    """A call that fills a source database: as a whole, or not at all."""
-
-    @cached_property
-    def connection(self) -> Connection:
-        """Connection whose changes count once the command has ended."""
-        return self.opened.enter_context(context.postgres_connection(self.postgres_url, autocommit=False))
-
-
 def _product(store: str) -> str:
     return {"postgres": "PostgreSQL", "redis": "Redis"}[store]
-
-
-def sample(
-    call: OnSource,
-    *,
-    messages: int = 200_000,
-    sessions: int = 20_000,
-    seed: int = 1,
-    long_queues: int = 3,
-    long_queue_messages: int = 12_000,
-    hostile: bool = False,
-    replace: bool = False,
-) -> Shown:
-    """Fill a source database with realistic sessions. Tables of TBMQ 1.4 are made where they are missing.
-
-    Example: `queuekeeper sample --messages 1000000 --sessions 50000 --hostile`
-
-    :param messages: Number of healthy messages. --hostile adds more rows.
-    :param sessions: Number of healthy sessions. A fifth of them have no messages.
-    :param seed: Seed of the random numbers. The same seed makes the same rows.
-    :param long_queues: Number of sessions with a very long queue.
-    :param long_queue_messages: Number of messages in each very long queue.
-    :param hostile: Add bad rows of every kind that old databases hold.
-    :param replace: Empty the tables first. Without it, tables with rows are refused.
-    """
-    from queuekeeper.postgres import address
-    from queuekeeper.sessions.sample import SampleParameters, fill
-
-    parameters = SampleParameters(
-        messages=messages,
-        sessions=sessions,
-        seed=seed,
-        now_ms=system_clock(),
-        long_queues=long_queues,
-        long_queue_messages=long_queue_messages,
-        hostile=hostile,
-        replace=replace,
-        create_schema=True,
-    )
-    if replace:
-        target = address(call.connection)
-        call.confirm(f"All sessions and messages in {target} will be replaced by made-up ones.")
-    with screen(stderr=True).status(f"Filling in {messages:,} messages"):
-        report = fill(call.connection, parameters)
-
-    def pretty() -> Iterator[Any]:
-        yield record("Sample", report)
-        if report.hostile:
-            yield table("Hostile rows", ("kind", "rows"), report.hostile.items())
-
-    return Shown(report, pretty)
 
 
 @command(app)
@@ -147,8 +83,6 @@ def peek(
     :param packet_id: The MQTT packet id of the message.
     :param content: Also show payload, correlation data and user properties.
     """
-    from queuekeeper.sessions.jsonl import message_facts
-
     message = _store(call, store, default_ttl_s).peek(client_id, packet_id=packet_id)
     if message is None:
         raise UsageError(
@@ -184,8 +118,6 @@ def export_session(
 
     :param output: File to write; - is stdout.
     """
-    from queuekeeper.sessions import transfer
-
     if call.as_json and output == STANDARD_STREAM:
         raise UsageError("--json and the session both want stdout: name a file by --output")
     path = Path(output)
@@ -272,8 +204,6 @@ def quarantine(
     :param replayed: Also list those that came back.
     :param limit: Most messages to list.
     """
-    from queuekeeper.sessions.quarantine import SessionQuarantine
-
     opened = SessionQuarantine(call.connection)
     if row is not None:
         facts = _aside_facts(opened.get(row))
@@ -305,9 +235,6 @@ def _aside_facts(row: AsideMessage) -> dict[str, Any]:
 
 def owners_stores(call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice) -> Stores:
     """Return the stores of a call, of which each session's owner takes its new messages."""
-    from queuekeeper.sessions import transfer
-    from queuekeeper.sessions.quarantine import Stores
-
     rules = transfer.rules(default_ttl_s=default_ttl_s)
     at_redis = router = None
     if choice != "postgres":
@@ -341,9 +268,6 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param store: The broker's store, for sessions of which no owner is on record; postgres needs no Redis.
     """
-    from queuekeeper.audit import Action, record, record_answer
-    from queuekeeper.sessions import quarantine as aside
-
     connection = call.connection
     stores = owners_stores(call, key_prefix=call.key_prefix, default_ttl_s=default_ttl_s, choice=store)
 
@@ -364,13 +288,15 @@ def replay(
         act,
         lambda found: f"{found.replayed:,} messages will be put behind all others of their sessions.",
         needed=lambda found: found.replayed,
-        note=partial(record_answer, connection, subject=aside.SUBJECT, kind="quarantine_replay"),
+        note=partial(audit.record_answer, connection, subject=aside.SUBJECT, kind="quarantine_replay"),
     )
     if not done.dry_run:
         effect = {"kind": "quarantine_replay"} | {
             name: value for name, value in plain(done).items() if isinstance(value, int) and name != "dry_run"
         }
-        record(connection, actor=context.person(), action=Action.APPLY, subject=aside.SUBJECT, effect=effect)
+        audit.record(
+            connection, actor=context.person(), action=audit.Action.APPLY, subject=aside.SUBJECT, effect=effect
+        )
     return replay_shown(call, done)
 
 

@@ -8,17 +8,18 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from queuekeeper import compacted, events, fanout
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
-
-if TYPE_CHECKING:
-    from queuekeeper.service.aio import AsyncService
-    from queuekeeper.service.blocking import BlockingService
+from queuekeeper.operation import is_coroutine_function
+from queuekeeper.redis_async import connect
+from queuekeeper.service.aio import AsyncService
+from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.processes import Processes, end_with_parent, is_worker, load
 
 Queues = TypeVar("Queues")
 Target = Annotated[
@@ -134,8 +135,6 @@ def compacted_work(
 
 @asynccontextmanager
 async def _opened(call: OutOfRedis, queues: Callable[..., Queues]) -> AsyncIterator[Queues]:
-    from queuekeeper.redis_async import connect
-
     async with connect(context.redis_address(call.redis_url)) as caller:
         yield queues(caller, prefix=call.key_prefix)
 
@@ -152,9 +151,6 @@ def _run(
 
     :param in_threads: serves one that is no coroutine function; without it, the loop serves any.
     """
-    from queuekeeper.operation import is_coroutine_function
-    from queuekeeper.service.processes import Processes, is_worker, load
-
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
     # A wrong name is told before anything starts.
     handler = load(target)
@@ -171,16 +167,12 @@ def _run(
 
 
 def _serve(service: BlockingService[Any]) -> None:
-    from queuekeeper.service.processes import end_with_parent, is_worker
-
     if is_worker():
         end_with_parent(service.stop)
     service.run()
 
 
 async def _serve_async(service: AsyncService[Any] | compacted.CompactedWorker) -> None:
-    from queuekeeper.service.processes import end_with_parent, is_worker
-
     if is_worker():
         loop = asyncio.get_running_loop()
         end_with_parent(lambda: loop.call_soon_threadsafe(service.stop))

@@ -47,14 +47,16 @@ def purge(text: str) -> Purge:
 def retention(
     before: Retention | None,
     *,
-    policy: str | None = None,
+    policy: RetentionPolicy | str | None = None,
     retention: str | None = None,
     tombstone_life: str | None = None,
 ) -> Retention:
     """Return a retention with the parts that are named; the others are as before.
 
     :param before: none for the defaults.
-    :param retention: age such as ``7d``, as ``durations.duration_ms`` reads it; ``tombstone_life`` likewise.
+    :param policy: which messages the collector may remove once they are older than ``retention``.
+    :param retention: age at which a message may be removed: 10s, 30m, 1h, 7d, or a number of milliseconds.
+    :param tombstone_life: age at which an acknowledged tombstone may be removed.
     :raises UsageError: for a policy that does not exist, or what is no duration.
     """
     known = before or Retention()

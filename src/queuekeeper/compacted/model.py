@@ -122,9 +122,10 @@ def chosen(kind: type[StrEnum], name: str, value: Any) -> Any:
 class QueueRules:
     """Bounds of each queue; every producer of a queue has to use the same.
 
-    :param max_keys: most keys; 0 for no limit.
-    :param max_bytes: most bytes of keys and stored values; 0 for no limit.
-    :param max_value_bytes: larger values are refused before anything is written.
+    :param max_keys: largest number of keys in a queue; 0 is no limit.
+    :param max_bytes: largest size of a queue's keys and values in bytes; 0 is no limit.
+    :param when_full: what an append does when ``max_keys`` or ``max_bytes`` is reached.
+    :param max_value_bytes: largest size of a value in bytes; larger ones are refused before anything is written.
     :raises UsageError: naming parameter, value and rule.
     """
 

@@ -44,13 +44,14 @@ _log = logging.getLogger(__name__)
 class DispatchRules:
     """How a dispatcher works.
 
-    :param poll_interval_s: time after which it polls though nobody has notified it; also how soon what is due is
-        noticed.
+    :param poll_interval_s: seconds after which to poll even without a notification, up to 86,400; what is due is
+        noticed by then.
     :param pause_s: least time between two polls: what is published meanwhile is dispatched at once, as one chunk.
     :param busy_pause_s: what that time grows to, the more a poll finds: a poll, and what each consumer does after it,
         costs about as much for ten events as for hundreds. Never shorter than ``pause_s``.
-    :param statement_timeout_s: time after which the server ends a poll; then conditions are tried one by one.
-    :param condition_timeout_s: time that one condition may take for the latest events.
+    :param statement_timeout_s: seconds after which the server cancels a poll; then conditions are tried one by one.
+    :param condition_timeout_s: seconds that one condition may take for the newest events, measured after a poll that
+        took too long.
     :raises UsageError: when a number is out of range.
     """
 

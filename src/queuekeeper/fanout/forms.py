@@ -17,20 +17,27 @@ Choice = TypeVar("Choice", bound=StrEnum)
 def consumer_options(
     before: ConsumerOptions | None = None,
     *,
-    mode: str | None = None,
-    when_failed: str | None = None,
+    mode: Mode | str | None = None,
+    when_failed: WhenFailed | str | None = None,
     lanes: int | None = None,
     max_length: int | None = None,
-    when_full: str | None = None,
+    when_full: WhenFull | str | None = None,
     dead_retention: str | None = None,
     idle_expiry: str | None = None,
 ) -> ConsumerOptions:
     """Return a consumer's options with those that are named; the others are as before.
 
     :param before: none for the defaults.
-    :param max_length: 0 for no bound.
-    :param dead_retention: such as ``7d``, as ``durations.duration_ms`` reads it; ``idle_expiry`` likewise.
-    :param idle_expiry: also ``none``: it is never removed for being idle.
+    :param mode: ``fifo``: workers handle many messages at once. ``ordered``: each lane hands out one message at a time.
+        [default: fifo]
+    :param when_failed: what an ordered consumer does after a message has become a dead letter: go on, or stop until
+        `fanout resume`. [default: skip]
+    :param lanes: number of lanes of an ordered consumer, 1 to 64. The order key chooses the lane. [default: 1]
+    :param max_length: largest number of messages that may wait in a lane; 0 is no limit. [default: 0]
+    :param when_full: what a publish does when ``max_length`` is reached. [default: reject]
+    :param dead_retention: time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]
+    :param idle_expiry: time without a sign of life after which upkeep may remove the consumer; none is never.
+        [default: none]
     :raises UsageError: naming option, value and rule.
     """
     changes: dict[str, Any] = {}
@@ -54,13 +61,15 @@ def consumer_options(
 def queue_options(
     before: QueueOptions,
     *,
-    when_nobody: str | None = None,
+    when_nobody: WhenNobody | str | None = None,
     max_held: int | None = None,
     deduplication_window: str | None = None,
 ) -> QueueOptions:
     """Return a queue's options with those that are named; the others are as before.
 
-    :param deduplication_window: such as ``1d``, as ``durations.duration_ms`` reads it.
+    :param when_nobody: what a publish to the queue does while no consumer is registered.
+    :param max_held: largest number of messages that the queue holds while no consumer is registered.
+    :param deduplication_window: time for which the queue remembers deduplication ids.
     :raises UsageError: naming option, value and rule.
     """
     changes: dict[str, Any] = {}

@@ -27,18 +27,18 @@ class PartitionPolicy:
     Spans are a number and a unit, such as ``1 month``; for tables partitioned by an integer a number of keys.
 
     :param table: ``schema.name``.
-    :param step: length of a partition; edges lie on the calendar in UTC. It may be changed at any time.
-    :param ahead: how far beyond clock and data partitions are to reach.
-    :param retention: how long keys are kept; none for ever.
-    :param far_future: rows further ahead of the clock than this pull no partitions; as far as ``ahead`` if none.
+    :param step: length of a partition: '1 day', '1 month', or a number of keys. Edges lie on the calendar in UTC.
+    :param ahead: how far beyond clock and data partitions reach.
+    :param retention: how long keys are kept; for ever if left out.
+    :param far_future: rows further ahead pull no partitions; as far as ``ahead`` if left out.
     :param lowest_needed_sql: query that answers the lowest key that a consumer still needs, or null when none waits.
-    :param archive: a retired partition is dropped only once its archive was verified.
-    :param quarantine_days: how long a retired partition is kept before it is dropped.
-    :param blocking_detach: where a DEFAULT partition forbids ``DETACH ... CONCURRENTLY``, detach by a lock that readers
-        and writers wait for, ``lock_timeout_ms`` at most per try.
-    :param storage: storage parameters of new partitions, such as ``autovacuum_vacuum_insert_scale_factor``.
-    :param lock_timeout_ms: longest wait for one lock, and so the longest that anybody waits behind it.
-    :param deadline_s: when one apply stops trying.
+    :param archive: drop only what was archived and verified.
+    :param quarantine_schema: where retired partitions wait.
+    :param quarantine_days: days until a retired partition may be dropped.
+    :param blocking_detach: where a DEFAULT partition asks for it, detach by a lock that others wait for.
+    :param storage: storage parameters of new partitions, such as autovacuum_vacuum_insert_scale_factor.
+    :param lock_timeout_ms: longest wait for a lock, and so the longest that anybody waits behind it.
+    :param deadline_s: seconds after which one apply stops trying.
     :param at_most: partitions that one plan creates.
     """
 
