@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from queuekeeper import keyspace, postgres, redis_async, redis_client
@@ -18,6 +19,7 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, code_version
+from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.driver import OnlineDriver
@@ -28,6 +30,7 @@ from queuekeeper.sessions.owners import Ownership, OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.router import SessionRouter
+from tests.patience import PATIENCE_S
 from tests.property.migration_rules import Decision, Message, Rules, Session, decide
 
 T = TypeVar("T")
@@ -36,6 +39,8 @@ PLAN_ID = "0123456789abcdef"
 DEFAULT_TTL_S = 604_800
 UNHURRIED = Limits(redis_ms=60_000, postgres_ms=60_000)
 """A machine that runs tests has no time to answer quickly."""
+LEASE_MS = round(1_000 * PATIENCE_S)
+"""Fence and transaction of a mover that no test waits to see ended: neither ends because the machine is busy."""
 
 
 def message(text: bytes = b"x", **fields: Any) -> NewMessage:
@@ -250,11 +255,11 @@ class OnlineWorld:
         work: Callable[[SessionMover], Awaitable[T]],
         *,
         cohorts: Sequence[int] = (0,),
-        lease_ms: int = 1_000,
+        lease_ms: int = LEASE_MS,
         store: type[AsyncRedisSessionStore] = AsyncRedisSessionStore,
         driver: int | None = None,
     ) -> T:
-        """Have one mover do something, as a driver that has just taken cohorts over.
+        """Have one mover do something, as a driver that has just taken cohorts over, however long it takes.
 
         :param store: by which it works on Redis.
         :param driver: which has taken them over before.
@@ -272,7 +277,9 @@ class OnlineWorld:
                 )
                 return await work(mover)
 
-        return asyncio.run(run())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(moving, "LEASE_MS", LEASE_MS)
+            return asyncio.run(run())
 
 
 class DiesBeforeRedisKnows(AsyncRedisSessionStore):
