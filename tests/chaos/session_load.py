@@ -196,7 +196,7 @@ class Load:
         """Save so many messages for each client."""
         for session in self.sessions:
             for _ in range(0, messages, 100):
-                await self._save(session, min(100, messages))
+                await self.save(session, count=min(100, messages))
 
     @asynccontextmanager
     async def running(self, *, reading: bool = True) -> AsyncIterator[None]:
@@ -254,10 +254,11 @@ class Load:
             await work(session)
 
     async def _publish(self, session: Session) -> None:
-        await self._save(session, self._dice.randint(1, 8))
+        await self.save(session, count=self._dice.randint(1, 8))
         await asyncio.sleep(self._pause_s)
 
-    async def _save(self, session: Session, count: int) -> None:
+    async def save(self, session: Session, *, count: int) -> None:
+        """Save some messages for one client, which has no other save under way."""
         numbers = range(session.next, session.next + count)
         session.next = numbers.stop
         short = {number for number in numbers if self._short_lives and number % 5 == 4}

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.chaos.session_load import (
     THREADS,
     Kind,
     Load,
+    Session,
     Threaded,
     clients_of,
     in_order,
@@ -351,11 +352,6 @@ class SlowScript:
                 command(killer, "SCRIPT KILL")
             assert "killed" in running.result()
 
-    def run(self, *, seconds: float) -> None:
-        """Keep the server busy for a while."""
-        with self.running():
-            time.sleep(seconds)
-
     def _run(self) -> str:
         with self._server.client() as client:
             try:
@@ -383,9 +379,19 @@ def test_calls_wait_for_somebody_elses_slow_script(
     async def run() -> None:
         async with redis_load(kind, server.url, dice, clients=CLIENTS) as load:
             async with load.running():
-                for _ in range(2):
+                for number in range(2):
                     await load.proceeds()
-                    await asyncio.to_thread(slow.run, seconds=1.0)
+                    late = Session(f"late-{number}")
+                    with ExitStack() as busy:
+                        await asyncio.to_thread(busy.enter_context, slow.running())
+                        # Begun while the server is busy, and seen to have begun before its wait is measured.
+                        waiting = asyncio.create_task(load.save(late, count=1))
+                        while not late.next:
+                            await asyncio.sleep(0)
+                        await asyncio.sleep(0.6)
+                        assert not waiting.done()
+                    await waiting
+                    assert set(late.saved) == {0}
                 await load.proceeds()
             outcome = await load.settle()
         assert outcome.lost == []
