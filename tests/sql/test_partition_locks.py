@@ -40,6 +40,7 @@ __all__ = ["table"]
 
 LATER = NOW + 11 * DAY_MS
 SHORT = replace(POLICY, lock_timeout_ms=100, deadline_s=3)
+PATIENT = replace(POLICY, deadline_s=round(PATIENCE_S))
 Connect = Callable[[], Connection]
 
 
@@ -48,6 +49,34 @@ def beside(connection: Connection, plan: PartitionPlan, **options: Any) -> Itera
     """Apply a plan in a thread of its own while the block runs."""
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(apply_plan, connection, plan=plan, now_ms=LATER, random=Random(1), **options)
+
+
+class Tries:
+    """The tries of one apply that goes on, by its clock, until a test ends it.
+
+    :ivar lock_timeouts: how long the tries have let a statement wait for a lock.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.failed = threading.Event()
+        self.lock_timeouts: set[str] = set()
+        self._connection = connection
+        self._now_s = 0.0
+        self._give_up_at_s = time.monotonic() + PATIENCE_S
+
+    def monotonic(self) -> float:
+        """Return the instant, which stands still until the end, or until the test hangs."""
+        return self._now_s if time.monotonic() < self._give_up_at_s else PATIENCE_S
+
+    def pause(self, _: float) -> None:
+        """Note that a try has failed."""
+        (lock_timeout,) = self._connection.execute("SHOW lock_timeout").fetchone() or ("",)
+        self.lock_timeouts.add(lock_timeout)
+        self.failed.set()
+
+    def end(self) -> None:
+        """Let the time be up."""
+        self._now_s = float(SHORT.deadline_s)
 
 
 def wait_for_lock(watcher: Connection, pid: int, work: Future[Any]) -> None:
@@ -80,16 +109,18 @@ def test_creation_with_a_default_gives_way_and_tries_again(table: Connection, co
         reader.execute("SELECT count(*) FROM readings").fetchone()
         plan = plan_creation(table, policy=SHORT, now_ms=NOW)
         assert {each.pid for each in plan.blockers} == {reader.info.backend_pid}
-        tried = threading.Event()
-        with beside(table, plan, sleep=lambda _: tried.set()) as work:
-            assert tried.wait(PATIENCE_S)
-            publisher.execute("SET lock_timeout = '1s'")
+        tries = Tries(table)
+        with beside(table, plan, sleep=tries.pause, monotonic=tries.monotonic) as work:
+            assert tries.failed.wait(PATIENCE_S)
+            publisher.execute(f"SET lock_timeout = '{PATIENCE_S} s'")
             insert(publisher, "2026-11-21 01:00:00")
+            tries.end()
             report = work.result()
 
     assert {each.state for each in report.outcomes} == {StepState.BLOCKED}
     assert reader.info.backend_pid in {each.pid for outcome in report.outcomes for each in outcome.blockers}
     assert "held a lock for all of 3 s; repeat it" in report.outcomes[0].words
+    assert tries.lock_timeouts == {"100ms"}
 
 
 def test_retirement_is_not_begun_beside_a_long_transaction(table: Connection, connect: Connect) -> None:
@@ -113,7 +144,7 @@ def test_readers_and_writers_go_on_while_a_detach_waits(table: Connection, conne
     create(table)
     create(table, now_ms=LATER)
     reader, publisher, watcher = connect(), connect(), connect()
-    plan = plan_retirement(table, policy=POLICY, now_ms=LATER)
+    plan = plan_retirement(table, policy=PATIENT, now_ms=LATER)
     with reader.transaction():
         reader.execute("SELECT count(*) FROM readings").fetchone()
         with beside(table, plan) as work:
@@ -342,7 +373,7 @@ def test_drain_holds_to_the_throttle_of_its_run(spilled: Connection) -> None:
 
 def test_drain_waits_for_its_moment_and_copies_once(spilled: Connection, connect: Connect) -> None:
     reader, publisher = connect(), connect()
-    plan = plan_creation(spilled, policy=replace(SHORT, deadline_s=30), now_ms=NOW)
+    plan = plan_creation(spilled, policy=replace(PATIENT, lock_timeout_ms=100), now_ms=NOW)
     steps = tuple(each for each in plan.steps if each.kind is StepKind.DRAIN)
     tried = threading.Event()
     copies: list[str] = []
@@ -355,7 +386,7 @@ def test_drain_waits_for_its_moment_and_copies_once(spilled: Connection, connect
             sleep=lambda seconds: tried.set(),
         ) as work:
             assert tried.wait(PATIENCE_S)
-            publisher.execute("SET lock_timeout = '20s'")
+            publisher.execute(f"SET lock_timeout = '{PATIENCE_S} s'")
             insert(publisher, "2026-11-20 13:00:00")
             reader.execute("COMMIT")
             report = work.result()
@@ -565,17 +596,18 @@ def test_default_forbids_a_concurrent_detach_unless_a_blocking_one_is_allowed(
         for lock in each.locks
     )
     reader, publisher = connect(), connect()
-    tried = threading.Event()
+    tries = Tries(table)
     with reader.transaction():
         reader.execute("SELECT count(*) FROM readings").fetchone()
-        with beside(table, plan, sleep=lambda _: tried.set()) as work:
-            assert tried.wait(PATIENCE_S)
-            publisher.execute("SET lock_timeout = '1s'")
+        with beside(table, plan, sleep=tries.pause, monotonic=tries.monotonic) as work:
+            assert tries.failed.wait(PATIENCE_S)
+            publisher.execute(f"SET lock_timeout = '{PATIENCE_S} s'")
             insert(publisher, "2026-12-02 13:00:00")
             reader.execute("COMMIT")
             report = work.result()
             reader.execute("BEGIN")
-    assert report.outcomes[0].state in {StepState.DONE, StepState.BLOCKED}
+    assert report.outcomes[0].state is StepState.DONE
+    assert tries.lock_timeouts == {"100ms"}
     retire(table, allowed, now_ms=LATER)
     (record,) = retired_partitions(table)
     undo = plan_reattachment(table, policy=allowed, retired_id=record.retired_id, now_ms=LATER)
@@ -588,7 +620,9 @@ def test_default_forbids_a_concurrent_detach_unless_a_blocking_one_is_allowed(
 def test_weeks_go_by_and_no_insert_ever_fails(table: Connection, connect: Connect) -> None:
     """Publishers insert all the while; steps change, maintenance fails to run for days, and comes back."""
     publisher = connect()
-    policy = replace(POLICY, step="6 hours", ahead="4 days", retention="5 days", archive=False, deadline_s=30)
+    policy = replace(
+        POLICY, step="6 hours", ahead="4 days", retention="5 days", archive=False, deadline_s=round(PATIENCE_S)
+    )
     stop = threading.Event()
     clock_ms = [NOW]
     create(table, policy)
