@@ -24,6 +24,7 @@ from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
+from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.sessions import sample
 from queuekeeper.sessions.model import NewMessage, StoreRules
 from queuekeeper.sessions.owners import Ownership, OwnerStore
@@ -70,6 +71,15 @@ class Client:
     def _fate(self, row: Message) -> str:
         outcome = self.decision.messages[row.serial_number]
         return outcome.reason or outcome.fate
+
+
+def until_none_is_late(step: Callable[[], StepReport]) -> StepReport:
+    """Carry out a step, again where a busy machine was late with a client, as users do, and return its last report."""
+    ends_s = time.monotonic() + PATIENCE_S
+    report = step()
+    while "late" in report.left and time.monotonic() < ends_s:
+        report = step()
+    return report
 
 
 class OnlineWorld:
@@ -240,8 +250,7 @@ class OnlineWorld:
         driver.arm()
         driver.catch_up()
         driver.verify()
-        report = driver.cut_over()
-        assert report.left == {}
+        assert until_none_is_late(driver.cut_over).left == {}
         return driver
 
     @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.sessions.model import SessionSave
-from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
+from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, until_none_is_late
 from tests.integration.command_line import CommandLine
 from tests.patience import PATIENCE_S
 
@@ -152,7 +152,7 @@ def test_clients_that_differ_are_named_without_their_content(world: OnlineWorld)
     world.sql("UPDATE device_publish_msg SET payload = 'another' WHERE client_id = 'meter-3'")
     result = ONLINE.fails("verify", PLAN_ID, code=1, words="1 of 12 clients differ, the first 'meter-3': .*payload")
     assert "another'" not in result.output
-    assert driver.roll_back().left == {}
+    assert until_none_is_late(driver.roll_back).left == {}
 
 
 def test_followed_mirror_goes_on_until_a_signal_ends_it(world: OnlineWorld) -> None:
