@@ -30,13 +30,15 @@ _PAGE = 1_000
 
 
 class Lateness:
-    """Measures how much later than it wanted a thread wakes that has nothing to do: what this machine adds to a step.
+    """Measures what this machine adds to a step: how much later than it wanted a thread wakes, and has asked servers.
 
+    :param ask: asks the servers of a step for nothing.
     :ivar longest_s: the most that was seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[], object]) -> None:
         self.longest_s = 0.0
+        self._ask = ask
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._measure, name="lateness", daemon=True)
 
@@ -44,6 +46,7 @@ class Lateness:
         while not self._ends.is_set():
             begun_s = time.monotonic()
             self._ends.wait(0.01)
+            self._ask()
             self.longest_s = max(self.longest_s, time.monotonic() - begun_s - 0.01)
 
     def __enter__(self) -> Self:

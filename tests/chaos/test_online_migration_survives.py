@@ -37,6 +37,9 @@ SEEDS = range(FIRST_SEED, FIRST_SEED + ASKED_SEEDS) or [1, pytest.param(2, marks
 LONGEST_FENCE_MS = 1_500
 """The lease of 500 ms, plus what two busy cores add before its end is noticed."""
 
+COMMIT = "SELECT pg_logical_emit_message(TRUE, 'lateness', '')"
+"""Waits for PostgreSQL's disk, as every save does, and changes nothing."""
+
 THERE: tuple[Step, ...] = ("arm", "catch_up", "verify", "cut_over")
 _names = count(1)
 
@@ -96,7 +99,12 @@ def world(
 
 def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[[int], OnlineWorld]) -> None:
     online = world(0)
-    with online.loaded(), Lateness() as lateness:
+    with (
+        postgres.connect(online.postgres_url, autocommit=True) as connection,
+        online.redis.client() as client,
+        online.loaded(),
+        Lateness(lambda: (connection.execute(COMMIT), client.ping())) as lateness,
+    ):
         for step in THERE:
             online.complete(step)
             if step == "cut_over":
