@@ -196,6 +196,7 @@ class OnlineWorld:
         self.redis = redis
         self.folder = folder
         self.story: list[str] = []
+        self.fences: list[float] = []
         self._lease_ms = LEASE_MS
         self._database = database
         self._dice = random.Random(f"{seed} world")
@@ -342,6 +343,8 @@ class OnlineWorld:
                 outcome = self._disturbed(step, fault, settings, child)
         seconds = time.monotonic() - begun_s
         told = "" if fault is None else f" ({fault.victim} after {fault.after_s:.2f} s)"
+        if outcome.report.get("fenced_longest_ms") is not None:
+            self.fences.append(outcome.report["fenced_longest_ms"])
         self.tell(f"{step}{told}: {outcome.kind or outcome.report} {outcome.text} in {seconds:.2f} s")
         return outcome
 
