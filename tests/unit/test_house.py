@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import tomllib
@@ -242,6 +243,86 @@ def test_files_and_tests_that_pages_name_exist() -> None:
                 missing.append(f"{shown(path)}: {file}::{function}")
 
     assert missing == []
+
+
+WALKS = {"`lua/sessions/save_messages.lua`": 8, "`fanout/handlers.py`": 8, "`events/handlers.py`": 7}
+"""What a walk of ARCHITECTURE ends with, and how many files are too many for it."""
+
+OTHER_WALK = 8
+LINKED = {
+    "`quality/report.html.j2`",
+    "`airflow/plugin/forms.py`",
+    "`dags/session_repair.py`",
+    "`maintenance/remedies/job.py`",
+}
+"""What a walk reaches by a link of a page, or by a name in the registry of jobs, and by no import."""
+
+PACKAGE = ROOT / "src" / "queuekeeper"
+
+
+def walks() -> list[list[str]]:
+    """Return the files of each walk: of a numbered list, and of a line of arrows."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+    lists = re.findall(r"^1\. `(?:.+\n)+", text, re.MULTILINE)
+    found = [re.findall(r"^\d+\. (`[^`]+`)", each, re.MULTILINE) for each in lists]
+    step = r"`[\w/.]+\.(?:py|lua|sql|j2)`"
+    chains = re.finditer(rf"{step}(?:\s\([^)]*\))?(?:\s→\s{step}(?:\s\([^)]*\))?)+", text)
+    return found + [re.findall(step, re.sub(r"\([^)]*\)", "", chain[0])) for chain in chains]
+
+
+def file_of(name: str) -> Path:
+    """Return the file that a page calls by its path in the tree, or in the package."""
+    path = ROOT / name.strip("`")
+    return path if path.exists() else PACKAGE / name.strip("`")
+
+
+def modules_of(path: Path) -> set[Path]:
+    """Return the modules that a file imports, and those that a package's front page gathers for it."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        for name in names:
+            place = ROOT / "src" / name.replace(".", "/")
+            front = place / "__init__.py"
+            found.add(front if front.exists() else place.with_suffix(".py"))
+    return found.union(*(modules_of(each) for each in found if each.name == "__init__.py" and each.parent != PACKAGE))
+
+
+def knows(one: Path, other: Path) -> bool:
+    """Tell whether a module imports another, or calls a script, function or template by its name."""
+    if one.suffix != ".py":
+        return False
+    if other.suffix == ".py":
+        return other in modules_of(one)
+    name = other.name if other.suffix == ".j2" else other.stem
+    return re.search(rf"\.{name}\b|\"{name}\"", one.read_text("utf-8")) is not None
+
+
+def kept_by(path: Path) -> set[str]:
+    """Return the keys of a script, or the tables of a function and of those that it calls."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".lua":
+        return set(re.findall(r"[a-z_]{4,}", text[text.index("\nKEYS\n") : text.index("\nARGV\n")]))
+    called = [each for each in under("sql/events/functions", "*.sql") if f" {each.stem}(" in text]
+    tables = {each.stem for each in under("sql/events/tables", "*.sql")}
+    texts = [re.sub(r"--.*", "", each.read_text("utf-8")) for each in (path, *called)]
+    return tables & set(re.findall(r"\w+", " ".join(texts)))
+
+
+def test_files_of_every_walk_know_one_another_and_are_few() -> None:
+    assert sorted(walk[-1] for walk in walks() if walk[-1] in WALKS) == sorted(WALKS)
+    for walk in walks():
+        files = [file_of(name) for name in walk]
+        assert [shown(path) for path in files if not path.is_file()] == []
+        assert len(walk) < WALKS.get(walk[-1], OTHER_WALK), walk
+        for at, (last, path) in enumerate(itertools.pairwise(files), start=1):
+            is_known = any(knows(each, path) or knows(path, each) for each in files[:at])
+            is_shared = {last.suffix, path.suffix} in ({".lua"}, {".sql"}) and kept_by(last) & kept_by(path)
+            assert is_known or is_shared or walk[at] in LINKED, f"{walk}: nothing leads to {walk[at]}"
 
 
 def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
