@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 import threading
 import time
@@ -31,11 +30,12 @@ from queuekeeper.redis_client import nodes
 from queuekeeper.redis_connection import Connection, Limits, endpoint
 from tests.cluster_slots import slot_of
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
 
-SERVERS = ("valkey", "redis", "cluster") if shutil.which("redis-server") else ("valkey", "cluster")
+SERVERS = [*ONE_SERVER_EACH, "cluster"]
 
 MakeCaller: TypeAlias = Callable[..., Caller]
 

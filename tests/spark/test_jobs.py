@@ -1,9 +1,14 @@
-"""The jobs as programs: spark-submit, exit codes, the result as the last line, and an end together with their task."""
+"""The jobs as programs: spark-submit, exit codes, the result as the last line, and an end together with their task.
+
+By day a job runs in this process, with the Spark of all tests; tests/dags/test_spark_operator.py submits programs for
+real, and tests/integration/test_demo.py these.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from queuekeeper.migration import job
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
 from tests.patience import PATIENCE_S
@@ -29,14 +35,14 @@ def world(make_world: Callable[..., World], healthy_template: str) -> World:
 
 @contextmanager
 def _submitted(
-    world: World, job: str, *arguments: str, supervisor: int | None = None
+    world: World, name: str, *arguments: str, supervisor: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     environment = os.environ | {POSTGRES_VARIABLE: world.postgres_url, REDIS_VARIABLE: world.redis_url}
     if supervisor is not None:
         environment[SUPERVISOR_VARIABLE] = str(supervisor)
     submit = Path(sys.executable).with_name("spark-submit")
     process = subprocess.Popen(
-        [submit, "--master", "local[2]", ROOT / "spark_jobs" / f"{job}.py", *arguments],
+        [submit, "--master", "local[2]", ROOT / "spark_jobs" / f"{name}.py", *arguments],
         env=environment | {"PYSPARK_PYTHON": sys.executable},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if supervisor is None else subprocess.DEVNULL,
@@ -50,8 +56,8 @@ def _submitted(
                 process.kill()
 
 
-def _run(world: World, job: str, *arguments: str) -> tuple[int, dict[str, Any]]:
-    with _submitted(world, job, *arguments) as process:
+def _run(world: World, name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    with _submitted(world, name, *arguments) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
     assert out.strip(), err
     result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
@@ -65,6 +71,38 @@ def _command(process: psutil.Process) -> str:
         return "ended already"
 
 
+def test_job_heeds_its_supervisor_first_and_ends_with_the_exit_code_and_the_last_line_of_a_failed_check(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = world.plan()
+    done: list[str] = []
+
+    def spark(environment: job.Environment, _: str) -> object:
+        assert (environment.postgres_url, environment.redis_url) == (world.postgres_url, world.redis_url)
+        done.append("Spark")
+        return world.spark
+
+    monkeypatch.setattr(job, "end_with_supervisor", lambda: done.append("supervisor"))
+    monkeypatch.setattr(job.Environment, "spark", spark)
+    monkeypatch.setenv(POSTGRES_VARIABLE, world.postgres_url)
+    monkeypatch.setenv(REDIS_VARIABLE, world.redis_url)
+    program = str(ROOT / "spark_jobs" / "verify_migration.py")
+    monkeypatch.setattr(sys, "argv", [program, "--plan-id", plan.plan_id])
+    capsys.readouterr()
+
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(program, run_name="__main__")
+
+    assert (ended.value.code, done) == (1, ["supervisor", "Spark"])
+    said = capsys.readouterr()
+    missing = json.loads(said.out.splitlines()[-1])
+    assert missing["error"] == "CheckFailed"
+    assert missing["message"].startswith("source and target differ: ")
+    assert said.err.endswith(f"error: {missing['message']}\n")
+
+
+# The same by spark-submit; that it hands on any program's exit code and last line: tests/dags/test_spark_operator.py.
+@pytest.mark.nightly
 def test_failed_check_is_reported_by_exit_code_and_last_line(world: World) -> None:
     plan = world.plan()
 
@@ -84,6 +122,8 @@ def test_plan_is_reported_by_exit_code_and_last_line(world: World) -> None:
     assert plan["messages"] == 3_000
 
 
+# That a driver that heeds its supervisor ends with it, JVM included: tests/dags/test_spark_operator.py, a killed task.
+@pytest.mark.nightly
 def test_driver_and_jvm_end_with_their_supervisor(world: World) -> None:
     plan = world.plan()
     world.ledger.set_throttle(plan.plan_id, 1)  # it would take most of an hour
