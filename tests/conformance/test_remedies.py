@@ -15,6 +15,7 @@ from queuekeeper import assets, lua, postgres
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.model import World
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import earlier_tag, is_scattered, orphan_key, payload_key, quarantined_key, session_keys
@@ -495,6 +496,35 @@ def test_orphans_are_set_aside_for_a_while(bench: Bench) -> None:
     bench.apply(bench.plan("unlink_orphans", keep_s=600))
     assert before_ms + 600_000 <= bench.any.pexpiretime(orphan_key(C, 5)) <= system_clock() + 600_000
     assert bench.any.exists(bench.payload(2)) == 0
+
+
+def test_walk_over_all_keys_counts_each_page_and_looks_at_fewer_keys_while_the_server_struggles(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(400):
+        bench.any.set(bench.payload(30_000 + number), "named nowhere else")
+    amounts: list[float] = []
+    walks: list[tuple[int, list[float]]] = []
+    walk = Sessions.numbered_keys
+
+    def scans() -> int:
+        return sum(node.info("commandstats").get("cmdstat_scan", {}).get("calls", 0) for _, node in nodes(bench.client))
+
+    def watched(sessions: Sessions, queues: Sequence[Any], kind: str) -> dict[str, list[int]]:
+        before = scans()
+        amounts.clear()
+        found = walk(sessions, queues, kind)
+        walks.append((scans() - before, list(amounts)))
+        return found
+
+    monkeypatch.setattr(World, "size", lambda world, full: min(full, 20))
+    monkeypatch.setattr(World, "pace", lambda world, amount: amounts.append(amount))
+    monkeypatch.setattr(Sessions, "numbered_keys", watched)
+    bench.plan("unlink_orphans")
+
+    ((calls, told),) = walks
+    assert len(told) == calls >= 10
+    assert sum(told) >= calls + 400
 
 
 def test_record_whose_reference_may_be_about_to_come_is_no_orphan(

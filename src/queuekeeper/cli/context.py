@@ -242,7 +242,7 @@ def undo_place(text: str) -> Path:
 
 
 def rate_of(text: str, what: str) -> int | None:
-    """Return the rate that a command names; none for none.
+    """Return the rate that a command names; the word "none" lifts the limit and gives None.
 
     :param what: is counted, in the plural.
     :raises UsageError: when it is no rate.

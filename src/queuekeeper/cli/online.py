@@ -28,7 +28,10 @@ app = group()
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 Cohorts = Annotated[
-    str | None, typer.Option("--cohorts", help="Such as 0-3,7; all that are so far if left out.", metavar="CHOICE")
+    str | None,
+    typer.Option(
+        "--cohorts", help="Cohorts such as 0-3,7. Default: all that have reached this step.", metavar="CHOICE"
+    ),
 ]
 MOVERS = 8
 Movers = Annotated[int, typer.Option("--movers", min=1, max=64, help="Clients that are worked on side by side.")]
@@ -56,7 +59,7 @@ class OnPlan(OnServers):
         )
 
     def chosen(self, plan_id: str, cohorts: str | None) -> list[int] | None:
-        """Return the cohorts to work on; none for all that are so far."""
+        """Return the cohorts to work on; None means all that have reached this step."""
         return None if cohorts is None else self.ledger.load_plan(plan_id).choose(cohorts)
 
     def agree(self, plan_id: str, question: str, *, kind: str) -> None:

@@ -1,7 +1,7 @@
 """Publishing so that a message whose answer was lost is sent again and is one message.
 
-Every message that has no deduplication id gets one, so that the queue knows it again. How batches of many tasks gather
-is the business of ``batches``.
+Every message that has no deduplication id gets one, so that the queue knows it again. The module ``batches`` decides
+how batches of many tasks gather.
 """
 
 from __future__ import annotations

@@ -48,20 +48,21 @@ def server_clock(client: RedisClient) -> Clock:
     return now_ms
 
 
-def scan_hashes(
-    client: RedisClient, pattern: str, *, count: Callable[[], int] = lambda: KEYS_PER_PAGE
+def scan_names(
+    client: RedisClient, pattern: str, *, of_type: str | None = None, count: Callable[[], int] = lambda: KEYS_PER_PAGE
 ) -> Iterator[list[str]]:
-    """Yield the names of the hashes that match a pattern, in pages, by the names of all keys; one may come twice.
+    """Yield the names of the keys that match a pattern, in pages, by the names of all keys; one may come twice.
 
     Names that are not UTF-8 are left out: ours are made of text.
 
+    :param of_type: type of the keys, such as ``hash``; None means all.
     :param count: says how many keys the next page looks at.
     """
     for address, node in nodes(client):
         cursor = 0
         while True:
             with redis_errors(address):
-                answer: Any = node.scan(cursor, match=pattern, count=count(), _type="hash")
+                answer: Any = node.scan(cursor, match=pattern, count=count(), _type=of_type)
             cursor, keys = answer
             yield [text for key in keys if (text := _text(key)) is not None]
             if cursor == 0:

@@ -183,7 +183,7 @@ class Replayed:
     """Quarantined messages that were mended and imported since.
 
     :param mended: by client id and serial as the source has them.
-    :param moved: those that were given another client or serial, of which the source has no row; none for none.
+    :param moved: those that were given another client or serial, of which the source has no row; None if none was.
     :param counters: last packet ids that a replay has moved.
     """
 

@@ -202,8 +202,8 @@ class NewMessage:
 
     :param time_ms: when the broker received it; its life is counted from here, on every retry.
     :param qos: 1 or 2.
-    :param expiry_interval_s: MQTT 5 Message Expiry Interval; none for none. A value out of range does not fail the
-        batch: the message is refused and counted.
+    :param expiry_interval_s: MQTT 5 Message Expiry Interval; None if it has none. A value out of range does not fail
+        the batch: the message is refused and counted.
     :param user_properties: pairs in order; a name may come twice (MQTT 5 section 3.3.2.3.7).
     :param subscription_ids: each 1 to 268,435,455 (MQTT 5 section 3.3.2.3.8); TBMQ 1.x has no column for them.
     :raises UsageError: naming field, value and rule.

@@ -1,4 +1,4 @@
-"""A DEVICE message as the JSON that TBMQ 2.x reads and writes, and when it expires; storing it is the stores' job."""
+"""A DEVICE message as the JSON that TBMQ 2.x reads and writes, and when it expires."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class OnlineOperator(StoresOperator):
 
     :param plan_id: the plan (templated).
     :param mode: whether devices are served meanwhile (templated).
-    :param cohorts: cohorts to work on; all that are so far when empty (templated).
+    :param cohorts: cohorts to work on; all that have reached this step when empty (templated).
     :param lease_ms: longest that a client is fenced (templated).
     :param postgres_conn_id: source and control database (templated).
     :param redis_conn_id: target (templated).
@@ -75,7 +75,7 @@ class OnlineOperator(StoresOperator):
         """Do the step and return what it came to."""
 
     def chosen(self) -> list[int] | None:
-        """Return the cohorts to work on; none for all that are so far."""
+        """Return the cohorts to work on; None means all that have reached this step."""
         if not self.cohorts:
             return None
         with self.postgres_hook.ledger() as ledger:

@@ -10,7 +10,7 @@ from queuekeeper import lua
 from queuekeeper.compacted.model import Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import ScriptError, UsageError
-from queuekeeper.jobs.shares import scan_hashes
+from queuekeeper.jobs.shares import scan_names
 from queuekeeper.keyspace import (
     COMPACTED_REGISTRIES,
     compacted_client_id,
@@ -153,7 +153,7 @@ def _with_messages(queues: CompactedQueues, name: bytes) -> str | None:
 
 def scan_queues(client: RedisClient, *, prefix: str) -> Iterator[list[str]]:
     """Yield the clients of all compacted queues in pages, by the names of all keys; one may come twice."""
-    for keys in scan_hashes(client, compacted_scan_pattern(prefix)):
+    for keys in scan_names(client, compacted_scan_pattern(prefix), of_type="hash"):
         yield [compacted_client_id(key, prefix=prefix) for key in keys]
 
 

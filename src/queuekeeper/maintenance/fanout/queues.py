@@ -1,4 +1,4 @@
-"""Finds fan-out queues and goes over them at a pace; what is looked for in them is the caller's."""
+"""Finds fan-out queues and goes over them at a pace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queuekeeper.clock import Clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, UsageError
 from queuekeeper.fanout.operations import Step
 from queuekeeper.fanout.queue import FanoutQueues
-from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_hashes
+from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_names
 from queuekeeper.keyspace import fanout_queue_of, fanout_scan_pattern
 from queuekeeper.redis_client import RedisClient
 
@@ -60,7 +60,8 @@ def find_queues(
     :param size: says how many keys a call looks at, given how many are usual.
     """
     found: set[str] = set()
-    for keys in scan_hashes(client, fanout_scan_pattern(prefix), count=lambda: size(KEYS_PER_PAGE)):
+    pages = scan_names(client, fanout_scan_pattern(prefix), of_type="hash", count=lambda: size(KEYS_PER_PAGE))
+    for keys in pages:
         pace(1 + len(keys))
         found.update(fanout_queue_of(key, prefix=prefix) for key in keys)
     return sorted(found)

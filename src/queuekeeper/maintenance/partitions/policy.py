@@ -30,7 +30,7 @@ class PartitionPolicy:
     :param step: length of a partition: '1 day', '1 month', or a number of keys. Edges lie on the calendar in UTC.
     :param ahead: how far beyond clock and data partitions reach.
     :param retention: how long keys are kept; for ever if left out.
-    :param far_future: rows further ahead pull no partitions; as far as ``ahead`` if left out.
+    :param far_future: how far ahead a row may lie for partitions to be created up to it. Default: as far as ``ahead``.
     :param lowest_needed_sql: query that answers the lowest key that a consumer still needs, or null when none waits.
     :param archive: drop only what was archived and verified.
     :param quarantine_schema: where retired partitions wait.

@@ -37,7 +37,7 @@ class Survey:
     :param now: position of the clock; none for integers.
     :param highest: highest key outside DEFAULT; none when there are none.
     :param base: what partitions have to be ahead of: the clock, or data that are not too far ahead of it.
-    :param cap: data beyond it pull no partitions.
+    :param cap: no partitions are created for data beyond it.
     :param end: where coverage is to reach at least.
     :param limit: keys below it are beyond their retention; none for no limit.
     :param default_steps: steps in which DEFAULT holds rows.
@@ -130,7 +130,7 @@ def _surveyed(connection: Connection, table: PartitionedTable, policy: Partition
     bounded_end = max((each.end for each in table.ranges if each.upper is not None), default=0)
     cap = found.far_future.after(now if now is not None else bounded_end)
     data = [each.end - 1 for each in default_steps] + ([] if highest is None else [highest])
-    # The broker puts what is due later aside, and its overflow takes whatever comes: its data pull no partitions.
+    # The broker puts what is due later aside, and its overflow takes whatever comes: none are created for its data.
     near = [] if table.name in TABLES else [each for each in data if each <= cap]
     first = min((each.start for each in table.ranges if each.lower is not None), default=0)
     base = max([*near, *([] if now is None else [now])], default=first)
@@ -261,15 +261,15 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
         add(
             FindingKind.FAR_FUTURE,
             table.default.name if table.default else table.name,
-            f"it holds keys at {key.text(beyond[0].start)} and later, beyond {key.text(seen.cap)}: they pull no "
-            "partitions; correct them, or raise far_future",
+            f"it holds keys at {key.text(beyond[0].start)} and later, beyond {key.text(seen.cap)}: no "
+            "partitions are created for them; correct them, or raise far_future",
         )
     if seen.highest is not None and seen.highest > seen.cap:
         add(
             FindingKind.FAR_FUTURE,
             table.name,
-            f"its highest key is {key.text(seen.highest)}, beyond {key.text(seen.cap)}: it pulls no partitions; "
-            "correct it, or raise far_future",
+            f"its highest key is {key.text(seen.highest)}, beyond {key.text(seen.cap)}: no partitions "
+            "are created for it; correct it, or raise far_future",
         )
     return found
 

@@ -10,17 +10,16 @@ from typing import Any, NamedTuple, TypeVar
 from queuekeeper import lua
 from queuekeeper.errors import ScatteredClient, ScriptError
 from queuekeeper.jobs.model import World
+from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_names
 from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, key_stem, payload_key, session_keys, session_scan_pattern
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
-from queuekeeper.redis_client import nodes, redis_errors
 
 KEYS_PER_CALL = 200
 """Keys of one script call: about a millisecond of the server's time."""
 
 JUDGED_BYTES_PER_CALL = 262_144
 REFERENCES_PER_CALL = 1_000
-SCAN_COUNT = 1_000
 
 _PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
 
@@ -175,17 +174,16 @@ class Sessions:
         :param kind: ``messages``, ``quarantined`` or ``orphan``.
         """
         prefix = self.parameters.key_prefix
-        wanted = {key_stem(queue.client_id, prefix=prefix).encode(): queue.client_id for queue in queues}
+        wanted = {key_stem(queue.client_id, prefix=prefix): queue.client_id for queue in queues}
         pattern = session_scan_pattern(prefix).removesuffix("*") + f"{kind}_*"
         found: dict[str, set[int]] = {}
-        for address, node in nodes(self.client):
-            with redis_errors(address):
-                for key in node.scan_iter(match=pattern, count=SCAN_COUNT):
-                    self.world.pace(1)
-                    stem, _, number = key.rpartition(f"_{kind}_".encode())
-                    client_id = wanted.get(stem)
-                    if client_id is not None and re.fullmatch(rb"0|-?[1-9][0-9]{0,15}", number):
-                        found.setdefault(client_id, set()).add(int(number))
+        for keys in scan_names(self.client, pattern, count=lambda: self.world.size(KEYS_PER_PAGE)):
+            self.world.pace(1 + len(keys))
+            for key in keys:
+                stem, _, number = key.rpartition(f"_{kind}_")
+                client_id = wanted.get(stem)
+                if client_id is not None and re.fullmatch(r"0|-?[1-9][0-9]{0,15}", number):
+                    found.setdefault(client_id, set()).add(int(number))
         return {client_id: sorted(numbers) for client_id, numbers in found.items()}
 
 

@@ -110,7 +110,7 @@ class OnlineCohorts:
         """Return the cohorts to work on.
 
         :param done: states of cohorts with which the step may have come to its end, or not quite.
-        :raises RefusedError: when one of those that were named is not so far, or there is none.
+        :raises RefusedError: when one of those that were named has not reached this step, or there is none.
         """
         states, ended = tuple(allowed), tuple(done)
         found = self.load(plan_id, cohorts)
@@ -121,7 +121,7 @@ class OnlineCohorts:
                 f"(queuekeeper online arm {plan_id} --cohorts {cohort})"
             )
         if cohorts is None:
-            # Without a choice: those that are so far.
+            # Without a choice: those that have reached this step.
             found = [each for each in found if each.state in (*states, *ended)] or found
         check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
         return found

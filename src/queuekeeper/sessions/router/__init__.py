@@ -1,7 +1,7 @@
 """Sessions that move between PostgreSQL and Redis while they are used: each call goes to the store that owns them.
 
 Who owns a session is what PostgreSQL says (``sessions.owners``). It is kept in mind, and may be out of date: the stores
-refuse a writer that is wrong, and the router asks again. How a session is moved is not its business.
+refuse a writer that is wrong, and the router asks again.
 """
 
 from __future__ import annotations
