@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from queuekeeper.compacted import consumer, mqtt, mqtt_health, mqtt_link, mqtt_relay
 from queuekeeper.compacted.model import Append, Position, QueueRules
 from queuekeeper.compacted.mqtt import MqttDoor
-from queuekeeper.compacted.mqtt_link import BrokerAddress
+from queuekeeper.compacted.mqtt_address import BrokerAddress
 from queuekeeper.compacted.mqtt_relay import DoorReport
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.settings import EcqSettings

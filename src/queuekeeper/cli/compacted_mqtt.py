@@ -76,7 +76,7 @@ def serve_mqtt(
     :param show_config: Print the settings in force, without passwords, and exit.
     """
     try:
-        from queuekeeper.compacted.mqtt_link import BrokerAddress
+        from queuekeeper.compacted.mqtt_address import BrokerAddress
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("paho"):
             raise

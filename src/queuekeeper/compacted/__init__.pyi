@@ -35,7 +35,7 @@ from .model import (
     WhenFull as WhenFull,
 )
 from .mqtt import MqttDoor as MqttDoor
-from .mqtt_link import BrokerAddress as BrokerAddress
+from .mqtt_address import BrokerAddress as BrokerAddress
 from .producer import (
     Appended as Appended,
     AsyncCompactedProducer as AsyncCompactedProducer,

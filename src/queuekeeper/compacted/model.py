@@ -286,6 +286,15 @@ class Fence:
         check_integer("epoch", self.epoch, 0, MAX_SEQUENCE, "from the subscription")
 
 
+def _check_kind(what: str, kind: str, *kinds: str) -> None:
+    """Refuse a kind that is none of these.
+
+    :raises UsageError: naming them.
+    """
+    if kind not in kinds:
+        raise UsageError(f"{what} is {kind!r}: it must be one of {', '.join(kinds)}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
     """Where a queue is to be read from.
@@ -299,13 +308,12 @@ class Position:
     value: int | None = None
 
     def __post_init__(self) -> None:
+        _check_kind("position", self.kind, "earliest", "latest", "sequence", "time_ms")
         if self.kind in ("earliest", "latest"):
             if self.value is not None:
                 raise UsageError(f"position {self.kind} takes no value, not {self.value!r}")
-        elif self.kind in ("sequence", "time_ms"):
-            check_integer(f"position {self.kind}", self.value, 0, MAX_SEQUENCE, "where to begin")
         else:
-            raise UsageError(f"position is {self.kind!r}: it must be one of earliest, latest, sequence, time_ms")
+            check_integer(f"position {self.kind}", self.value, 0, MAX_SEQUENCE, "where to begin")
 
     @classmethod
     def earliest(cls) -> Position:
@@ -319,12 +327,19 @@ class Position:
 
     @classmethod
     def sequence(cls, number: int) -> Position:
-        """Return the position from which the message with this number, or the next one, is delivered first."""
+        """Return the position from which the message with this number, or the next one, is delivered first.
+
+        :raises UsageError: when it is not a whole number from 0.
+        """
         return cls(kind="sequence", value=number)
 
     @classmethod
     def time_ms(cls, instant_ms: int) -> Position:
-        """Return the position from which the first message is delivered that was stored then or later."""
+        """Return the position from which the first message is delivered that was stored then or later.
+
+        :param instant_ms: milliseconds since 1970, UTC.
+        :raises UsageError: when it is not a whole number from 0.
+        """
         return cls(kind="time_ms", value=instant_ms)
 
 
@@ -340,13 +355,11 @@ class Purge:
     sequence: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind in ("all", "acked"):
-            if self.sequence is not None:
-                raise UsageError(f"purge of {self.kind} takes no sequence number, not {self.sequence!r}")
-        elif self.kind == "up_to":
+        _check_kind("purge", self.kind, "all", "acked", "up_to")
+        if self.kind == "up_to":
             check_integer("purge up to", self.sequence, 1, MAX_SEQUENCE, "a sequence number")
-        else:
-            raise UsageError(f"purge is {self.kind!r}: it must be one of all, acked, up_to")
+        elif self.sequence is not None:
+            raise UsageError(f"purge of {self.kind} takes no sequence number, not {self.sequence!r}")
 
     @classmethod
     def everything(cls) -> Purge:
@@ -360,7 +373,11 @@ class Purge:
 
     @classmethod
     def up_to(cls, sequence: int) -> Purge:
-        """Return the choice of messages up to a number."""
+        """Return the choice of messages up to a number.
+
+        :param sequence: last number to remove.
+        :raises UsageError: when it is not a whole number from 1.
+        """
         return cls(kind="up_to", sequence=sequence)
 
 

@@ -20,8 +20,9 @@ from typing import Self
 from queuekeeper.checks import check_integer, checked
 from queuekeeper.compacted.consumer import GRACE_S
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_name
+from queuekeeper.compacted.mqtt_address import BrokerAddress
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
-from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
+from queuekeeper.compacted.mqtt_link import BrokerLink, NotStored, Published
 from queuekeeper.compacted.mqtt_metrics import DoorMetrics
 from queuekeeper.compacted.mqtt_packets import Reason
 from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings

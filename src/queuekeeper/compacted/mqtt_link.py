@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from paho.mqtt.client import Client, MQTTMessage, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
@@ -25,62 +23,16 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.consumer import GRACE_S
-from queuekeeper.compacted.mqtt_packets import ANY_PACKET_BYTES
-from queuekeeper.errors import PayloadTooLarge, ServerUnavailable, UsageError
+from queuekeeper.compacted.mqtt_address import BrokerAddress
+from queuekeeper.compacted.mqtt_packets import ANY_PACKET_BYTES, HEADER_BYTES
+from queuekeeper.errors import PayloadTooLarge, ServerUnavailable
 
 KEEPALIVE_S = 60
 CONNECT_TIMEOUT_S = 10.0
-HEADER_BYTES = 9
-"""Most that a PUBLISH has beside topic, properties and payload: header, length of the topic, packet id."""
-
 MAX_AT_ONCE = 1_000
 """Publishes that are being stored at once; the broker's others wait at the broker."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokerAddress:
-    """Where the broker is.
-
-    :param username: of the door itself; each client brings its own.
-    :param tls: for ``mqtts``.
-    """
-
-    host: str
-    port: int
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-
-    @classmethod
-    def parse(cls, url: str, *, ca_file: str | None = None) -> BrokerAddress:
-        """Read ``mqtt://user:password@host:port`` or ``mqtts://..``.
-
-        :param ca_file: certificates to trust instead of the system's.
-        :raises UsageError: when it does not parse; the message holds no password.
-        """
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            parts, port = urlsplit(""), 0
-        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0 or parts.path.strip("/"):
-            raise UsageError("the broker's URL does not parse: write mqtt://[user:password@]host[:port], or mqtts://..")
-        try:
-            tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "mqtts" else None
-        except (OSError, ssl.SSLError) as error:
-            raise UsageError(f"the certificates of {ca_file} cannot be read: {error}") from None
-        return cls(
-            host=parts.hostname,
-            port=port or (8_883 if tls else 1_883),
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
-            tls=tls,
-        )
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,9 @@ MQTT_5 = 5
 ANY_PACKET_BYTES = 268_435_460
 """Size of the largest packet that the length in its header can say."""
 
+HEADER_BYTES = 9
+"""Most that a PUBLISH has beside topic, properties and payload: header, length of the topic, packet id."""
+
 
 class MalformedPacket(QueuekeeperError):
     """A packet breaks the rules of MQTT."""

@@ -28,7 +28,7 @@ def examine_airflow(settings: Settings) -> list[Finding]:
     """Look at the private Airflow: its components, DAG files and our pages; one of somebody else's is not asked."""
     notes = Notes("Airflow")
     components = [server for server in status(settings).servers if server.name not in ("postgres", "redis", "metadata")]
-    if not any(server.state == "running" for server in components):
+    if not any(server.is_running for server in components):
         notes.add(
             "private Airflow", State.UNKNOWN, "not running",
             "queuekeeper up --airflow; of another Airflow, see its own health page",

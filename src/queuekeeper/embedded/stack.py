@@ -47,6 +47,11 @@ class ServerStatus:
     version: str | None = None
     log_path: Path | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is one of ours, and up."""
+        return self.state == "running"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
@@ -134,7 +139,7 @@ def addresses_with_passwords(settings: Settings) -> dict[str, str]:
     return {
         server.name: urls[server.name]()
         for server in status(settings).servers
-        if server.name in urls and server.state == "running"
+        if server.name in urls and server.is_running
     }
 
 

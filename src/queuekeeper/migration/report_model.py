@@ -9,6 +9,7 @@ from typing import Any
 
 from queuekeeper.migration.memory import MemoryEstimate
 from queuekeeper.migration.model import CopyReport
+from queuekeeper.report.files import Report
 from queuekeeper.report.servers import ServerMemory
 
 FORMAT = 1
@@ -208,7 +209,7 @@ class ApprovalFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigrationReport:
+class MigrationReport(Report):
     """Everything that the report says; the HTML page shows nothing else.
 
     :param explanation: the verdict in a sentence.
@@ -216,9 +217,6 @@ class MigrationReport:
     :param cohorts_missing: chosen cohorts that are not verified as they now stand.
     """
 
-    format: int
-    generated_at_ms: int
-    generated_by: str
     verdict: Verdict
     explanation: str
     plan: PlanFacts

@@ -131,6 +131,10 @@ def _repair(remedy: str) -> Remedy:
     )
 
 
+QUARANTINE = _repair("quarantine_messages")
+REKEY = _repair("rekey_clients")
+TTL = _repair("repair_ttl")
+
 CLEANUP = Remedy(
     dag_id="expired_reference_cleanup",
     command="cleanup plan",
@@ -212,240 +216,169 @@ class Check:
 _PAGE = "one read-only script per queue and page of 500 references"
 _CONTENTS = "decodes each message inside the server; numbers leave it, contents do not"
 _ROWS = "one pass over the rows of a cohort"
+_PROFILE = "none beside the profile"
+_JOIN = "one join of two profiles"
+_CATALOGUE = "catalogue only"
 _BOTH = (Store.REDIS, Store.POSTGRES)
 _REDIS = (Store.REDIS,)
 _POSTGRES = (Store.POSTGRES,)
 
 _ALL = (
-    Check(
-        id="Q1", title="Order", stores=_REDIS, priority=Priority.P0,
+    Check(id="Q1", title="Order", stores=_REDIS, priority=Priority.P0,
         computation="Scores of a set increase strictly and are whole numbers up to 2^53; two that tie have no order.",
         cost=_PAGE, remedy=_repair("reorder_from_source"),
-        advice="Rebuild the set from the source's serials; the run asks first.",
-    ),
-    Check(
-        id="Q2", title="Serials", stores=_POSTGRES, priority=Priority.P0,
+        advice="Rebuild the set from the source's serials; the run asks first."),
+    Check(id="Q2", title="Serials", stores=_POSTGRES, priority=Priority.P0,
         computation="No two rows of a client have the same serial; the primary key holds it unless a restore lost it.",
-        cost=_ROWS, advice="Remove the rows that are there twice, then restore the primary key.",
-    ),
-    Check(
-        id="Q3", title="Packet id step", stores=_BOTH, priority=Priority.P1,
+        cost=_ROWS, advice="Remove the rows that are there twice, then restore the primary key."),
+    Check(id="Q3", title="Packet id step", stores=_BOTH, priority=Priority.P1,
         computation="From one message to the next the packet id grows as the serial does, modulo 65,535.",
-        cost=_PAGE, advice="Look at the queue: renumber only messages that were never sent.",
-    ),
-    Check(
-        id="Q4", title="Packet id range", stores=_BOTH, priority=Priority.P1,
+        cost=_PAGE, advice="Look at the queue: renumber only messages that were never sent."),
+    Check(id="Q4", title="Packet id range", stores=_BOTH, priority=Priority.P1,
         computation="Each packet id is there and in 1 to 65,535.",
-        cost=_ROWS, remedy=_repair("quarantine_messages"),
-        advice="Put the messages into quarantine; replay gives them a free packet id.",
-    ),
-    Check(
-        id="Q5", title="Duplicate packet id", stores=_POSTGRES, priority=Priority.P0,
+        cost=_ROWS, remedy=QUARANTINE,
+        advice="Put the messages into quarantine; replay gives them a free packet id."),
+    Check(id="Q5", title="Duplicate packet id", stores=_POSTGRES, priority=Priority.P0,
         computation="No two waiting rows of a client have the same packet id: in Redis one would overwrite the other.",
-        cost=_ROWS, advice="Nothing before a migration: it keeps the newest and puts the others into quarantine.",
-    ),
-    Check(
-        id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
+        cost=_ROWS, advice="Nothing before a migration: it keeps the newest and puts the others into quarantine."),
+    Check(id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
         computation="Highest less lowest serial, plus one, less messages: acknowledged out of order, expired, or lost.",
-        cost="none beside the profile", advice="Watch the trend; a jump without deliveries is a loss.",
-    ),
-    Check(
-        id="Q7", title="Size limit", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
+        cost=_PROFILE, advice="Watch the trend; a jump without deliveries is a loss."),
+    Check(id="Q7", title="Size limit", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Live messages of a queue do not exceed the broker's limit; PostgreSQL is trimmed once a night.",
         cost="one ZCARD per queue", remedy=_repair("trim_dead_first"),
-        advice="Trim dead references first, then the oldest messages.",
-    ),
-    Check(
-        id="Q8", title="Payload size", stores=_BOTH, priority=Priority.P2,
+        advice="Trim dead references first, then the oldest messages."),
+    Check(id="Q8", title="Payload size", stores=_BOTH, priority=Priority.P2,
         computation="Each payload is at most as large as the broker accepts.",
         cost="one STRLEN per message, no content is read",
-        advice="Ask the publisher; a broker with a smaller limit cannot send such a message.",
-    ),
-    Check(
-        id="Q9", title="Reference without payload", stores=_REDIS, priority=Priority.P1, milder=Priority.P2,
+        advice="Ask the publisher; a broker with a smaller limit cannot send such a message."),
+    Check(id="Q9", title="Reference without payload", stores=_REDIS, priority=Priority.P1, milder=Priority.P2,
         computation="Each reference names a payload that is there; worse when dead ones fill a queue to nine tenths, "
         "because the next trim then removes live messages.",
-        cost=_PAGE, remedy=CLEANUP, milder_remedy=CLEANUP, advice="Remove the dead references.",
-    ),
-    Check(
-        id="Q10", title="Payload without reference", stores=_REDIS, priority=Priority.P2,
+        cost=_PAGE, remedy=CLEANUP, milder_remedy=CLEANUP, advice="Remove the dead references."),
+    Check(id="Q10", title="Payload without reference", stores=_REDIS, priority=Priority.P2,
         computation="Each payload key is a member of its client's set, looked up twice so that a write in between is "
         "no finding.",
         cost="one look-up per payload key", remedy=_repair("unlink_orphans"),
-        advice="Unlink the orphans: nobody will ever send them.",
-    ),
-    Check(
-        id="Q11", title="Last packet id", stores=_BOTH, priority=Priority.P0, milder=Priority.P1,
+        advice="Unlink the orphans: nobody will ever send them."),
+    Check(id="Q11", title="Last packet id", stores=_BOTH, priority=Priority.P0, milder=Priority.P1,
         computation="Where messages wait there is a last packet id, the newest message's is not ahead of it, and no "
         "live message has the next one: the next publish would overwrite a waiting message.",
-        cost="one GET per queue", remedy=_repair("repair_counter"), advice="Move the counter forward, never back.",
-    ),
-    Check(
-        id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
+        cost="one GET per queue", remedy=_repair("repair_counter"), advice="Move the counter forward, never back."),
+    Check(id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
         computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages. "
         "Where PostgreSQL's breaks Q11, a migration has written another; where the next one waits, one that has "
         "passed it.",
-        cost="one join of two profiles",
-        advice="Undo the import of these sessions and copy them again, before the broker starts.",
-    ),
-    Check(
-        id="Q13", title="Payload without TTL", stores=_REDIS, priority=Priority.P2,
+        cost=_JOIN,
+        advice="Undo the import of these sessions and copy them again, before the broker starts."),
+    Check(id="Q13", title="Payload without TTL", stores=_REDIS, priority=Priority.P2,
         computation="Each payload key expires; those rewritten without KEEPTTL never do.",
-        cost=_PAGE, remedy=_repair("repair_ttl"), advice="Set the expiry again from each message's own time.",
-    ),
-    Check(
-        id="Q14", title="TTL against expiry", stores=_REDIS, priority=Priority.P1,
+        cost=_PAGE, remedy=TTL, advice="Set the expiry again from each message's own time."),
+    Check(id="Q14", title="TTL against expiry", stores=_REDIS, priority=Priority.P1,
         computation="No payload key outlives the message's own expiry, counted from its time, or the default life.",
-        cost=_CONTENTS, remedy=_repair("repair_ttl"),
-        advice="Shorten the lives: expired commands must not reach a device.",
-    ),
-    Check(
-        id="Q15", title="Expired rows", stores=_POSTGRES, priority=Priority.P2,
+        cost=_CONTENTS, remedy=TTL,
+        advice="Shorten the lives: expired commands must not reach a device."),
+    Check(id="Q15", title="Expired rows", stores=_POSTGRES, priority=Priority.P2,
         computation="No row is still there after time plus the smaller of expiry and default life.",
-        cost=_ROWS, advice="See that the broker's clean-up runs: it removes them once a night.",
-    ),
-    Check(
-        id="Q16", title="Quality of service", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
+        cost=_ROWS, advice="See that the broker's clean-up runs: it removes them once a night."),
+    Check(id="Q16", title="Quality of service", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Each message's quality of service is 0, 1 or 2; 0 need not have been stored.",
-        cost=_CONTENTS, remedy=_repair("quarantine_messages"), advice="Put the messages into quarantine.",
-    ),
-    Check(
-        id="Q17", title="Packet type", stores=_BOTH, priority=Priority.P1,
+        cost=_CONTENTS, remedy=QUARANTINE, advice="Put the messages into quarantine."),
+    Check(id="Q17", title="Packet type", stores=_BOTH, priority=Priority.P1,
         computation="Each message is a PUBLISH or a PUBREL, and a PUBREL has quality of service 2.",
-        cost=_CONTENTS, remedy=_repair("quarantine_messages"),
-        advice="Put the messages into quarantine; look which release of the broker wrote them.",
-    ),
-    Check(
-        id="Q18", title="Hash tag", stores=_BOTH, priority=Priority.P0, milder=Priority.P2,
+        cost=_CONTENTS, remedy=QUARANTINE,
+        advice="Put the messages into quarantine; look which release of the broker wrote them."),
+    Check(id="Q18", title="Hash tag", stores=_BOTH, priority=Priority.P0, milder=Priority.P2,
         computation="The client id is not empty, does not begin with a closing brace (its keys lie in several slots, "
         "which a cluster cannot serve), shares its hash tag with no other client, and no earlier build has stored "
         "messages of an encoded id under it.",
-        cost="none beside the profile", remedy=_repair("rekey_clients"), milder_remedy=_repair("rekey_clients"),
+        cost=_PROFILE, remedy=REKEY, milder_remedy=REKEY,
         advice="Move what an earlier build stored under an encoded id; on a cluster, connect the device under an id "
-        "that does not begin with a brace.",
-    ),
-    Check(
-        id="Q19", title="Key type and slot", stores=_REDIS, priority=Priority.P0,
+        "that does not begin with a brace."),
+    Check(id="Q19", title="Key type and slot", stores=_REDIS, priority=Priority.P0,
         computation="Each key of a client has the Redis type it should have, and its references name its own keys.",
-        cost="one TYPE per key", remedy=_repair("quarantine_messages"),
-        advice="Put what is not the client's own into quarantine; look who wrote the wrong type.",
-    ),
-    Check(
-        id="Q20", title="Odd client id", stores=_BOTH, priority=Priority.P2,
+        cost="one TYPE per key", remedy=QUARANTINE,
+        advice="Put what is not the client's own into quarantine; look who wrote the wrong type."),
+    Check(id="Q20", title="Odd client id", stores=_BOTH, priority=Priority.P2,
         computation="The client id holds no glob, control or HTML characters, on which tools stumble.",
-        cost="none beside the profile", advice="Escape the id in scripts that use MATCH; choose plainer ids.",
-    ),
-    Check(
-        id="Q21", title="Duplicate message", stores=_BOTH, priority=Priority.P3,
+        cost=_PROFILE, advice="Escape the id in scripts that use MATCH; choose plainer ids."),
+    Check(id="Q21", title="Duplicate message", stores=_BOTH, priority=Priority.P3,
         computation="No two messages of a client have the same topic, time and payload.",
-        cost=_CONTENTS, remedy=_repair("remove_duplicates"), advice="See whether a publish was retried.",
-    ),
-    Check(
-        id="Q22", title="Message without session", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
+        cost=_CONTENTS, remedy=_repair("remove_duplicates"), advice="See whether a publish was retried."),
+    Check(id="Q22", title="Message without session", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Messages wait only for clients that have a session, and sessions without messages leave no keys "
         "behind that never expire.",
         cost="one anti-join", milder_remedy=CLEANUP,
-        advice="Ask whose messages these are; the clean-up removes keys of sessions that do not return.",
-    ),
-    Check(
-        id="Q23", title="Compaction", stores=_REDIS, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
+        advice="Ask whose messages these are; the clean-up removes keys of sessions that do not return."),
+    Check(id="Q23", title="Compaction", stores=_REDIS, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
         computation="One value with one sequence number for each key, and none beside; acknowledged, sent and given "
         "out follow each other, and the cursor never comes back without a rewind.",
         cost="each key of the queue once, by pages of 200",
         advice="Repair the queue: `queuekeeper compacted repair` says first what it would do.",
-        command="compacted repair CLIENT --dry-run",
-    ),
-    Check(
-        id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,
+        command="compacted repair CLIENT --dry-run"),
+    Check(id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,
         computation="No message is kept for longer than retention and interval, the collector knows of each queue and "
         "has finished lately.",
         cost="one page of 200 per queue, as a rule", remedy=COLLECTION,
         advice="Run the collector and see why it stopped; `queuekeeper compacted gc-rebuild` registers queues that it "
-        "does not know of.",
-    ),
-    Check(
-        id="Q25", title="List and hash", stores=_REDIS, priority=Priority.P0, milder=Priority.P2, area=Area.FANOUT,
+        "does not know of."),
+    Check(id="Q25", title="List and hash", stores=_REDIS, priority=Priority.P0, milder=Priority.P2, area=Area.FANOUT,
         computation="Each id that a consumer has is of a message that is there, each message is owed as many "
         "acknowledgements as consumers have it, and each consumer looks after what waits for it.",
         cost="each id of the queue a few times, by pages of 1,000", remedy=FANOUT, milder_remedy=FANOUT,
         advice="Find out who else writes to these keys, or whether a server lost writes; the repair says first what it "
-        "would do. A consumer that died is removed by a run that is asked to.",
-    ),
-    Check(
-        id="Q26", title="Lock without TTL", stores=_REDIS, priority=Priority.P1, area=Area.FANOUT,
+        "would do. A consumer that died is removed by a run that is asked to."),
+    Check(id="Q26", title="Lock without TTL", stores=_REDIS, priority=Priority.P1, area=Area.FANOUT,
         computation="Each lease has a token and ends within a day, and one that has run out is taken back.",
         cost="one look per consumer", remedy=FANOUT,
         advice="The repair takes back what has run out or cannot be ended; let the one that is still held end, or "
-        "unregister its consumer.",
-    ),
-    Check(
-        id="Q27", title="Partition coverage", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
+        "unregister its consumer."),
+    Check(id="Q27", title="Partition coverage", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
         area=Area.PARTITIONS,
         computation="Partitions reach an interval beyond the present, without gaps, and as far as the policy asks.",
-        cost="catalogue only", remedy=PARTITIONS, milder_remedy=PARTITIONS,
-        advice="Make the missing partitions, and see why maintenance did not.",
-    ),
-    Check(
-        id="Q28", title="Default partition", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
+        cost=_CATALOGUE, remedy=PARTITIONS, milder_remedy=PARTITIONS,
+        advice="Make the missing partitions, and see why maintenance did not."),
+    Check(id="Q28", title="Default partition", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
         computation="The default partition is empty, and so is the one behind the head-room.",
         cost="one row per such partition", remedy=PARTITIONS,
-        advice="Move the rows to partitions of their own.",
-    ),
-    Check(
-        id="Q29", title="Pending detach", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
+        advice="Move the rows to partitions of their own."),
+    Check(id="Q29", title="Pending detach", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
         computation="No partition waits for the end of its detachment, unless a session is at it.",
-        cost="catalogue only", remedy=PARTITIONS, advice="Finish the detachment.",
-    ),
-    Check(
-        id="Q30", title="Retention against cursors", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
+        cost=_CATALOGUE, remedy=PARTITIONS, advice="Finish the detachment."),
+    Check(id="Q30", title="Retention against cursors", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
         area=Area.EVENTS,
         computation="No group's cursor stands before the oldest partition, and none leaves events unread for a day.",
         cost="one look along the primary key per group",
         advice="Stop what drops partitions past consumers; publish again what the group has missed. Of a group that "
-        "nobody reads any more, remove the subscriptions.",
-    ),
-    Check(
-        id="Q31", title="Event never dispatched", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
+        "nobody reads any more, remove the subscriptions."),
+    Check(id="Q31", title="Event never dispatched", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
         computation="Each stored event is in a dispatch, is due again, or a poll will still find it.",
         cost="an anti-join over the partitions that are kept", remedy=UPKEEP,
-        advice="Have the events dispatched again.",
-    ),
-    Check(
-        id="Q32", title="Subscription condition", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
+        advice="Have the events dispatched again."),
+    Check(id="Q32", title="Subscription condition", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
         computation="Polling goes on, each condition can be evaluated on the latest events, and none is in quarantine.",
         cost="a hundred events per distinct condition",
         advice="See that `queuekeeper events dispatch` runs. Put what fails into quarantine, mend the condition, then "
         "release the subscription.",
-        command="events mend quarantine_subscription --dry-run",
-    ),
-    Check(
-        id="Q33", title="Wraparound", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
+        command="events mend quarantine_subscription --dry-run"),
+    Check(id="Q33", title="Wraparound", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
         computation="Partitions and the broker's tables are far from the wraparound of transaction ids.",
-        cost="catalogue only", advice="Freeze the tables.",
-        command="events mend freeze_partition --dry-run",
-    ),
-    Check(
-        id="Q34", title="Source against target", stores=_BOTH, priority=Priority.P0, area=Area.MIGRATION,
+        cost=_CATALOGUE, advice="Freeze the tables.",
+        command="events mend freeze_partition --dry-run"),
+    Check(id="Q34", title="Source against target", stores=_BOTH, priority=Priority.P0, area=Area.MIGRATION,
         computation="Sessions, live messages and lowest and highest serial are the same in both stores.",
-        cost="one join of two profiles",
-        advice="Verify the migration again: `queuekeeper migrate verify` compares every message.",
-    ),
-    Check(
-        id="Q35", title="Replication slot", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
+        cost=_JOIN,
+        advice="Verify the migration again: `queuekeeper migrate verify` compares every message."),
+    Check(id="Q35", title="Replication slot", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
         computation="The slot is healthy, keeps little WAL and does not lag.",
-        cost="one row", advice="Pause or end the stream.",
-    ),
-    Check(
-        id="Q36", title="Redis server", stores=_REDIS, priority=Priority.P1, milder=Priority.P3, area=Area.SERVERS,
+        cost="one row", advice="Pause or end the stream."),
+    Check(id="Q36", title="Redis server", stores=_REDIS, priority=Priority.P1, milder=Priority.P3, area=Area.SERVERS,
         computation="Nothing is evicted, the append-only file is on and written, a replica follows, memory has room.",
-        cost="INFO and CONFIG GET per master", advice="Change the server's configuration; add memory.",
-    ),
-    Check(
-        id="Q37", title="Quarantine", stores=_POSTGRES, priority=Priority.P1, milder=Priority.P3, area=Area.MIGRATION,
+        cost="INFO and CONFIG GET per master", advice="Change the server's configuration; add memory."),
+    Check(id="Q37", title="Quarantine", stores=_POSTGRES, priority=Priority.P1, milder=Priority.P3, area=Area.MIGRATION,
         computation="Fewer rows wait in quarantine than in the run before, and none for longer than a month.",
         cost="a count by reason",
-        advice="Repair and replay the rows, `queuekeeper migrate quarantine` lists them, or decide to give them up.",
-    ),
+        advice="Repair and replay the rows, `queuekeeper migrate quarantine` lists them, or decide to give them up."),
 )  # fmt: skip
 
 CHECKS: Mapping[str, Check] = {check.id: check for check in _ALL}

@@ -10,6 +10,7 @@ from datetime import date
 from queuekeeper.quality.findings import Finding, Status
 from queuekeeper.quality.incidents import Incident
 from queuekeeper.quality.store import DepthBucket, Verdict
+from queuekeeper.report.files import Report
 from queuekeeper.report.servers import ServerMemory
 
 FORMAT = 2
@@ -232,7 +233,7 @@ class CohortLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedReport:
+class PublishedReport(Report):
     """Everything that the report says; the HTML page shows nothing else.
 
     :param explanation: the verdict in a sentence or two, with what to do next.
@@ -241,9 +242,6 @@ class PublishedReport:
     :param incidents: all that stand, whichever run has found them, the latest seen first.
     """
 
-    format: int
-    generated_at_ms: int
-    generated_by: str
     quality_run_id: str
     verdict: Verdict
     explanation: str

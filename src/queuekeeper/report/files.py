@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 from queuekeeper.errors import UsageError
 from queuekeeper.places import told, write_whole
@@ -88,19 +89,25 @@ def stamp(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(_STAMP)
 
 
-class Rendered(Protocol):
-    """A report that can be written as JSON."""
+@dataclass(frozen=True, kw_only=True)
+class Report(ABC):
+    """What a report that is written as JSON and as a page says of itself.
 
-    @property
-    def generated_at_ms(self) -> int:
-        """When it was made."""
+    :param format: version of the JSON file's shape.
+    :param generated_by: release that made it.
+    """
 
+    format: int
+    generated_at_ms: int
+    generated_by: str
+
+    @abstractmethod
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the report as JSON text."""
 
 
 def write_rendered(
-    report: Rendered, directory: Path, *, kind: ReportKind, subject_id: str, render: Callable[..., str]
+    report: Report, directory: Path, *, kind: ReportKind, subject_id: str, render: Callable[..., str]
 ) -> ReportFiles:
     """Write a report's two files; see :func:`write_files`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
@@ -25,6 +25,9 @@ from queuekeeper.sessions.judge import (
 
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
 """Which store a session is looked for in: the one that owns it, or one of the two."""
+
+EpochOf: TypeAlias = Callable[[str], int | None]
+"""Says under which epoch the caller knows a session; none when it does not."""
 
 DEFAULT_PAGE = 500
 MAX_PAGE = 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
-from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
 from queuekeeper.text_form import shows
 
@@ -140,11 +140,7 @@ class PostgresSessionStore(_Methods, PostgresAnswers):
 
     @checked
     def __init__(
-        self,
-        connection: Connection,
-        *,
-        rules: StoreRules | None = None,
-        epoch_of: Callable[[str], int | None] | None = None,
+        self, connection: Connection, *, rules: StoreRules | None = None, epoch_of: EpochOf | None = None
     ) -> None:
         super().__init__(connection)
         self.operations = PostgresSessionOperations(rules or StoreRules(), epoch_of=epoch_of)
@@ -242,11 +238,7 @@ class AsyncPostgresSessionStore(_Methods, AsyncPostgresAnswers):
 
     @checked
     def __init__(
-        self,
-        connection: AsyncConnection,
-        *,
-        rules: StoreRules | None = None,
-        epoch_of: Callable[[str], int | None] | None = None,
+        self, connection: AsyncConnection, *, rules: StoreRules | None = None, epoch_of: EpochOf | None = None
     ) -> None:
         super().__init__(connection)
         self.operations = PostgresSessionOperations(rules or StoreRules(), epoch_of=epoch_of)

@@ -10,8 +10,8 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, EpochOf, RedisSessionOperations
+from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 from queuekeeper.text_form import shows
 
 _Ops = RedisSessionOperations

@@ -183,11 +183,7 @@ class PurgeCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
     :param what: ``all``, ``acked``, or a sequence number: everything up to it (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *CompactedQueueOperator.template_fields,
-        *CountsFirstOperator.template_fields,
-        "what",
-    )
+    template_fields: Sequence[str] = ("what",)
 
     def __init__(self, *, what: str | int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -207,8 +203,6 @@ class PurgeCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
 
 class DropCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
     """Remove a queue as a whole, with its numbers and its cursor."""
-
-    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return what went with the queue, or would."""
@@ -240,8 +234,6 @@ class VerifyCompactedQueueOperator(CompactedQueueOperator):
 
 class RepairCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
     """Put right what a verification finds."""
-
-    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how much was put right, or would be."""

@@ -13,11 +13,18 @@ from queuekeeper.airflow.values import flag
 class CountsFirstOperator(BaseOperator):
     """Only counts, as is the default.
 
+    A subclass names in ``template_fields`` only what it adds: it has those of all its bases.
+
     :param dry_run: only count; a task that changes something has to say ``False`` (templated).
     """
 
     # BaseOperator has a method named dry_run, which must stay.
     template_fields: Sequence[str] = ("only_count",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = (field for base in reversed(cls.__bases__) for field in getattr(base, "template_fields", ()))
+        cls.template_fields = tuple(dict.fromkeys((*inherited, *vars(cls).get("template_fields", ()))))
 
     def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)

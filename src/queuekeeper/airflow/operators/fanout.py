@@ -203,11 +203,7 @@ class UnregisterFanoutConsumerOperator(CountsFirstOperator, FanoutConsumerOperat
     :param force: also while somebody works on messages of it (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *FanoutConsumerOperator.template_fields,
-        *CountsFirstOperator.template_fields,
-        "force",
-    )
+    template_fields: Sequence[str] = ("force",)
 
     def __init__(self, *, force: bool | str = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -241,8 +237,6 @@ class RetryFanoutDeadLettersOperator(FanoutConsumerOperator):
 
 class PurgeFanoutDeadLettersOperator(CountsFirstOperator, FanoutConsumerOperator):
     """Give all dead letters of a consumer up for good."""
-
-    template_fields: Sequence[str] = (*FanoutConsumerOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many were removed, or would be."""

@@ -141,8 +141,6 @@ class PeekSessionOperator(SessionOperator):
 class PurgeSessionOperator(CountsFirstOperator, SessionOperator):
     """Remove a session with all its messages; a repeated task removes what has come since."""
 
-    template_fields: Sequence[str] = (*SessionOperator.template_fields, *CountsFirstOperator.template_fields)
-
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were removed, or would be."""
         intent = "Counting what a purge would remove" if self.counts_only else "Purging"

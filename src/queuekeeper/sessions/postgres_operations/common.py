@@ -13,7 +13,7 @@ from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import broken_rule, pairs_of
-from queuekeeper.sessions.model import NewMessage, PendingMessage, StoreRules
+from queuekeeper.sessions.model import EpochOf, NewMessage, PendingMessage, StoreRules
 from queuekeeper.sessions.parts import MAX_INSTANT_MS
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError
@@ -121,7 +121,7 @@ class Undo(Exception):
 class CommonOperations:
     """What every kind of operation needs; see ``PostgresSessionOperations``."""
 
-    def __init__(self, rules: StoreRules, *, epoch_of: Callable[[str], int | None] | None = None) -> None:
+    def __init__(self, rules: StoreRules, *, epoch_of: EpochOf | None = None) -> None:
         self._rules = rules
         self._epoch_of = epoch_of
 

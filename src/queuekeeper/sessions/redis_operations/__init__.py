@@ -6,14 +6,14 @@ that is an error. Calls of different sessions share steps, a session has one cal
 
 from __future__ import annotations
 
-from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, RECENT_SESSIONS, EpochOf
+from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, RECENT_SESSIONS
 from queuekeeper.sessions.redis_operations.look import LookOperations
 from queuekeeper.sessions.redis_operations.online import OnlineOperations
 from queuekeeper.sessions.redis_operations.save import SaveOperations
 from queuekeeper.sessions.redis_operations.transfer import TransferOperations
 from queuekeeper.sessions.redis_operations.upkeep import UpkeepOperations
 
-__all__ = ["KEYS_PER_CALL", "RECENT_SESSIONS", "EpochOf", "RedisSessionOperations"]
+__all__ = ["KEYS_PER_CALL", "RECENT_SESSIONS", "RedisSessionOperations"]
 
 
 class RedisSessionOperations(SaveOperations, UpkeepOperations, LookOperations, TransferOperations, OnlineOperations):

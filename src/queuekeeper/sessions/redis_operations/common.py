@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import orjson
@@ -15,7 +15,7 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, check_prefix, payload_key, session_keys
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.sessions.model import PendingMessage, StoreRules
+from queuekeeper.sessions.model import EpochOf, PendingMessage, StoreRules
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
@@ -42,9 +42,6 @@ T = TypeVar("T")
 Step: TypeAlias = list[lua.Call]
 Reply: TypeAlias = Any
 Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
-
-EpochOf: TypeAlias = Callable[[str], int | None]
-"""Says under which epoch the caller knows a session; none when it does not."""
 
 
 class Keys:

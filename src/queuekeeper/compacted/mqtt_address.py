@@ -1,0 +1,53 @@
+"""Where the MQTT broker of the door is, and who may speak to it."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from queuekeeper.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerAddress:
+    """Where the broker is.
+
+    :param username: of the door itself; each client brings its own.
+    :param tls: for ``mqtts``.
+    """
+
+    host: str
+    port: int
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str, *, ca_file: str | None = None) -> BrokerAddress:
+        """Read ``mqtt://user:password@host:port`` or ``mqtts://..``.
+
+        :param ca_file: certificates to trust instead of the system's.
+        :raises UsageError: when it does not parse; the message holds no password.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0 or parts.path.strip("/"):
+            raise UsageError("the broker's URL does not parse: write mqtt://[user:password@]host[:port], or mqtts://..")
+        try:
+            tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "mqtts" else None
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"the certificates of {ca_file} cannot be read: {error}") from None
+        return cls(
+            host=parts.hostname,
+            port=port or (8_883 if tls else 1_883),
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            tls=tls,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
