@@ -50,14 +50,31 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class QueuekeeperError(Exception):
     """Queuekeeper could not do what it was asked."""
 
     exit_code = 1
 
+    queue: str | None = None
+    """Name of the fan-out queue that the call was about; none where it was about none, or the error is a server's."""
+
+    consumer: str | None = None
+    """Name of the queue's consumer."""
+
+    client_id: str | None = None
+    """Client whose compacted queue or session it was."""
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip().splitlines()[0])
+
+    def reworded(self, message: str) -> Self:
+        """Return an error of the same kind, about the same, that says it in other words."""
+        other = type(self)(message)
+        other.queue, other.consumer, other.client_id = self.queue, self.consumer, self.client_id
+        return other
 
 
 class UsageError(QueuekeeperError):

@@ -15,11 +15,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 from queuekeeper.checks import wrong_argument
-from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, StoreFull, UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+_OF_SERVERS = (ServerUnavailable, StoreFull, RefusedError, ScriptError)
+"""Errors that are about a server: one may be told to many, whose calls it has ended."""
 
 Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
@@ -59,8 +62,9 @@ class AsyncAnswersByQueues:
 def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[T]], type[T]]:
     """Have the errors of a class of operations name what an operation is about.
 
-    :param kinds: of the errors to which the names are added.
-    :param words: what to call each argument, such as ``queue="queue"``.
+    :param kinds: of the errors to whose text the names are added; attributes have them in errors of every other kind,
+        too, but for those that are about a server.
+    :param words: what to call each argument in the text, such as ``queue="queue"``; its attribute is called like it.
     """
 
     def naming(form: Callable[..., Operation[Any]]) -> Callable[..., Operation[Any]]:
@@ -68,14 +72,19 @@ def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[
         def named(*args: Any, **kwargs: Any) -> Operation[Any]:
             try:
                 return (yield from form(*args, **kwargs))
-            except kinds as error:
+            except QueuekeeperError as error:
                 given = inspect.signature(form).bind(*args, **kwargs).arguments
-                names = ", ".join(
-                    f"{word} {given[argument]!r}" for argument, word in words.items() if given.get(argument) is not None
-                )
+                about = {argument: given[argument] for argument in words if given.get(argument) is not None}
+                if type(error) not in _OF_SERVERS:
+                    for argument, value in about.items():
+                        if getattr(error, argument) is None and isinstance(value, str):
+                            setattr(error, argument, value)
+                if not isinstance(error, kinds):
+                    raise
+                names = ", ".join(f"{words[argument]} {value!r}" for argument, value in about.items())
                 if not names or names in str(error):
                     raise
-                raise type(error)(f"{error} ({names})") from error
+                raise error.reworded(f"{error} ({names})") from error
 
         return named
 

@@ -508,8 +508,9 @@ def test_rewind_to_what_was_collected_says_so(queues: Any) -> None:
     queues.purge(C, what=Purge.up_to(2))
     report = queues.rewind(C, to=Position.sequence(1))
     assert (report.new_acked, report.to_deliver, report.is_clamped, report.oldest_sequence) == (2, 3, True, 3)
-    with pytest.raises(UnknownQueue, match="queue of client 'nobody'"):
+    with pytest.raises(UnknownQueue, match="queue of client 'nobody'") as caught:
         queues.rewind("nobody", to=Position.earliest())
+    assert caught.value.client_id == "nobody"
 
 
 def test_late_acknowledgement_does_not_count_for_what_is_delivered_again(queues: Any) -> None:

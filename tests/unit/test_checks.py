@@ -18,12 +18,21 @@ import redis
 
 from queuekeeper import compacted, events, fanout, lua, redis_async, sessions
 from queuekeeper.checks import shown
-from queuekeeper.compacted.model import Append, Retention
+from queuekeeper.compacted.model import Append, Position, Retention
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.producer import CompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.topics import Topics
-from queuekeeper.errors import UnknownConsumer, UsageError
+from queuekeeper.errors import (
+    QueueFull,
+    QueuekeeperError,
+    RefusedError,
+    ServerUnavailable,
+    StoreFull,
+    UnknownConsumer,
+    UnknownQueue,
+    UsageError,
+)
 from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.operations import EventOperations
 from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
@@ -395,3 +404,36 @@ def test_what_is_not_there_is_told_with_the_names_of_queue_and_consumer() -> Non
     assert str(caught.value) == (
         "no consumer of this name is registered with the queue (queue 'orders', consumer 'billing')"
     )
+    assert (caught.value.queue, caught.value.consumer, caught.value.client_id) == ("orders", "billing", None)
+
+
+def test_every_error_of_a_call_has_its_queue_and_consumer_as_attributes() -> None:
+    store = _fanout()
+    store.answer = lambda step: [QueueFull("consumer 'shipping' has no room")]
+
+    with pytest.raises(QueueFull) as caught:
+        store.touch("orders", consumer="billing")
+
+    assert (str(caught.value), caught.value.queue, caught.value.consumer) == (
+        *("consumer 'shipping' has no room", "orders", "billing"),
+    )
+    queues = _compacted()
+    replies = lua.Replies(1)
+    replies[0] = UnknownQueue()
+    queues.answer = lambda step: replies
+    with pytest.raises(UnknownQueue) as unknown:
+        queues.rewind("meter-7", to=Position.earliest())
+    assert (unknown.value.client_id, unknown.value.queue) == ("meter-7", None)
+    assert str(unknown.value) == "There is no queue of this name. (queue of client 'meter-7')"
+
+
+@pytest.mark.parametrize("kind", [ServerUnavailable, StoreFull, RefusedError])
+def test_error_that_other_calls_hear_of_too_is_about_none_of_them(kind: type[QueuekeeperError]) -> None:
+    store, lost = _fanout(), kind("the server does not serve")
+    store.answer = lambda step: [lost]
+
+    with pytest.raises(kind) as caught:
+        store.touch("orders", consumer="billing")
+
+    assert caught.value is lost
+    assert (lost.queue, lost.consumer) == (None, None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import inspect
 
 import pytest
@@ -78,6 +79,19 @@ def test_an_exception_without_a_message_says_what_its_class_means(name: str) -> 
 
     assert str(cls()) == inspect.getdoc(cls)
     assert str(cls("because")) == "because"
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_an_exception_keeps_what_it_is_about_in_other_words_and_as_a_copy(name: str) -> None:
+    error = exceptions()[name]("because")
+    assert (error.queue, error.consumer, error.client_id) == (None, None, None)
+    error.queue, error.consumer, error.client_id = "orders", "billing", "meter-7"
+
+    for other in (error.reworded("because"), copy.copy(error)):
+        assert type(other) is type(error)
+        assert (str(other), other.queue, other.consumer, other.client_id) == (
+            *("because", "orders", "billing", "meter-7"),
+        )
 
 
 @pytest.mark.parametrize(("word", "cls"), errors.LUA_ERRORS.items())

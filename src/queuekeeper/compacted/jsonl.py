@@ -184,7 +184,7 @@ def append_lines(
             number = None if number is None else number + 1
     except QueuekeeperError as error:
         if done:
-            raise type(error)(f"{error}; at least the {done:,} lines before are stored") from error
+            raise error.reworded(f"{error}; at least the {done:,} lines before are stored") from error
         raise
     if forgotten:
         raise gone_on(producer)

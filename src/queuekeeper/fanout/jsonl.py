@@ -174,7 +174,7 @@ def publish_lines(
     except QueuekeeperError as error:
         done = published + duplicates
         if done:
-            raise type(error)(f"{error}; at least the {done:,} messages before are published") from error
+            raise error.reworded(f"{error}; at least the {done:,} messages before are published") from error
         raise
     return PublishLinesReport(
         queue=queue, published=published, duplicates=duplicates, held=held, dropped=dropped, last_id=last_id

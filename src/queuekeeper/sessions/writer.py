@@ -53,6 +53,7 @@ class MessageRefused(RefusedError):
 
     def __init__(self, client_id: str, refusal: Refusal) -> None:
         super().__init__(f"the message for {client_id!r} was not stored: {refusal.value.replace('_', ' ')}")
+        self.client_id = client_id
         self.refusal = refusal
 
 
