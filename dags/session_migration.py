@@ -96,7 +96,8 @@ with DAG(
     approve_commit = ApprovePlanOperator(
         task_id="approve_commit",
         subject="End the mirror? After this there is no way back but a new migration.",
-        body=f"Plan {PLAN_ID}: all clients are on Redis, and every one was equal in PostgreSQL after the soak.",
+        body=f"Plan {PLAN_ID}: clients that can move are on Redis, and each was equal in PostgreSQL after the soak. "
+        "Unless the plan leaves them, messages of clients that no cluster can hold go into quarantine.",
         plan_only=False,
         retry_delay=timedelta(seconds=1),
     )

@@ -27,11 +27,20 @@ from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.quarantine import replay
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.quarantine import Stores
+from queuekeeper.sessions.quarantine import replay as put_back
 from queuekeeper.sessions.router import SessionRouter
 from queuekeeper.sessions.snapshot import differences
-from tests.conformance.online_worlds import PLAN_ID, DiesBeforeRedisKnows, OnlineWorld, message, until_none_is_late
+from tests.conformance.online_worlds import (
+    DEFAULT_TTL_S,
+    PLAN_ID,
+    DiesBeforeRedisKnows,
+    OnlineWorld,
+    message,
+    until_none_is_late,
+)
 from tests.patience import PATIENCE_S
-from tests.property.migration_rules import Message, pairs, stored_json
+from tests.property.migration_rules import Message, Rules, decide, pairs, stored_json
 
 pytestmark = pytest.mark.conformance
 
@@ -1261,6 +1270,125 @@ def test_client_of_such_rows_stays_where_the_plan_says_so_and_comes_when_they_ar
     assert driver.soak(seconds=0).refused == 0
     assert until_none_is_late(driver.roll_back).left == {}
     assert world.all_owners() == {"postgres"}
+
+
+@pytest.fixture
+def clustered(postgres_url: str, redis_cluster_url: str) -> Iterator[OnlineWorld]:
+    """Clients that a cluster can hold, and some that it cannot, with good rows, bad ones and a dead one, or none."""
+    world = OnlineWorld(postgres_url, redis_cluster_url)
+    try:
+        for client_id in (C, "a}b", *SCATTERED):
+            save(world.at_postgres, client_id, b"1", b"2", b"3")
+        spoil(world, "}x")
+        world.sql("UPDATE device_publish_msg SET time = 1000 WHERE client_id = '}x' AND serial_number = 0")
+        world.at_postgres.ack("}idle", [Ack(packet_id=number) for number in (1, 2, 3)])
+        yield world
+    finally:
+        world.close()
+
+
+SCATTERED = ("}x", "}y", "}idle")
+SERVED = "id '}x' begins with a closing brace: its keys lie in several slots"
+
+
+def quarantined_offline(world: OnlineWorld) -> dict[tuple[str, int], str | None]:
+    """Return which rows the offline plan quarantines, and why, as the written rules have it for a cluster."""
+    rules = Rules(limit=500, default_ttl_s=DEFAULT_TTL_S, as_of_ms=system_clock(), clustered=True)
+    found = [
+        (message, decide(client.messages, None, rules).messages[message.serial_number])
+        for client in world.clients().values()
+        for message in client.messages
+    ]
+    return {message[:2]: outcome.reason for message, outcome in found if outcome.fate == "quarantined"}
+
+
+def ledger_sums(world: OnlineWorld) -> tuple[int, int, int, int]:
+    """Return rows seen, copied, quarantined and unaccounted for, as the last verification has noted them."""
+    rows = world.ledger.ledger(world.plan_id)
+    return (
+        sum(row.rows_seen for row in rows),
+        sum(row.copied for row in rows),
+        sum(row.quarantined for row in rows),
+        sum(row.unaccounted for row in rows),
+    )
+
+
+def test_client_that_no_cluster_can_hold_is_served_until_the_commit_and_then_quarantined_as_offline(
+    clustered: OnlineWorld,
+) -> None:
+    clustered.plan(count=2)
+    before, planned = clustered.rows(), quarantined_offline(clustered)
+    assert {row[0] for row in planned} == {"}x", "}y"}
+    assert set(planned.values()) == {"client_id_scattered"}
+
+    driver = clustered.driver()
+    driver.arm()
+    reports = [driver.catch_up(), driver.verify(), until_none_is_late(driver.cut_over)]
+    assert [(report.kept, report.left, report.set_aside) for report in reports] == [(len(SCATTERED), {}, 0)] * 3
+    why = dict(reports[0].examples)["}x"]
+    assert why.startswith("it stays in PostgreSQL until the commit, which puts its messages into queuekeeper.")
+    assert f"session_quarantine (client_id_scattered): {SERVED}" in why
+    # What the plan counts is in the ledger, and it balances; nothing of these clients was touched.
+    assert ledger_sums(clustered) == (6 + len(planned), 6, len(planned), 0)
+    assert clustered.rows() == before
+    assert clustered.sql(QUARANTINE) == []
+
+    # Undo: all is as it was, and the way may be gone again.
+    assert until_none_is_late(driver.roll_back).left == {}
+    after = clustered.rows()
+    assert after.keys() == before.keys()
+    assert {key: after[key] for key in planned} == {key: before[key] for key in planned}
+    driver.catch_up()
+    driver.verify()
+    assert until_none_is_late(driver.cut_over).left == {}
+    driver.soak(seconds=0)
+    before = clustered.rows()
+
+    assert driver.without_place([0, 1]) == {"}x": 6, "}y": 3, "}idle": 0}
+    done = driver.commit()
+    assert (done.set_aside, done.kept, done.left) == (len(planned), len(SCATTERED), {})
+    aside = {row[:2]: row for row in clustered.sql(QUARANTINE)}
+    assert aside == {place: (*before[place], reason) for place, reason in planned.items()}
+    assert {place[0] for place in clustered.rows()} == {C, "a}b"}
+    # Again: the same.
+    again = driver.commit()
+    assert (again.set_aside, again.kept, again.left) == (0, len(SCATTERED), {})
+    assert {row[:2]: row for row in clustered.sql(QUARANTINE)} == aside
+
+    # Who goes on with such a client in PostgreSQL can, and gets back what can be delivered, in order and once.
+    with clustered.router() as router:
+        save(router, "}y", b"4")
+        stores = Stores(clustered.connection, postgres=clustered.at_postgres, redis=clustered.at_redis, router=router)
+        back = put_back(clustered.connection, stores, person="test")
+        assert (back.replayed, back.expired, back.not_repaired) == (len(planned) - 4, 1, len(ODD_ROWS))
+        assert put_back(clustered.connection, stores, person="test").replayed == 0
+        assert payloads(router, "}x") == [b"2", b"3"]
+        assert payloads(router, "}y") == [b"4", b"1", b"2", b"3"]
+
+
+def test_client_that_no_cluster_can_hold_stays_for_good_where_the_plan_says_so(clustered: OnlineWorld) -> None:
+    clustered.plan(count=2, bad_rows="leave")
+    before = clustered.rows()
+
+    driver = clustered.driver()
+    driver.arm()
+    reports = [driver.catch_up(), driver.verify(), until_none_is_late(driver.cut_over)]
+    assert [(report.kept, report.left) for report in reports] == [(len(SCATTERED), {})] * 3
+    why = dict(reports[0].examples)["}x"]
+    assert why.startswith(f"it stays in PostgreSQL (client_id_scattered): {SERVED}")
+    assert ledger_sums(clustered) == (6, 6, 0, 0)
+    driver.soak(seconds=0)
+    assert driver.without_place([0, 1]) == {}
+    for _ in range(2):
+        assert driver.commit().set_aside == 0
+
+    assert {key: row for key, row in clustered.rows().items() if key[0] in SCATTERED} == {
+        key: row for key, row in before.items() if key[0] in SCATTERED
+    }
+    assert clustered.sql(QUARANTINE) == []
+    with clustered.router() as router:
+        save(router, "}y", b"4")
+        assert payloads(router, "}y") == [b"1", b"2", b"3", b"4"]
 
 
 def test_copy_that_nobody_can_read_is_made_right_by_the_next_step(few: OnlineWorld) -> None:

@@ -26,6 +26,7 @@ from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
+    BadRows,
     CohortPlan,
     MigrationParameters,
     MigrationPlan,
@@ -50,8 +51,10 @@ def make_plan(
     version: str | None = None,
     chosen: tuple[int, ...] | None = None,
     mode: Mode = Mode.OFFLINE,
+    bad_rows: BadRows = BadRows.QUARANTINE,
+    reason: Reason = Reason.QOS_OUT_OF_RANGE,
 ) -> MigrationPlan:
-    parameters = MigrationParameters(cohort_count=len(to_copy), limit=500, mode=mode)
+    parameters = MigrationParameters(cohort_count=len(to_copy), limit=500, mode=mode, bad_rows=bad_rows)
     size = SLOTS // len(to_copy)
     cohorts = tuple(
         CohortPlan(
@@ -67,7 +70,7 @@ def make_plan(
             expired=2,
             trimmed=1,
             quarantined=1,
-            quarantined_by_reason={Reason.QOS_OUT_OF_RANGE.value: 1},
+            quarantined_by_reason={reason.value: 1},
             forecast_bytes=4_096,
             longest_queue=count,
         )
@@ -259,6 +262,28 @@ def test_summary_shows_numbers_and_no_client(
     assert found["numbers"]["quarantined_by_reason"] == {"qos_out_of_range": 2}
     for words in (f"`{plan.plan_id}`", "**20**", "beyond 500 per session", "8.0 KiB forecast", "- qos out of range: 2"):
         assert words in found["markdown"]
+
+
+UNTIL_THE_COMMIT = (
+    " (no cluster can hold such a client: PostgreSQL serves it until the commit, which moves its messages to "
+    "queuekeeper.session_quarantine)"
+)
+
+
+@pytest.mark.parametrize(
+    ("mode", "bad_rows", "words"),
+    [
+        (Mode.OFFLINE, BadRows.QUARANTINE, ""),
+        (Mode.ONLINE, BadRows.QUARANTINE, UNTIL_THE_COMMIT),
+        (Mode.ONLINE, BadRows.LEAVE, " (no cluster can hold such a client: it stays in PostgreSQL)"),
+    ],
+)
+def test_summary_says_what_becomes_of_clients_that_no_cluster_can_hold(
+    mode: Mode, bad_rows: BadRows, words: str
+) -> None:
+    plan = make_plan(mode=mode, bad_rows=bad_rows, reason=Reason.CLIENT_ID_SCATTERED)
+
+    assert summarise(plan, []).markdown.endswith(f"\n- client id scattered: 2{words}")
 
 
 def test_summary_names_the_memory_limit_when_every_master_has_one_and_what_is_risky(

@@ -89,6 +89,29 @@ def test_commit_is_the_end(world: OnlineWorld) -> None:
         ONLINE.fails(verb, PLAN_ID, "--yes", code=4, words="cohort 0 is committed: .* no way back but a new migration")
 
 
+def test_dry_run_of_a_commit_counts_the_messages_that_it_will_put_aside(
+    postgres_url: str, redis_cluster_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
+    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", redis_cluster_url)
+    world = OnlineWorld(postgres_url, redis_cluster_url)
+    try:
+        for client_id in ("meter-1", "}x", "}x"):
+            world.at_postgres.save_messages([SessionSave(client_id=client_id, messages=(message(SECRET.encode()),))])
+        world.plan(count=2)
+        world.to_redis()
+        ONLINE.as_json("soak", PLAN_ID, "--seconds", "0")
+        would = ONLINE.as_json("commit", PLAN_ID, "--dry-run")
+        assert (would["clients"], would["set_aside"], len(world.rows())) == (1, 2, 3)
+        words = "2 messages of 1 clients that no cluster can hold would be put aside; nothing was changed."
+        assert words in " ".join(ONLINE.run("commit", PLAN_ID, "--dry-run").stdout.split())
+        done = moved("commit", PLAN_ID, "--yes")
+        assert (done["set_aside"], done["outcomes"]) == (2, {"kept": 1})
+        assert ONLINE.as_json("commit", PLAN_ID, "--dry-run")["set_aside"] == 0
+    finally:
+        world.close()
+
+
 def test_for_people_it_says_the_same_in_words(world: OnlineWorld) -> None:
     assert "Arm of plan" in ONLINE.run("arm", PLAN_ID).stdout
     result = ONLINE.run("catch-up", PLAN_ID)

@@ -720,6 +720,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "default_ttl_s": 60,
     },
     "last_packet_id": {"client_id": "c-7"},
+    "list_serials": {"client_id": "c-7"},
     "lock_sessions": {"client_ids": ["c-7", "c-8"]},
     "mark_delivered": {"client_id": "c-7", "serial": 5},
     "mark_released": {"client_id": "c-7", "packet_id": 5, "serial": None, "default_ttl_s": 60},

@@ -12,6 +12,7 @@ import humanize
 from queuekeeper.migration.model import BadRows, MigrationPlan, Mode
 from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
+from queuekeeper.sessions.judge import Reason
 
 _QUARANTINED = {
     (Mode.OFFLINE, BadRows.QUARANTINE): "kept in PostgreSQL for repair",
@@ -20,6 +21,11 @@ _QUARANTINED = {
         BadRows.QUARANTINE,
     ): "moved to queuekeeper.session_quarantine for repair; their clients move",
     (Mode.ONLINE, BadRows.LEAVE): "left as they are; their clients stay in PostgreSQL until they are mended",
+}
+_SCATTERED = {
+    BadRows.QUARANTINE: " (no cluster can hold such a client: PostgreSQL serves it until the commit, which moves its "
+    "messages to queuekeeper.session_quarantine)",
+    BadRows.LEAVE: " (no cluster can hold such a client: it stays in PostgreSQL)",
 }
 
 
@@ -74,7 +80,11 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
     if reasons:
         lines += ["", "Quarantined rows by reason, messages and sessions:", ""]
-        lines += [f"- {reason.replace('_', ' ')}: {_count(count)}" for reason, count in reasons.items()]
+        scattered = _SCATTERED[parameters.bad_rows] if parameters.mode is Mode.ONLINE else ""
+        lines += [
+            f"- {reason.replace('_', ' ')}: {_count(count)}{scattered if reason == Reason.CLIENT_ID_SCATTERED else ''}"
+            for reason, count in reasons.items()
+        ]
     warnings = [warning for server in servers for warning in server_warnings(server)]
     if warnings:
         lines += ["", "Before you agree:", "", *(f"- {warning}" for warning in warnings)]

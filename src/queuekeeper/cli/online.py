@@ -234,7 +234,11 @@ def commit(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
     chosen = call.chosen(plan_id, cohorts)
     if call.dry_run:
         return _would(call, plan_id, chosen, "commit", "would stay Redis's for good")
-    call.agree(plan_id, "The mirror will end: there is no way back but a new migration.", kind="online_commit")
+    question = (
+        "The mirror will end: there is no way back but a new migration. Unless the plan leaves them, messages of "
+        "clients that no cluster can hold go into quarantine."
+    )
+    call.agree(plan_id, question, kind="online_commit")
     return _done(call.driver(plan_id).commit(chosen))
 
 
@@ -299,7 +303,11 @@ def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, verb: str,
     counts = {each.cohort: each for each in online.owner_counts(plan_id)}
     owner = "postgres" if verb == "cut over" else "redis"
     clients = sum(getattr(counts[each.cohort], owner) for each in found)
-    return Shown(
-        {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True},
-        lambda: [f"{clients:,} clients of {len(found):,} cohorts {words}; nothing was changed."],
-    )
+    would: dict[str, Any] = {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True}
+    if verb == "commit":
+        aside = call.driver(plan_id).without_place([each.cohort for each in chosen])
+        would["set_aside"] = sum(aside.values())
+        words += (
+            f", {would['set_aside']:,} messages of {len(aside):,} clients that no cluster can hold would be put aside"
+        )
+    return Shown(would, lambda: [f"{clients:,} clients of {len(found):,} cohorts {words}; nothing was changed."])

@@ -80,7 +80,9 @@ class MigrationParameters(SessionRules):
         title="Rows that nobody can deliver (online)",
         help="What becomes of them in the mode online; the plan counts them by reason, for the approval. quarantine "
         "moves them, whole, to queuekeeper.session_quarantine, and their client moves. leave touches nothing, and "
-        "their client stays in PostgreSQL: repair the rows and cut over again to move it.",
+        "their client stays in PostgreSQL: repair the rows and cut over again to move it. A client that no cluster can "
+        "hold, since its id begins with }, is served from PostgreSQL either way; with quarantine the commit moves its "
+        "messages to the same table.",
         section=Section.RULES,
         choices={
             "quarantine": "quarantine: they are put aside in PostgreSQL, and their client moves",

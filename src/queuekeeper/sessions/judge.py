@@ -15,7 +15,7 @@ from json import JSONDecoder
 from typing import Any, Literal
 
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered
 
 MAX_SERIAL = 2**53 - 1
 """Greatest serial that every store keeps exactly, and the one after it too: a sorted set's score is a double."""
@@ -269,6 +269,16 @@ def broken_rule(values: Mapping[str, Any], rules: Iterable[Rule] = RULES) -> Rul
         if rule.breaks(values):
             return rule
     return None
+
+
+def client_defect(client_id: str, *, clustered: bool) -> Reason | None:
+    """Return why Redis can hold nothing of a client.
+
+    :param clustered: whether it is a cluster, which cannot serve an id that begins with a closing brace.
+    """
+    if not client_id:
+        return Reason.CLIENT_ID_EMPTY
+    return Reason.CLIENT_ID_SCATTERED if clustered and is_scattered(client_id) else None
 
 
 def row_defect(values: Mapping[str, Any]) -> Reason | None:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered
+from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import (
@@ -25,6 +25,7 @@ from queuekeeper.sessions.judge import (
     Reason,
     Rule,
     broken_rule,
+    client_defect,
     pairs_of,
 )
 from queuekeeper.sessions.model import NewMessage, Refusal, SessionSave, SessionView, StoreChoice, StoreRules
@@ -160,12 +161,10 @@ def defect(row: Any, *, clustered: bool = False, rules: Sequence[Rule] = RULES) 
     """Return which rule a row of a quarantine breaks by itself, as plans, stores and movers judge it.
 
     :param row: see :func:`row_values`.
-    :param clustered: whether the target is a cluster, which cannot serve an id that begins with a closing brace.
+    :param clustered: see :func:`~queuekeeper.sessions.judge.client_defect`.
     """
-    if not row.client_id:
-        return Reason.CLIENT_ID_EMPTY
-    if clustered and is_scattered(row.client_id):
-        return Reason.CLIENT_ID_SCATTERED
+    if (reason := client_defect(row.client_id, clustered=clustered)) is not None:
+        return reason
     broken = broken_rule(row_values(row), rules)
     return None if broken is None else broken.reason
 

@@ -19,16 +19,25 @@ from queuekeeper.errors import (
     StaleEpoch,
     StoreFull,
 )
-from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.keyspace import check_served, session_keys
+from queuekeeper.migration.model import BadRows, MigrationPlan
 from queuekeeper.migration.online.brake import Brake, Limits, Load
 from queuekeeper.migration.online.checks import check_servers, servers_clock
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.mover import SessionMover, movers
 from queuekeeper.migration.online.reports import StepReport, Tally
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors
+from queuekeeper.redis_client import RedisClient, facts, is_cluster, nodes, redis_errors
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import StoreRules
+
+STAYS = {
+    BadRows.QUARANTINE: "it stays in PostgreSQL until the commit, which puts its messages into "
+    f"queuekeeper.session_quarantine ({Reason.CLIENT_ID_SCATTERED})",
+    BadRows.LEAVE: f"it stays in PostgreSQL ({Reason.CLIENT_ID_SCATTERED})",
+}
+"""What becomes of a client that no cluster can hold."""
 
 _CHUNK_S = 1.0
 
@@ -95,6 +104,8 @@ class Crew:
             tell=lambda reason: self._held_back(look, step, reason),
             limits=self.limits,
         )
+        clustered = is_cluster(client)
+        staying = STAYS[self.plan.parameters.bad_rows]
         waiting = _clients(online, cohorts, owner)
         last = _one_by_one(waiting)
 
@@ -103,12 +114,15 @@ class Crew:
             while (client_id := await last()) is not None:
                 await brake()
                 try:
+                    if clustered:
+                        # Before anything of it is touched.
+                        check_served(session_keys(client_id))
                     count(tally, await work(mover, client_id))
                 except (ServerUnavailable, StaleDriver, StoreFull):
                     raise
                 except ScatteredClient as error:
                     # No cluster can hold it, whatever is mended: nobody waits for it.
-                    tally.stays(client_id, f"it stays in PostgreSQL: {error}")
+                    tally.stays(client_id, f"{staying}: {error}")
                 except QueuekeeperError as error:
                     # What is refused of one client stops no other; it stays where it is.
                     tally.refused(client_id, error)

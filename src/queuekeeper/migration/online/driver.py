@@ -15,6 +15,7 @@ from queuekeeper.errors import (
     CheckFailed,
     RefusedError,
 )
+from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import preflight
 from queuekeeper.migration.clients import clients_of
 from queuekeeper.migration.ledger import MigrationLedger
@@ -29,14 +30,16 @@ from queuekeeper.migration.online.checks import (
     servers_of,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
-from queuekeeper.migration.online.crew import Crew, all_clients, pages, rules_of
+from queuekeeper.migration.online.crew import STAYS, Crew, all_clients, pages, rules_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
 from queuekeeper.migration.online.states import BEGINS, MIRRORED, OnlineState, ends
 from queuekeeper.postgres import Connection, connect
-from queuekeeper.redis_client import RedisClient, clocks_ms
+from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.judge import client_defect
 from queuekeeper.sessions.owners import OwnerStore
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 MOVERS = 8
@@ -155,6 +158,8 @@ class OnlineDriver:
                     f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; {advice}, "
                     "and look into it when they still differ"
                 )
+            for client_id, messages in self._without_place(connection, client, online, plan, found):
+                tally.quarantined[client_slot(client_id)] += messages
             now_ms = self._now_ms(connection, client)
             online.clean(self._plan_id, numbers, driver=driver, at_ms=now_ms)
             _write_ledger(MigrationLedger(connection), plan, found, tally, now_ms=now_ms)
@@ -290,6 +295,9 @@ class OnlineDriver:
     def commit(self, cohorts: Sequence[int] | None = None) -> StepReport:
         """End the mirror: from here on there is no way back but a new migration. What was interrupted is finished.
 
+        Messages of clients that no cluster can hold are put aside: until now PostgreSQL has served them, and the way
+        back would have left them alone. Its tables are nobody's from here on.
+
         :raises RefusedError: when a cohort is not soaking, or has to be verified again.
         """
         begun = time.monotonic()
@@ -317,7 +325,17 @@ class OnlineDriver:
                     if ended is not None and ended.epoch is not None:
                         store.set_owner(client_id, epoch=ended.epoch, owner="redis", mirrored=False)
                     tally.clients += 1
+            sessions = PostgresSessionStore(connection, rules=rules_of(plan))
+            for client_id, _ in self._without_place(connection, client, online, plan, found):
+                tally.set_aside += sessions.set_aside_unreadable(client_id, clustered=True)
+                tally.stays(client_id, STAYS[plan.parameters.bad_rows])
         return tally.report(self._plan_id, "commit", numbers, seconds=time.monotonic() - begun)
+
+    def without_place(self, cohorts: Sequence[int]) -> dict[str, int]:
+        """Return how many messages of which clients the commit puts aside, since no cluster can hold these clients."""
+        with self._opened() as (connection, client, online, plan):
+            found = online.load(self._plan_id, cohorts)
+            return dict(self._without_place(connection, client, online, plan, found))
 
     # --- steps back --------------------------------------------------------------------------------------------
 
@@ -476,6 +494,23 @@ class OnlineDriver:
         now_ms = self._now_ms(connection, client)
         preflight.check_values(client, largest_bytes=preflight.largest_value(connection, plan, cohorts, now_ms=now_ms))
 
+    @staticmethod
+    def _without_place(
+        connection: Connection,
+        client: RedisClient,
+        online: OnlineCohorts,
+        plan: MigrationPlan,
+        cohorts: Sequence[OnlineCohort],
+    ) -> Iterator[tuple[str, int]]:
+        """Yield clients of which this Redis can hold nothing, with the number of messages, unless they are left."""
+        if plan.parameters.bad_rows is BadRows.LEAVE or not is_cluster(client):
+            return
+        sessions = PostgresSessionStore(connection, rules=rules_of(plan))
+        for each in cohorts:
+            for client_id in all_clients(online, each, "postgres"):
+                if client_defect(client_id, clustered=True) is not None:
+                    yield client_id, len(sessions.find_unreadable(client_id, clustered=True))
+
     def _now_ms(self, connection: Connection, client: RedisClient) -> int:
         return (self._clock or servers_clock(connection, client))()
 
@@ -494,21 +529,22 @@ class OnlineDriver:
 def _write_ledger(
     ledger: MigrationLedger, plan: MigrationPlan, cohorts: Sequence[OnlineCohort], tally: Tally, *, now_ms: int
 ) -> None:
-    """Note what was found equal, for the report and the pages."""
+    """Note what was found equal, and what has no place in Redis, for the report and the pages."""
     rows = []
     for each in cohorts:
         slots = range(each.slot_first, each.slot_last + 1)
         messages = sum(tally.equal_messages[slot] for slot in slots)
         clients = sum(tally.equal_clients[slot] for slot in slots)
+        quarantined = sum(tally.quarantined[slot] for slot in slots)
         rows.append(
             LedgerRow(
                 cohort=each.cohort,
-                rows_seen=messages,
+                rows_seen=messages + quarantined,
                 copied=messages,
                 expired=0,
                 trimmed=0,
                 superseded=0,
-                quarantined=0,
+                quarantined=quarantined,
                 sessions_seen=clients,
                 sessions_copied=clients,
                 differences=0,

@@ -22,7 +22,8 @@ class StepReport:
         refused, equal, kept.
     :param written: messages written to the other store.
     :param removed: messages removed from it.
-    :param set_aside: rows of the source that nobody could deliver, put into the quarantine.
+    :param set_aside: rows of the source that nobody could deliver, put into the quarantine; of a commit, those of
+        clients that no cluster can hold.
     :param fenced_p50_ms: how long clients were fenced; none when none was.
     :param examples: clients that could not be moved, or differ, with the reason; at most 20, without content.
     """
@@ -96,12 +97,14 @@ class Tally:
 
     :ivar equal_clients: clients that were found equal, by slot.
     :ivar equal_messages: their live messages, by slot.
-    :ivar kept: clients that stay in PostgreSQL by the plan's choice, with the reason.
+    :ivar quarantined: messages of clients that no cluster can hold, which the commit puts aside, by slot.
+    :ivar kept: clients that stay in PostgreSQL, with the reason.
     """
 
     clients: int = 0
     equal_clients: Counter[int] = field(default_factory=Counter)
     equal_messages: Counter[int] = field(default_factory=Counter)
+    quarantined: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     written: int = 0
     removed: int = 0

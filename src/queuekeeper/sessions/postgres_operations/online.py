@@ -7,7 +7,7 @@ from typing import Any
 
 from queuekeeper.errors import NotOwner
 from queuekeeper.operation import Operation
-from queuekeeper.sessions.judge import Reason, row_defect, sql_bounds
+from queuekeeper.sessions.judge import Reason, client_defect, row_defect, sql_bounds
 from queuekeeper.sessions.model import PendingMessage
 from queuekeeper.sessions.postgres_operations.common import (
     JUDGED_COLUMNS,
@@ -32,16 +32,19 @@ MESSAGES_PER_SNAPSHOT_STEP = 500
 class OnlineOperations(CommonOperations):
     """Find and set aside what is unreadable, read and apply snapshots."""
 
-    def set_aside_unreadable(self, client_id: str, *, duplicates: bool = False) -> Operation[int]:
+    def set_aside_unreadable(
+        self, client_id: str, *, duplicates: bool = False, clustered: bool = False
+    ) -> Operation[int]:
         """Put messages that nobody can deliver aside, as a fetch would that came to them.
 
         :param duplicates: also those whose packet id a newer live message has: a session in Redis has no place for
             both.
+        :param clustered: also all messages of a client that a cluster can hold nothing of; the session stays.
         :returns: how many.
         :raises NotOwner: when there are any and the session is not PostgreSQL's.
         """
         check_vendor_id(client_id)
-        unreadable = yield from self._unreadable(client_id)
+        unreadable = yield from self._unreadable(client_id, clustered=clustered)
         yield from self._set_aside(client_id, unreadable)
         if not duplicates:
             return len(unreadable)
@@ -49,13 +52,14 @@ class OnlineOperations(CommonOperations):
         yield from self._set_aside(client_id, repeated)
         return len(unreadable) + len(repeated)
 
-    def find_unreadable(self, client_id: str) -> Operation[dict[int, str]]:
+    def find_unreadable(self, client_id: str, *, clustered: bool = False) -> Operation[dict[int, str]]:
         """Tell which messages cannot move to Redis, by serial, and why; nothing is changed.
 
+        :param clustered: whether it is a cluster; all messages of a client that it can hold nothing of are told then.
         :returns: those that nobody can deliver, and those whose packet id a newer live message has.
         """
         check_vendor_id(client_id)
-        unreadable = yield from self._unreadable(client_id)
+        unreadable = yield from self._unreadable(client_id, clustered=clustered)
         repeated = yield from self._duplicates(client_id)
         return repeated | unreadable
 
@@ -69,11 +73,18 @@ class OnlineOperations(CommonOperations):
             page = Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=reasons)
             yield Step(begin=True, end=True, queries=(self._hold([client_id]), *put_away(client_id, page)))
 
-    def _unreadable(self, client_id: str, *, inside: bool = False) -> Operation[dict[int, str]]:
+    def _unreadable(
+        self, client_id: str, *, inside: bool = False, clustered: bool = False
+    ) -> Operation[dict[int, str]]:
         """Return which messages nobody can deliver, by serial, and why.
 
         :param inside: a transaction is under way.
+        :param clustered: whether they are to be delivered from a cluster.
         """
+        if (of_client := client_defect(client_id, clustered=clustered)) is not None:
+            every = Query(name="list_serials", parameters={"client_id": client_id})
+            (rows,) = yield Step(begin=not inside, end=not inside, queries=(every,))
+            return {serial: str(of_client) for (serial,) in rows}
         parameters = {"client_id": client_id, **sql_bounds()}
         suspicious = Query(name="suspicious_messages", parameters=parameters)
         (rows,) = yield Step(begin=not inside, end=not inside, queries=(suspicious,))
