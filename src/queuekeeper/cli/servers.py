@@ -12,9 +12,10 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OnServers, Plain
 from queuekeeper.cli.output import Shown, cell, screen, table
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import MissingExtra, RefusedError, UsageError
 
 if TYPE_CHECKING:
+    from queuekeeper.config import Settings
     from queuekeeper.doctor import Examination, Finding
     from queuekeeper.embedded import Status
 
@@ -119,8 +120,7 @@ def doctor(call: OnServers) -> Shown:
 
     Example: `queuekeeper doctor --redis-url rediss://user:password@redis.example:6380`
     """
-    from queuekeeper.doctor import Examination, examine_machine, examine_postgres, examine_redis
-    from queuekeeper.embedded.examination import examine_airflow, examine_java
+    from queuekeeper.doctor import Examination, examine_java, examine_machine, examine_postgres, examine_redis
 
     settings = context.settings()
     findings: list[Finding] = []
@@ -129,9 +129,21 @@ def doctor(call: OnServers) -> Shown:
         findings += _server("Redis", context.redis_address, call.redis_url, examine_redis)
         findings += examine_machine(settings)
         findings += examine_java(settings)
-        findings += examine_airflow(settings)
+        findings += _private_airflow(settings)
     examination = Examination(findings=tuple(findings))
     return Shown(examination, lambda: _pretty(examination), failed=None if examination.fit else "")
+
+
+def _private_airflow(settings: Settings) -> list[Finding]:
+    try:
+        from queuekeeper.embedded.examination import examine_airflow
+    except MissingExtra as missing:
+        from queuekeeper.doctor.findings import Notes, State
+
+        notes = Notes("Airflow")
+        notes.add("private Airflow", State.UNKNOWN, "private servers are not installed", str(missing))
+        return notes.findings
+    return examine_airflow(settings)
 
 
 def _server(

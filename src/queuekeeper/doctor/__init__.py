@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queuekeeper.doctor.findings import Examination, Finding, State
-from queuekeeper.doctor.machine import examine_machine
+from queuekeeper.doctor.machine import examine_java, examine_machine
 from queuekeeper.doctor.postgres import examine_postgres
 from queuekeeper.doctor.redis import examine_redis
 
@@ -11,6 +11,7 @@ __all__ = [
     "Examination",
     "Finding",
     "State",
+    "examine_java",
     "examine_machine",
     "examine_postgres",
     "examine_redis",

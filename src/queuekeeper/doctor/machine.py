@@ -1,13 +1,16 @@
-"""Looks at the machine that runs this process: room for what is written on it."""
+"""Looks at the machine that runs this process: room for what is written on it, and a Java for Spark."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from queuekeeper.config import Settings
 from queuekeeper.doctor.findings import Finding, Notes, State
+from queuekeeper.errors import QueuekeeperError
+from queuekeeper.java import java_home, java_version
 from queuekeeper.report import figures
 
 FREE_SHARE_WARNING = 0.1
@@ -34,6 +37,24 @@ def examine_machine(settings: Settings, *, folders: Mapping[str, Path] | None = 
         shared.setdefault(_present(folder), []).append(purpose)
     for folder, purposes in shared.items():
         room_finding(notes, folder, purposes)
+    return notes.findings
+
+
+def examine_java(settings: Settings) -> list[Finding]:
+    """Look for a Java runtime that Spark can use."""
+    notes = Notes("this machine")
+    if find_spec("pyspark") is None:
+        notes.add(
+            "Java for Spark", State.UNKNOWN, "Spark is not installed",
+            "for plans, copies, verifications, profiles and archives: pip install 'queuekeeper[spark]'",
+        )  # fmt: skip
+        return notes.findings
+    try:
+        home = java_home(settings.home)
+    except QueuekeeperError as error:
+        notes.add("Java for Spark", State.FAILED, str(error), "see the message; what needs no Spark works without")
+    else:
+        notes.add("Java for Spark", State.OK, f"Java {java_version(home)} in {home}")
     return notes.findings
 
 

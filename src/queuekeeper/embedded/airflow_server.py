@@ -21,9 +21,9 @@ import psycopg
 
 from queuekeeper.embedded.airflow_client import AirflowClient
 from queuekeeper.embedded.files import HOST, demand_free, free_port, noted_port, write_private
-from queuekeeper.embedded.java import java_home
 from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
 from queuekeeper.errors import ServerUnavailable, UsageError
+from queuekeeper.java import java_home
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "api-server": ("airflow", "api-server"),

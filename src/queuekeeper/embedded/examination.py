@@ -1,27 +1,14 @@
-"""What an examination of this machine says of Java and of the private Airflow."""
+"""What an examination of this machine says of the private Airflow."""
 
 from __future__ import annotations
 
 from queuekeeper.config import Settings
 from queuekeeper.doctor.findings import Finding, Notes, State
 from queuekeeper.embedded.airflow_client import AirflowClient
-from queuekeeper.embedded.java import java_home, java_version
 from queuekeeper.embedded.stack import airflow_server, status
 from queuekeeper.errors import QueuekeeperError
 
 PLUGIN = "queuekeeper"
-
-
-def examine_java(settings: Settings) -> list[Finding]:
-    """Look for a Java runtime that Spark can use."""
-    notes = Notes("this machine")
-    try:
-        home = java_home(settings.home)
-    except QueuekeeperError as error:
-        notes.add("Java for Spark", State.FAILED, str(error), "see the message; what needs no Spark works without")
-    else:
-        notes.add("Java for Spark", State.OK, f"Java {java_version(home)} in {home}")
-    return notes.findings
 
 
 def examine_airflow(settings: Settings) -> list[Finding]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import SecretStr
 
@@ -22,6 +20,7 @@ from queuekeeper.embedded.postgres_server import PostgresServer
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.embedded.redis_server import RedisServer
 from queuekeeper.errors import ServerUnavailable
+from queuekeeper.hosts import without_password
 from queuekeeper.postgres import connect, migrate
 
 State = Literal["running", "stopped", "external"]
@@ -211,17 +210,6 @@ def airflow_server(settings: Settings, *, die_with_parent: bool = False) -> Airf
         },
         die_with_parent=die_with_parent,
     )
-
-
-def without_password(url: str) -> str:
-    """Return an address that may be shown."""
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")
-    user = place[0].partition(":")[0]
-    shown = f"{user}@{place[2]}" if user else place[2]
-    # Clients also accept the password as a parameter.
-    query = re.sub(r"(?i)(^|&)([^=&]*(?:password|secret)[^=&]*)=[^&]*", r"\1\2=***", parts.query)
-    return urlunsplit(parts._replace(netloc=shown, query=query))
 
 
 def _postgres(settings: Settings, *, die_with_parent: bool = False) -> PostgresServer:

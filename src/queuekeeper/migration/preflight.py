@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import humanize
-
 from queuekeeper.approvals import check_release
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.model import CohortPlan, MigrationPlan, Mode, TaskMemory
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts, is_cluster, shards, unfit, value_bounds
+from queuekeeper.report.figures import size
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import row_defect, user_properties
 
@@ -213,7 +212,7 @@ def check_target(client: RedisClient, *, forecast_bytes: Mapping[str, int] | Non
         problems = _memory_problems(servers, forecast_bytes)
         warnings += [
             f"Redis at {server.address} has no maxmemory and does not say how much memory its host has: "
-            f"make sure that {_bytes(forecast_bytes.get(server.address, 0))} more fit"
+            f"make sure that {size(forecast_bytes.get(server.address, 0))} more fit"
             for server in servers
             if not server.maxmemory_bytes and not server.total_system_memory_bytes
         ]
@@ -239,7 +238,7 @@ def check_payloads(connection: Connection, memory: TaskMemory) -> int:
     carried_bytes = memory.heap_bytes // HEAP_PER_PAYLOAD
     together = "" if len(sizes) == 1 else f", and the {len(sizes)} that may be copied at once have {sum(sizes):,}"
     raise RefusedError(
-        f"the largest payload has {sizes[0]:,} bytes{together}: the {_bytes(memory.heap_bytes)} of Spark's heap carry "
+        f"the largest payload has {sizes[0]:,} bytes{together}: the {size(memory.heap_bytes)} of Spark's heap carry "
         f"{carried_bytes:,}. Set {memory.setting} to {memory.setting_for(needed_bytes)} (docs/migration.md, 4), or "
         f"take rows of {_MESSAGES} with octet_length(payload) > {carried_bytes // len(sizes)} out of the source"
     )
@@ -264,7 +263,7 @@ def check_queues(connection: Connection, memory: TaskMemory, *, payloads_need_by
     together = "" if len(sizes) == 1 else f", and the {len(sizes)} that may be copied at once have {sum(sizes):,}"
     raise RefusedError(
         f"the largest queue of a client has {sizes[0]:,} bytes of payloads beside its largest{together}: the "
-        f"{_bytes(memory.heap_bytes)} of Spark's heap carry {carried_bytes:,}. Set {memory.setting} to "
+        f"{size(memory.heap_bytes)} of Spark's heap carry {carried_bytes:,}. Set {memory.setting} to "
         f"{memory.setting_for(needed_bytes)} (docs/migration.md, 4), or take messages of the clients with the greatest "
         f"sum(octet_length(payload)) in {_MESSAGES} out of the source"
     )
@@ -417,7 +416,7 @@ def _memory_problems(servers: list[ServerFacts], forecast: Mapping[str, int]) ->
             if needed > MEMORY_SHARE * server.maxmemory_bytes:
                 problems.append(
                     f"Redis at {server.address} has too little memory: {_use(server, forecast)} are over "
-                    f"{MEMORY_SHARE:.0%} of maxmemory {_bytes(server.maxmemory_bytes)}: "
+                    f"{MEMORY_SHARE:.0%} of maxmemory {size(server.maxmemory_bytes)}: "
                     f"CONFIG SET maxmemory {int(needed / MEMORY_SHARE) + 1}, where the host has the memory"
                 )
         elif server.total_system_memory_bytes:
@@ -429,14 +428,10 @@ def _memory_problems(servers: list[ServerFacts], forecast: Mapping[str, int]) ->
             used = " and ".join(f"{server.address} ({_use(server, forecast)})" for server in neighbours)
             problems.append(
                 f"the host {host} has too little memory for Redis: {used} are over {MEMORY_SHARE:.0%} of its "
-                f"{_bytes(memory)}: add memory, or spread the data over more masters"
+                f"{size(memory)}: add memory, or spread the data over more masters"
             )
     return problems
 
 
 def _use(server: ServerFacts, forecast: Mapping[str, int]) -> str:
-    return f"{_bytes(server.used_memory_bytes)} in use and a forecast of {_bytes(forecast.get(server.address, 0))}"
-
-
-def _bytes(value: int) -> str:
-    return humanize.naturalsize(value, binary=True)
+    return f"{size(server.used_memory_bytes)} in use and a forecast of {size(forecast.get(server.address, 0))}"
