@@ -37,6 +37,9 @@ class Backoff:
 SERVER_BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
 """For a server that refuses for now or does not answer."""
 
+HANDLER_BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
+"""For a handler that keeps the order and gets again what it has failed on."""
+
 
 @dataclass
 class Pace:

@@ -19,6 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queuekeeper.checks import check_integer
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, UsageError
 from queuekeeper.redis_client import DEFAULTS, Words, from_redis, pack, read_url, unknown_option
 
@@ -27,7 +28,7 @@ _ASYNCIO_CLASSES = {
     redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
 }
 _POOL_OPTIONS = frozenset({"connection_class", "max_connections", "timeout"})
-_LONGEST_PAUSE_S = 1.0
+_REOPENING = Backoff(first_s=0.05, longest_s=1.0)
 
 MAX_FLUSHES = 10_000
 MAX_FLUSH_COMMANDS = 1_000_000
@@ -337,7 +338,7 @@ class Connection:
         self._wires: set[_Wire] = set()
         self._opening: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._pause_s = 0.0
+        self._failures = 0
         self._scheduled = False
         self._stale = False
         self._closed = False
@@ -486,12 +487,12 @@ class Connection:
     async def _open_wire(self) -> None:
         """Connect and log in; when that fails the queue goes back to its senders, who know whether to come again."""
         try:
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(_REOPENING.after(self._failures - 1) if self._failures else 0.0)
             async with asyncio.timeout(self.endpoint.connect_timeout_s):
                 wire = await self._greeted()
         except Exception as error:
             # Whatever it is: those who wait would wait for ever.
-            self._pause_s = min(_LONGEST_PAUSE_S, max(0.05, 2 * self._pause_s))
+            self._failures += 1
             self._opening = None
             refused = isinstance(error, AuthenticationError | ResponseError | ssl.SSLError)
             refused = refused or not isinstance(error, RedisError | OSError)
@@ -500,7 +501,7 @@ class Connection:
             )
             self._lacking()
         else:
-            self._pause_s = 0.0
+            self._failures = 0
             self._opening = None
             self._stale = False
             if not wire.transport.is_closing():

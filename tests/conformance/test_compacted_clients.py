@@ -1085,7 +1085,7 @@ def test_blocking_consumer_survives_cut_connections(valkey_url: str) -> None:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
+    monkeypatch.setattr(handlers, "HANDLER_BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
 
 
 def test_worker_that_is_stopped_while_its_handler_fails_begins_no_later_message(valkey_url: str) -> None:

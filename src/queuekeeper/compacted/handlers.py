@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from queuekeeper.checks import checked
-from queuekeeper.clock import SERVER_BACKOFF, Backoff
+from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
 from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
@@ -22,9 +22,6 @@ from queuekeeper.text_form import shows
 Work: TypeAlias = Callable[[CompactedMessage], Any]
 """Works on a message: a coroutine function in the event loop, any other in a thread. It fails when it raises. What it
 returns is awaited where it can be."""
-
-BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
-"""Pauses before a handler gets a message again on which it has failed."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +116,7 @@ class CompactedWorker:
                 if task is not None and task.cancelling():
                     raise
                 attempt += 1
-                pause_s = BACKOFF.after(attempt - 1)
+                pause_s = HANDLER_BACKOFF.after(attempt - 1)
                 _log.warning(
                     "message %d of the queue of %r: attempt %d failed; the next one begins in %g s",
                     *(message.sequence, self._client_id, attempt, pause_s),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from queuekeeper.checks import check_integer, checked
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events.handlers import (
     Assignment,
@@ -51,8 +52,8 @@ from queuekeeper.text_form import shows
 
 T = TypeVar("T")
 
-FIRST_RECONNECT_S, LONGEST_RECONNECT_S = 0.1, 10.0
-"""Pauses before a lost connection is opened again; each is twice as long as the one before."""
+RECONNECT = Backoff(first_s=0.1, longest_s=10.0)
+"""Pauses before a lost connection is opened again."""
 
 MAX_REASON_CHARACTERS = 2_000
 NAMED_EVENTS = 10
@@ -94,12 +95,12 @@ class Recovery:
         self._who = who
         self._now_s = now_s
         self._serves_since_s: float | None = None
-        self._lost_pause_s = self._refused_pause_s = FIRST_RECONNECT_S
+        self._lost = self._refused = 0
 
     def note_service(self) -> None:
         """Note that a connection stands and serves."""
         self._serves_since_s = self._now_s()
-        self._lost_pause_s = FIRST_RECONNECT_S
+        self._lost = 0
 
     def pause_after(self, error: ServerUnavailable | TransientRefusal) -> float:
         """Return the pause, having put it into the log.
@@ -109,13 +110,13 @@ class Recovery:
         if isinstance(error, ServerUnavailable):
             if self._serves_since_s is None:
                 raise error
-            pause_s = self._lost_pause_s
-            self._lost_pause_s = min(LONGEST_RECONNECT_S, 2 * pause_s)
+            pause_s = RECONNECT.after(self._lost)
+            self._lost += 1
         else:
-            if self._serves_since_s is not None and self._now_s() - self._serves_since_s >= LONGEST_RECONNECT_S:
-                self._refused_pause_s = FIRST_RECONNECT_S
-            pause_s = self._refused_pause_s
-            self._refused_pause_s = min(LONGEST_RECONNECT_S, 2 * pause_s)
+            if self._serves_since_s is not None and self._now_s() - self._serves_since_s >= RECONNECT.longest_s:
+                self._refused = 0
+            pause_s = RECONNECT.after(self._refused)
+            self._refused += 1
         _log.warning("%s: %s; the next try follows in %.1f s", self._who, error, pause_s)
         return pause_s
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from queuekeeper.checks import check_integer, check_seconds
-from queuekeeper.clock import Backoff
+from queuekeeper.clock import HANDLER_BACKOFF
 from queuekeeper.closing import Closing
 from queuekeeper.events.model import (
     MAX_RETRIES,
@@ -23,9 +23,6 @@ from queuekeeper.events.model import (
     check_text,
 )
 from queuekeeper.operation import Operation, awaited, blocking, finished, keeps, refuse_coroutine
-
-BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
-"""Pauses before a delivery comes again to a handler that keeps the order; each is twice as long as the one before."""
 
 
 @dataclass(eq=False, slots=True)
@@ -169,7 +166,7 @@ class ReliableHandler:
         """Put what is left of a delivery back to the head of the queue; after a failure, it waits there."""
         again = tuple(replace(one.delivery, attempt=one.delivery.attempt + 1) for one in failures)
         if again:
-            self.resume_at_s = now_s + BACKOFF.after(again[0].attempt - 2)
+            self.resume_at_s = now_s + HANDLER_BACKOFF.after(again[0].attempt - 2)
         if assignment.parts is None and again and again[0].events == assignment.delivery.events:
             # Not cut into parts, or cutting it has failed: it is cut the next time.
             assignment.delivery = again[0]

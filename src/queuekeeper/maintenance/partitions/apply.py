@@ -14,6 +14,7 @@ from random import Random
 import psycopg
 from psycopg import sql
 
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
 from queuekeeper.maintenance.partitions import broker
 from queuekeeper.maintenance.partitions import plan as planning
@@ -56,8 +57,7 @@ _PATIENT_MS = 10_000
 _LONG_TRANSACTION_S = 2.0
 """A concurrent detach is not begun while a transaction this old holds the table: it would stay half done."""
 
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 5.0
+_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
 _COPIED_BLOCKS = 100
 _ROUNDS = 5
 _FEW_CHANGES = 1_000
@@ -232,7 +232,7 @@ class _Work:
 
     def _pause(self, tries: _Tries) -> bool:
         """Wait before the next try; false when there is no time for one."""
-        pause = min(_FIRST_PAUSE_S * 2 ** min(tries.attempts, 10), _LONGEST_PAUSE_S) * self._random.uniform(0.5, 1.5)
+        pause = _BACKOFF.after(tries.attempts) * self._random.uniform(0.5, 1.5)
         if self._left_s() <= pause:
             return False
         self._sleep(pause)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import (
     NotOwner,
     QueuekeeperError,
@@ -27,8 +28,7 @@ from queuekeeper.sessions.router.steps import POSTGRES, REDIS, STORES, AtRedis, 
 PATIENCE_S = 3.0
 """How long a call waits for a session that is being moved; TBMQ 1.x gives a batch up after about as long."""
 
-FIRST_PAUSE_S = 0.005
-LONGEST_PAUSE_S = 0.1
+BACKOFF = Backoff(first_s=0.005, longest_s=0.1)
 OWNERS = 100_000
 OWNER_AGE_S = 60.0
 UNANSWERED_S = 5.0
@@ -100,13 +100,15 @@ class Patience:
         self.ends_s = ends_s
         self.pause_s = 0.0
         self.is_over = False
+        self._in_vain = -1
 
     def note(self, *, in_vain: bool) -> None:
         """Set the next pause; where the owner has changed, a try is worth more than a pause.
 
         :param in_vain: nothing has changed since the try before.
         """
-        self.pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self.pause_s)) if in_vain else FIRST_PAUSE_S
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        self.pause_s = BACKOFF.after(self._in_vain)
 
 
 class FindingOperations:
