@@ -32,6 +32,7 @@ def open_guards() -> Any:
         audit=lambda: None,
         start=lambda: None,
         run_migrations=lambda: None,
+        steer=lambda: None,
         reveal=lambda: None,
         user=lambda: "operator",
     )

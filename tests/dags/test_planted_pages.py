@@ -59,6 +59,8 @@ class World:
             "name": self.name,
             "dag_id": "session_migration",
             "path": "absent",
+            "kind": "session_migration",
+            "run_id": report_samples.PLAN_ID,
         }
         self.app = self.with_stores(Stores(postgres_url=lambda: postgres_url, redis_url=lambda: redis_url))
         self.postgres_url, self.redis_url = postgres_url, redis_url
@@ -166,7 +168,7 @@ def _forms(path: str) -> list[dict[str, str]]:
     """Return what may be sent to a route: nothing, what is in order, and what is not."""
     sent: list[dict[str, str]] = [
         {},
-        {"client_id": "absent", "messages_per_s": "many", "paused": "?", "option": "Maybe"},
+        {"client_id": "absent", "per_s": "many", "paused": "?", "option": "Maybe"},
     ]
     if path == "/queue":
         sent += [{"client_id": planted.CLIENT}, {"client_id": planted.CLIENT, "gaps": "true"}]
@@ -179,7 +181,7 @@ def _forms(path: str) -> list[dict[str, str]]:
             known | {"store": "redis", "reason": "ticket 4711: lost", "packet_id": "60000"},
         ]
     if path.endswith("/throttle"):
-        sent.append({"messages_per_s": "1000"})
+        sent.append({"per_s": "1000"})
     if path.endswith("/pause"):
         sent.append({"paused": "yes"})
     if path.endswith("/answer"):
@@ -266,6 +268,7 @@ def test_pages_without_actions_are_shown_to_the_role_of_monitoring(world: World)
         plan = f"/migration/{report_samples.PLAN_ID}"
         cohort = f"{plan}/cohorts/7"
         shown = ["/", "/migration", plan, f"{plan}/data", cohort, f"{cohort}/clients/{world.name}"]
+        shown += ["/runs", "/runs?kind=session_migration"]
         shown += ["/partitions", "/quality", "/audit", "/audit?verify=true", "/audit/export", "/reports"]
         for path in shown:
             answer = browser.get(path, page=True)
@@ -276,7 +279,8 @@ def test_pages_without_actions_are_shown_to_the_role_of_monitoring(world: World)
         explained = browser.send("POST", "/queue", data={"client_id": planted.CLIENT}, headers=FORM)
         assert explained.status_code == 200
         reveal = {"client_id": planted.CLIENT, "store": "postgres", "packet_id": "1", "reason": "ticket 4711: lost"}
-        for path, form in ((REVEAL, reveal), (f"{plan}/throttle", {"messages_per_s": "7"})):
+        throttle = f"/runs/session_migration/{report_samples.PLAN_ID}/throttle"
+        for path, form in ((REVEAL, reveal), (throttle, {"per_s": "7"})):
             refused = browser.send("POST", path, data=form, headers=FORM)
             assert refused.status_code in (409, 503), path
             assert "permission denied" in refused.text

@@ -22,14 +22,15 @@ pytestmark = pytest.mark.dags
 
 ACTIONS = {
     "/migration/{plan_id}/answer",
-    "/migration/{plan_id}/pause",
-    "/migration/{plan_id}/throttle",
     "/queue/reveal",
+    "/runs/{kind}/{run_id}/pause",
+    "/runs/{kind}/{run_id}/throttle",
 }
 """What a viewer may not do, beside starting a run; a queue is looked at only."""
 
 PLAN = "0123456789abcdef"
 VALUES = {"plan_id": PLAN, "cohort": "7", "name": PLAN, "dag_id": "session_migration", "path": "x"}
+VALUES |= {"kind": "expired_reference_cleanup", "run_id": PLAN}
 QUERY = {"dag_id": "session_migration", "run_id": "r", "task_id": "t"}
 
 
@@ -109,7 +110,7 @@ def test_viewer_may_look_and_is_refused_every_action(app: FastAPI) -> None:
 def test_operator_may_act_and_only_from_airflows_own_pages(app: FastAPI) -> None:
     browser = as_user(app, "op")
     for path in ACTIONS:
-        address = path.replace("{plan_id}", VALUES["plan_id"])
+        address = path.format(**VALUES)
         assert browser.send("POST", address, headers=FORM).status_code in (422, 503), path
         for origin in ("https://attacker.example", "null", ""):
             answer = browser.send("POST", address, headers=FORM | {"Origin": origin})
@@ -120,7 +121,7 @@ def test_operator_may_act_and_only_from_airflows_own_pages(app: FastAPI) -> None
 def test_actions_answer_to_no_method_that_a_link_can_cause(app: FastAPI) -> None:
     browser = as_user(app, "op")
     for path in ACTIONS:
-        address = path.replace("{plan_id}", VALUES["plan_id"])
+        address = path.format(**VALUES)
         assert browser.get(address).status_code == 404, path
 
 

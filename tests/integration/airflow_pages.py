@@ -84,7 +84,7 @@ def demand_that_actions_are_for_those_who_may_act(airflow: AirflowServer, *, pla
         for path in seen:
             assert viewer.get(path).status_code in (200, 404), path
         assert viewer.get(f"/migration/{plan_id}").status_code == 200
-        for path in ("/queue/reveal", f"/migration/{plan_id}/throttle"):
+        for path in ("/queue/reveal", f"/runs/session_migration/{plan_id}/throttle"):
             assert viewer.post(path, headers=form).status_code == 403, path
         started = viewer.post("/trigger/session_migration", headers=form, content=b"dry_run=true")
         assert started.status_code == 403

@@ -4,40 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from queuekeeper import __version__, audit, postgres
+from queuekeeper import audit, postgres
 from queuekeeper.cli import app, context
-from queuekeeper.clock import system_clock
-from queuekeeper.events import schema
-from queuekeeper.jobs.engine import save_plan
-from queuekeeper.jobs.model import Plan, SharePlan
-from queuekeeper.jobs.registry import job_names, job_of
+from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns
-from queuekeeper.jobs.undo import UndoFile, undo_path
-from queuekeeper.maintenance.partitions.model import Purpose
-from queuekeeper.maintenance.partitions.runs import kind_of
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import Mode
-from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
-from tests import report_samples
+from tests.run_kinds import KINDS, PARTITIONS, planned
 
 pytestmark = pytest.mark.integration
 
-PARTITIONS = [kind_of(purpose) for purpose in Purpose]
-# Not those that tests have made known.
-OWN = [name for name in job_names() if ".maintenance." in job_of(name).__module__]
-KINDS = [*OWN, *PARTITIONS, *MIGRATIONS]
 CALLS = (
     ("pause",), ("resume",), ("throttle", "250"), ("undo", "--dry-run"), ("undo", "--yes"), ("report",),
 )  # fmt: skip
-STEP = {"schema_name": "public", "relation_name": "readings_p1", "reason": "its day is over"}
 
 
 @pytest.fixture
@@ -46,41 +31,6 @@ def control(named_postgres: str, named_redis: str) -> Iterator[Connection]:
     with postgres.connect(named_postgres, autocommit=True) as connection:
         postgres.migrate(connection)
         yield connection
-
-
-def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = False) -> str:
-    """Return a run of a kind, with an undo file of one share where it has a way back."""
-    if kind in MIGRATIONS:
-        plan = report_samples.balanced(count=4).plan
-        mode = Mode.ONLINE if kind == "online_migration" else Mode.OFFLINE
-        plan = replace(plan, parameters=replace(plan.parameters, mode=mode))
-        plan = MigrationLedger(connection).save_plan(plan, run_id="run")
-        if mode is Mode.ONLINE:
-            OnlineCohorts(connection).arm(plan, [0], actor="somebody")
-        return plan.plan_id
-    runs = MaintenanceRuns(connection)
-    if kind in PARTITIONS:
-        facts = {
-            "purpose": kind.removeprefix("partition_"), "table": "public.readings", "as_of_ms": system_clock(),
-            "code_version": __version__, "steps": [STEP | {"kind": "drain" if drains else "detach"}],
-        }  # fmt: skip
-        return runs.save_plan(kind=kind, parameters={}, plan=facts).maintenance_run_id
-    job = job_of(kind)
-    if not job.on_redis:
-        schema.install(connection)  # the event broker, of which the job reports
-    found: Any = Plan(
-        parameters=job.Parameters(),
-        code_version=__version__,
-        as_of_ms=system_clock(),
-        shares=(SharePlan(share="all", counts=job.Counts()),),
-        counts=job.Counts(),
-        found=job.Found(),
-        steps=(),
-        seconds=0.0,
-    )
-    run_id = save_plan(job, runs, found).maintenance_run_id
-    with UndoFile(undo_path(folder / "undo", run_id=run_id, shard="all"), {"kind": kind, "values": True}):
-        return run_id
 
 
 def called(*arguments: str) -> tuple[int, Any, str]:
@@ -159,3 +109,15 @@ def test_run_that_moves_rows_out_of_default_has_a_pace_that_counts_them(
     code, told, error = called("report", run_id, "--report-directory", str(own_home))
     assert (code, told) == (2, None)
     assert "has no report as a file" in error
+
+
+def test_list_shows_instants_as_other_tables_do_and_json_has_them_whole(control: Connection, own_home: Path) -> None:
+    run_id = planned(control, "fanout_repair", own_home)
+    at = MaintenanceRuns(control).load(run_id).created_at.astimezone(UTC)
+
+    result = CliRunner().invoke(app, ["run", "list"], env={"COLUMNS": "200"})
+
+    assert result.exit_code == 0, result.output
+    assert f"{at:%Y-%m-%d %H:%M:%S} UTC" in result.stdout
+    code, [told], _ = called("list")
+    assert (code, datetime.fromisoformat(told["planned"])) == (0, at)

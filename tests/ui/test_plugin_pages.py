@@ -36,6 +36,7 @@ PAGES = {
     "migrations": "/migration",
     "migration": f"/migration/{report_samples.PLAN_ID}",
     "cohort": f"/migration/{report_samples.PLAN_ID}/cohorts/7",
+    "runs": "/runs",
     "queue": "/queue/0000000000000001",
     "partitions": "/partitions",
     "quality": "/quality",

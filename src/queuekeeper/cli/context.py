@@ -246,20 +246,6 @@ def undo_place(text: str) -> Path:
     return opened(folder_or_url(text, name="the option"), what="undo files", name="the option")
 
 
-def rate_of(text: str, what: str) -> int | None:
-    """Return the rate that a command names; the word "none" lifts the limit and gives None.
-
-    :param what: is counted, in the plural.
-    :raises UsageError: when it is no rate.
-    """
-    if text == "none":
-        return None
-    digits = text.replace(",", "").replace("_", "")
-    if not digits.isdecimal() or not 1 <= int(digits) <= 2_147_483_647:
-        raise UsageError(f"the rate is {text!r}: write {what} per second, 1 or more, or none")
-    return int(digits)
-
-
 def person() -> str:
     """Return who calls, for the record of approvals."""
     try:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from queuekeeper.approvals import milliseconds
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, Call, OnPostgres, OnServers, command, group, with_call
 from queuekeeper.cli.options import takes
@@ -17,11 +18,12 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked,
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_namer
+from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.jobs.registry import fact_names, job_of, told_of, way_back_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, Runs, UnrecordedRuns, unit_of
+from queuekeeper.jobs.registry import fact_names, job_of, told_of
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, UnrecordedRuns
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
 from queuekeeper.redis_client import RedisClient
 
@@ -204,29 +206,6 @@ def looked_again(
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
-    """Return the run that a command is about: the one named, else the newest.
-
-    :param kind: of this job, or of migrations, only.
-    :raises UsageError: when there is none, or it is of another job.
-    """
-    if kind in MIGRATIONS:
-        noun, command, kinds = "plan", "migrate plan", MIGRATIONS
-        found = run_id or runs.latest_id()
-    else:
-        words = job_of(kind).words if kind else None
-        noun, command = (words.noun, words.command) if words else ("run", "")
-        kinds = (kind,) if kind else ()
-        found = run_id or runs.latest_id(kind)
-    if found is None:
-        how = f"make one by `queuekeeper {command}`" if command else "a job's own command makes one"
-        raise UsageError(f"there is no {noun} yet: {how}")
-    is_of = runs.load(found).kind
-    if kinds and is_of not in kinds:
-        raise UsageError(f"run {found} is a {is_of}, not a {noun}")
-    return found
-
-
 @command(app, "list")
 def list_runs(
     call: OnPostgres, *, kind: Kind = None, limit: Annotated[int, typer.Option(min=1, max=1_000)] = 20
@@ -238,12 +217,12 @@ def list_runs(
     :param limit: How many at most, newest first.
     """
     heads = ("run", "job", "state", "paused", "approved by", "planned")
-    lines = [
-        (one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by, str(one.created_at))
-        for one in call.runs.newest(kind=kind, limit=limit)
-    ]
+    runs = call.runs.newest(kind=kind, limit=limit)
+    lines = [(one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by) for one in runs]
     names = [head.replace(" ", "_") for head in heads]
-    return Shown([dict(zip(names, line, strict=True)) for line in lines], lambda: [table("Runs", heads, lines)])
+    told = [dict(zip(names, (*line, str(one.created_at)), strict=True)) for line, one in zip(lines, runs, strict=True)]
+    rows = [(*line, instant(milliseconds(one.created_at))) for line, one in zip(lines, runs, strict=True)]
+    return Shown(told, lambda: [table("Runs", heads, rows)])
 
 
 def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None) -> Shown:
@@ -262,7 +241,7 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
             "run": run.state.value,
             "paused": run.paused,
             "approved by": run.approved_by,
-            "throttle": _rate_words(run.throttle_operations_per_s, run.unit),
+            "throttle": rate_words(run),
         }
         notes = {names[name]: instant(at_ms) or "never" for name, at_ms in facts_told.items()}
         yield pairs(f"Run {run.maintenance_run_id}", facts | notes)
@@ -302,18 +281,13 @@ def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) 
 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
-    per_s = context.rate_of(rate, unit_of(kind))
-    call.runs.set_throttle(chosen(call.runs, run_id, kind), per_s, actor=context.person())
-    unit = call.runs.load(run_id).unit
-    words = f"at most {_rate_words(per_s, unit)}" if per_s else "no throttle"
+    run = set_pace(call.runs, chosen(call.runs, run_id, kind), rate, actor=context.person())
+    per_s, unit = run.throttle_operations_per_s, run.unit
+    words = f"at most {rate_words(run)}" if per_s else "no throttle"
     # Of a migration also by the names that its own commands had for it.
     names = ["throttle_operations_per_s", f"throttle_{unit}_per_s", f"{unit}_per_s"]
     facts = dict.fromkeys(names[:1] if unit == "operations" else names, per_s)
     return Shown({"maintenance_run_id": run_id, **facts}, lambda: [f"Run {run_id}: {words}."])
-
-
-def _rate_words(per_s: int | None, unit: str) -> str:
-    return "none" if per_s is None else f"{per_s:,} {unit}/s"
 
 
 def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: UndoDirectory = None) -> Shown:
@@ -347,15 +321,10 @@ def take_run_back(
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
     if runs.connection is not None and not undo_file:
         recorded = runs.load(chosen(runs, run_id, kind))
-        if recorded.kind == "online_migration":
-            raise UsageError(
-                f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
-                f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
-            )
+        if refusal := no_undo(recorded):
+            raise UsageError(refusal)
         if recorded.kind in MIGRATIONS:
             return migrate.undo(call, run_id)
-        if way := way_back_of(recorded):
-            raise UsageError(f"run {run_id} is a {recorded.kind}, which has no undo: {way}")
         job, asked = job_of(recorded.kind), recorded.parameters
     else:
         # The first line of an undo file says what a run without a record was; remedies called it otherwise once.

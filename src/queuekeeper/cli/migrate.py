@@ -23,6 +23,7 @@ from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.jobs.control import chosen
 from queuekeeper.migration import clients
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow, Step
 from queuekeeper.migration.model import CohortState, LedgerRow, MigrationParameters, MigrationPlan, PlanState
@@ -94,7 +95,7 @@ def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator
 
 def _newest(call: Call, plan_id: str | None) -> str:
     """Return the plan that a command is about: the one named, else the newest."""
-    return jobs.chosen(call.ledger, plan_id, "session_migration")
+    return chosen(call.ledger, plan_id, "session_migration")
 
 
 @command(app, asks=takes(lambda: MigrationParameters))

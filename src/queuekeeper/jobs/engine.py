@@ -198,8 +198,8 @@ class Engine:
 
         :raises UsageError: when there is none, or the job has no way back.
         """
-        if not self.job.undoes:
-            raise UsageError(f"a {self.job.words.noun} has no way back")
+        if refusal := self.job.no_way_back():
+            raise UsageError(refusal)
         rate: int | None = parameters.max_operations_per_s
         work = self._pass(parameters, now_ms=self._now_ms(), wait=Pace(lambda: rate), writes=not dry_run)
         return work.undo(run_id, [self.undo_file] if self.undo_file else undo_paths(self._directory(), run_id=run_id))

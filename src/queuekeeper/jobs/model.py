@@ -297,6 +297,7 @@ class Job(ABC, Generic[P, C, F]):
     A job names the classes of its parameters, of its counts and of what its plans find as its types.
 
     :cvar kind: name of the job where all jobs are kept; a DAG has the same.
+    :cvar dag: DAG whose runs carry it out, where that is another: who may start those may pause runs of the job.
     :cvar report: how the files of its reports are named, and what they are called; made of its name where it says none.
     :cvar on_redis: whether it works in Redis; else in PostgreSQL alone, and it is given no client.
     :cvar asks: whether somebody has to approve a plan before a task carries it out.
@@ -311,6 +312,7 @@ class Job(ABC, Generic[P, C, F]):
     """
 
     kind: ClassVar[str]
+    dag: ClassVar[str] = ""
     words: ClassVar[Words]
     report: ClassVar[ReportKind]
     Parameters: ClassVar[type[Any]]
@@ -384,6 +386,11 @@ class Job(ABC, Generic[P, C, F]):
     def take_back(self, line: Mapping[str, Any]) -> bool:
         """Take back what a line of an undo file tells of, unless somebody has gone on from it; tell whether it was."""
         raise UsageError(f"a {self.words.noun} has no way back")
+
+    @classmethod
+    def no_way_back(cls) -> str:
+        """Return that what it does cannot be taken back; empty where it can."""
+        return "" if cls.undoes else f"a {cls.words.noun} has no way back"
 
     def undo_header(self) -> dict[str, Any]:
         """Return what the first line of an undo file says besides run and share."""

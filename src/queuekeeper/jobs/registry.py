@@ -7,7 +7,7 @@ from importlib import import_module
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.model import AnyJob, Table
-from queuekeeper.jobs.store import MaintenanceRun
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun
 
 _PLACES = {
     "compacted_queue_gc": "queuekeeper.maintenance.compacted.collection:Collection",
@@ -67,6 +67,24 @@ def way_back_of(run: MaintenanceRun) -> str:
 def fact_names(kind: str) -> Mapping[str, str]:
     """Return the instants that reports of a job name besides; none of what is no job of the engine's."""
     return job_of(kind).fact_names if kind in job_names() else {}
+
+
+def kinds() -> list[str]:
+    """Return all kinds of runs that are put on record: jobs, steps of partitions, migrations."""
+    partitions = import_module(_PARTITIONS)
+    return [*job_names(), *map(partitions.kind_of, partitions.Purpose), *MIGRATIONS]
+
+
+def dag_of(kind: str) -> str:
+    """Return the DAG whose runs carry out runs of a kind: who may start those may pause these.
+
+    :raises UsageError: when there is no such kind.
+    """
+    if kind in MIGRATIONS:
+        return MIGRATIONS[0]
+    if kind.startswith("partition_"):
+        return "partition_maintenance"
+    return job_of(kind).dag or kind
 
 
 def job_names() -> list[str]:

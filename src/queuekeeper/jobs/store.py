@@ -85,10 +85,26 @@ class MaintenanceRun:
         return unit_of(self.kind)
 
     @property
-    def has_pace(self) -> bool:
-        """Whether a throttle has anything to slow down: of partitions only what moves rows out of DEFAULT."""
+    def no_pace(self) -> str:
+        """Why a throttle has nothing to slow down: of partitions only what moves rows out of DEFAULT has a pace."""
         steps = self.plan.get("steps", ())
-        return not self.kind.startswith("partition_") or any(each["kind"] == "drain" for each in steps)
+        if not self.kind.startswith("partition_") or any(each["kind"] == "drain" for each in steps):
+            return ""
+        run_id = self.maintenance_run_id
+        return (
+            f"run {run_id} is a {self.kind}: it changes one partition after the other and moves no rows, so there "
+            f"is nothing to slow down; `queuekeeper run pause {run_id}` keeps it from the next partition"
+        )
+
+    @property
+    def over(self) -> str:
+        """Why nobody follows an order about it any more; a run that has failed or was stopped can go on."""
+        if self.refused:
+            return f"Its plan was refused: {self.refused}."
+        # A job's run still looks a second time once all is done, and that can be paused.
+        if self.state is RunState.DONE and (self.report is not None or self.kind in MIGRATIONS):
+            return "It is done: nothing of it is at work that could be paused or slowed down."
+        return ""
 
     @property
     def standing(self) -> Standing:
@@ -262,11 +278,8 @@ class Runs:
         :raises UsageError: when it is below 1, the run moves nothing, or there is no such run.
         """
         run = self.load(run_id)
-        if not run.has_pace:
-            raise UsageError(
-                f"run {run_id} is a {run.kind}: it changes one partition after the other and moves no rows, so there "
-                f"is nothing to slow down; `queuekeeper run pause {run_id}` keeps it from the next partition"
-            )
+        if run.no_pace:
+            raise UsageError(run.no_pace)
         unit = run.unit
         _check_throttle(operations_per_s, unit)
         with self.connection.transaction():

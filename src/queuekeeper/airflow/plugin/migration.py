@@ -14,13 +14,14 @@ from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 
 from queuekeeper.airflow.operators.approval import APPROVE, REJECT
-from queuekeeper.airflow.plugin.forms import read_body, read_whole_number
+from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, data
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
+from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, Mode, PlanState
 from queuekeeper.migration.online.states import OnlineState
@@ -63,6 +64,7 @@ class PlanPage:
     :param throughput: step -> its chart, wide and narrow.
     """
 
+    run: MaintenanceRun
     status: MigrationStatus
     online: OnlineStatus | None
     rows: int
@@ -166,40 +168,6 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             raise HTTPException(answered.status_code, detail(answered))
         return _back(site, plan_id)
 
-    @router.post("/migration/{plan_id}/throttle", dependencies=[Depends(guards.run_migrations)])
-    async def throttle(request: Request, plan_id: str, actor: str = Depends(guards.user)) -> Response:
-        check_origin(request)
-        _check_plan(plan_id)
-        text = (await read_body(request)).get("messages_per_s", "").strip().replace(",", "")
-        problem = "The throttle is no whole number: write messages per second, or nothing for none."
-        wanted = read_whole_number(text, problem=problem) if text else None
-
-        def change(connection: Connection) -> None:
-            ledger = MigrationLedger(connection)
-            ledger.load(plan_id)
-            try:
-                ledger.set_throttle(plan_id, wanted, actor=actor)
-            except UsageError as error:
-                # The plan is there: it is the number that will not do.
-                raise HTTPException(422, str(error)) from None
-
-        await asyncio.to_thread(_opened, stores, change)
-        return _back(site, plan_id)
-
-    @router.post("/migration/{plan_id}/pause", dependencies=[Depends(guards.run_migrations)])
-    async def pause(request: Request, plan_id: str, actor: str = Depends(guards.user)) -> Response:
-        check_origin(request)
-        _check_plan(plan_id)
-        paused = (await read_body(request)).get("paused", "")
-        if paused not in ("yes", "no"):
-            raise HTTPException(422, "Say whether it is to wait: yes or no.")
-        await asyncio.to_thread(
-            _opened,
-            stores,
-            lambda connection: MigrationLedger(connection).set_paused(plan_id, paused == "yes", actor=actor),
-        )
-        return _back(site, plan_id)
-
     @router.get("/migration/{plan_id}/cohorts/{cohort}")
     def cohort_page(plan_id: str, cohort: int) -> Response:
         _check_plan(plan_id)
@@ -281,6 +249,7 @@ def _plan_page(connection: Connection, plan_id: str, site: Site) -> PlanPage:
         if summary is not None:
             throughput.append((step.step, _throughput_charts(summary)))
     return PlanPage(
+        run=ledger.load(plan_id),
         status=status,
         online=online_status(connection, plan_id),
         rows=len(rows),

@@ -15,6 +15,8 @@ from airflow.sdk.configuration import conf
 from fastapi import Depends, HTTPException, Request
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.registry import dag_of
 
 SignedIn = Annotated[BaseUser, Depends(get_user)]
 
@@ -23,6 +25,8 @@ REPORTING = ("session_migration", "queue_quality")
 """DAGs whose reports are shown."""
 
 MIGRATION_DAG = "session_migration"
+
+_STEER = "start runs of {}, so you may not steer one either."
 
 
 def may_read_runs(user: SignedIn) -> None:
@@ -38,8 +42,17 @@ def may_read_audit(user: SignedIn) -> None:
 
 
 def may_run_migrations(user: SignedIn) -> None:
-    """Demand a user who may start runs of the migration (403): they may answer its question and change its pace."""
-    _demand("POST", DagAccessEntity.RUN, MIGRATION_DAG, user, "start runs of {}, so you may not steer one either.")
+    """Demand a user who may start runs of the migration (403): they may answer its question."""
+    _demand("POST", DagAccessEntity.RUN, MIGRATION_DAG, user, _STEER)
+
+
+def may_steer(kind: str, user: SignedIn) -> None:
+    """Demand a user who may start runs of the DAG that carries out the kind of run in the address (403)."""
+    try:
+        dag_id = dag_of(kind)
+    except UsageError:
+        raise HTTPException(404, "There is no job of this name.") from None
+    _demand("POST", DagAccessEntity.RUN, dag_id, user, _STEER)
 
 
 def may_start(dag_id: str, user: SignedIn) -> None:
@@ -86,6 +99,7 @@ class Guards:
     audit: Callable[..., Any] = may_read_audit
     start: Callable[..., Any] = may_start
     run_migrations: Callable[..., Any] = may_run_migrations
+    steer: Callable[..., Any] = may_steer
     reveal: Callable[..., Any] = may_reveal
     user: Callable[..., Any] = name_of_user
 

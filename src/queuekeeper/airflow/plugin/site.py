@@ -35,6 +35,7 @@ _STATIC = {"pages.css": "text/css; charset=utf-8", "pages.js": "text/javascript;
 SECTIONS = (
     ("", "Overview"),
     ("migration", "Migration"),
+    ("runs", "Runs"),
     ("queue", "One queue"),
     ("partitions", "Partitions"),
     ("quality", "Quality"),

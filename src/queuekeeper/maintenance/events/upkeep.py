@@ -68,6 +68,7 @@ class BrokerJob(Job[Any, Any, EventFound]):
     """
 
     on_redis = False
+    dag = "event_upkeep"
     remedies: ClassVar[Mapping[str, str]]
 
     def __init__(self, world: World[Any]) -> None:

@@ -80,6 +80,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         when all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
     """
 
+    dag = "session_repair"
     asks = True
     undoes = True
     purpose: ClassVar[str]

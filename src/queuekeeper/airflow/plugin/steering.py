@@ -1,0 +1,125 @@
+"""Runs of every job: which there are, how far each is, and forms that pause it, let it go on, or change its pace."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import RedirectResponse, Response
+
+from queuekeeper.airflow.plugin.forms import read_body
+from queuekeeper.airflow.plugin.security import Guards, check_origin
+from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace
+from queuekeeper.jobs.registry import kinds
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, MaintenanceRuns, Runs, ShardProgress
+from queuekeeper.postgres import Connection
+from queuekeeper.report.figures import number
+
+_LISTED = 50
+_RUN = re.compile("[0-9a-f]{16}")
+
+
+def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
+    """Return the routes of runs that can be told something."""
+    router = APIRouter()
+
+    @router.get("/runs")
+    def listed(kind: str = "") -> Response:
+        if kind:
+            _check_kind(kind)
+        found = stores.from_postgres(lambda connection: _newest(connection, kind or None))
+        return site.page(
+            "runs.html.j2",
+            section="runs",
+            kinds=kinds(),
+            kind=kind,
+            listed=_LISTED,
+            found=found,
+            rates={run.maintenance_run_id: rate_words(run) for run, _ in found.value or ()},
+        )
+
+    @router.get("/runs/{kind}/{run_id}")
+    def one(kind: str, run_id: str) -> Response:
+        _check_kind(kind)
+        if kind in MIGRATIONS:
+            return RedirectResponse(f"{site.base}/migration/{run_id}", headers=PLAIN_HEADERS)
+        with stores.postgres() as connection:
+            run = _named(connection, kind, run_id)
+            progress = MaintenanceRuns(connection).progress(run_id)
+        return site.page(
+            "run.html.j2",
+            section="runs",
+            run=run,
+            progress=progress,
+            progress_words=progress_words(run, progress),
+            rate=rate_words(run),
+            no_undo=no_undo(run),
+        )
+
+    @router.post("/runs/{kind}/{run_id}/throttle", dependencies=[Depends(guards.steer)])
+    async def throttle(request: Request, kind: str, run_id: str, actor: str = Depends(guards.user)) -> Response:
+        check_origin(request)
+        rate = (await read_body(request)).get("per_s", "").strip() or "none"
+        return await _told(kind, run_id, lambda runs: set_pace(runs, run_id, rate, actor=actor))
+
+    @router.post("/runs/{kind}/{run_id}/pause", dependencies=[Depends(guards.steer)])
+    async def pause(request: Request, kind: str, run_id: str, actor: str = Depends(guards.user)) -> Response:
+        check_origin(request)
+        paused = (await read_body(request)).get("paused", "")
+        if paused not in ("yes", "no"):
+            raise HTTPException(422, "Say whether it is to wait: yes or no.")
+        return await _told(kind, run_id, lambda runs: runs.set_paused(run_id, paused == "yes", actor=actor))
+
+    async def _told(kind: str, run_id: str, tell: Callable[[Runs], object]) -> Response:
+        def work() -> None:
+            with stores.postgres() as connection:
+                _named(connection, kind, run_id)
+                try:
+                    tell(Runs(connection))
+                except UsageError as error:
+                    # The run is there: it is the order that will not do.
+                    raise HTTPException(422, str(error)) from None
+
+        await asyncio.to_thread(work)
+        place = f"migration/{run_id}" if kind in MIGRATIONS else f"runs/{kind}/{run_id}"
+        return RedirectResponse(f"{site.base}/{place}", status_code=303, headers=PLAIN_HEADERS)
+
+    return router
+
+
+def progress_words(run: MaintenanceRun, progress: Sequence[ShardProgress]) -> str:
+    """Return how far a run is, in a sentence."""
+    if not progress:
+        return "Nothing of it has begun."
+    planned = run.plan.get("shares")
+    shares = len(planned) if isinstance(planned, list) else len(progress)
+    done, looked_at = sum(each.done for each in progress), sum(each.scanned for each in progress)
+    return f"{number(done)} of {number(shares)} shares done, {number(looked_at)} looked at."
+
+
+def _newest(connection: Connection, kind: str | None) -> list[tuple[MaintenanceRun, str]]:
+    runs = MaintenanceRuns(connection)
+    return [
+        (run, "On its page." if run.kind in MIGRATIONS else progress_words(run, runs.progress(run.maintenance_run_id)))
+        for run in runs.newest(kind=kind, limit=_LISTED)
+    ]
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in kinds():
+        raise HTTPException(404, f"There is no job of this name: there are {', '.join(kinds())}.")
+
+
+def _named(connection: Connection, kind: str, run_id: str) -> MaintenanceRun:
+    """Return the run of an address, if it is of the kind for which its reader's rights were looked at."""
+    if not _RUN.fullmatch(run_id):
+        raise HTTPException(404, "A run's id has 16 digits from 0 to f: there is no such run.")
+    try:
+        return Runs(connection).load(chosen(Runs(connection), run_id, kind))
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None

@@ -1,0 +1,272 @@
+"""Runs of every kind are paused, go on, and change their pace from the pages, by the rules of ``queuekeeper run``."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi import HTTPException
+from typer.testing import CliRunner
+
+from queuekeeper import audit, postgres
+from queuekeeper.airflow.plugin.pages import pages
+from queuekeeper.airflow.plugin.security import may_steer
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.cli import app
+from queuekeeper.config import Settings
+from queuekeeper.jobs.control import no_undo
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.registry import dag_of
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import PlanState
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import connect
+from tests.dags.test_plugin_pages import FORM, OPEN, Browser
+from tests.patience import PATIENCE_S
+from tests.run_kinds import KINDS, PARTITIONS, planned
+from tests.sample_job import Renaming, RenamingParameters
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+
+pytestmark = pytest.mark.dags
+
+FINISHED = "nothing of it is at work that could be paused"
+
+
+@pytest.fixture
+def control(named_postgres: str, named_redis: str) -> Iterator[Connection]:
+    """Schema ``queuekeeper`` and an empty Redis, named by the environment for commands."""
+    with postgres.connect(named_postgres, autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield connection
+
+
+@pytest.fixture
+def browser(control: Connection, named_postgres: str, named_redis: str, tmp_path: Path) -> Browser:
+    """The pages of these stores, for somebody who may do everything."""
+    stores = Stores(postgres_url=lambda: named_postgres, redis_url=lambda: named_redis)
+    return Browser(pages(settings=Settings(home=tmp_path), guards=OPEN, stores=stores))
+
+
+def commanded(*arguments: str) -> str:
+    """Return the words by which a command of ``queuekeeper run`` refuses; empty where it does not."""
+    result = CliRunner().invoke(app, ["run", *arguments, "--json"], env={"COLUMNS": "10000"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return " ".join(result.stderr.split()) if result.exit_code else ""
+
+
+def entries(connection: Connection, run_id: str) -> list[tuple[str, str, str]]:
+    """Return who did what to which kind of run, the first first."""
+    found = audit.latest(connection, wanted=audit.AuditFilter(subject=run_id))
+    return [(each.actor, each.action, json.loads(each.effect)["kind"]) for each in reversed(found)]
+
+
+def shown(browser: Browser, kind: str, run_id: str) -> str:
+    """Return the page of a run, of a migration its plan's."""
+    answer = browser.get(f"/runs/{kind}/{run_id}", page=True)
+    if kind in MIGRATIONS:
+        assert answer.headers["location"] == f"/queuekeeper/migration/{run_id}"
+        answer = browser.get(f"/migration/{run_id}", page=True)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
+    control: Connection, browser: Browser, own_home: Path, kind: str
+) -> None:
+    run_id = planned(control, kind, own_home)
+    runs, address = MaintenanceRuns(control), f"/runs/{kind}/{run_id}"
+    if kind == "session_migration":
+        assert "nothing of it is at work" in shown(browser, kind, run_id), "its plan is verified"
+        assert f'action="/queuekeeper{address}' not in shown(browser, kind, run_id)
+        MigrationLedger(control).set_plan_state(run_id, PlanState.COPYING)
+
+    listed = browser.get("/runs", params={"kind": kind}, page=True)
+    page = shown(browser, kind, run_id)
+
+    assert f'href="/queuekeeper{address}"' in listed.text
+    assert f'action="/queuekeeper{address}/pause"' in page
+    noted = entries(control, run_id)
+    assert browser.send("POST", f"{address}/pause", data={"paused": "yes"}, headers=FORM).status_code == 303
+    assert runs.control(run_id).paused
+    assert 'name="paused" value="no"' in shown(browser, kind, run_id)
+    assert browser.send("POST", f"{address}/pause", data={"paused": "no"}, headers=FORM).status_code == 303
+    assert not runs.control(run_id).paused
+    done = ["pause", "resume"]
+    for rate in ("250", "many", "0", "9" * 5_000):
+        answer = browser.send("POST", f"{address}/throttle", data={"per_s": rate}, headers=FORM)
+        refusal = commanded("throttle", run_id, rate)
+        if not refusal:
+            assert (answer.status_code, runs.control(run_id).operations_per_s) == (303, 250)
+            done.append("throttle")
+            continue
+        # The command line begins with a word of its own.
+        assert answer.status_code == 422, rate
+        assert answer.json()["detail"] in refusal
+    paceless = kind in PARTITIONS
+    assert (f'action="/queuekeeper{address}/throttle"' in page) is not paceless
+    assert ("so there is nothing to slow down" in page) is paceless
+    assert done == ["pause", "resume"] + ["throttle"] * (not paceless)
+    by_page = [each for each in entries(control, run_id)[len(noted) :] if each[0] == "operator"]
+    assert by_page == [("operator", action, kind) for action in done]
+    if kind not in MIGRATIONS:
+        finished_run_has_no_button_that_does_nothing(browser, runs, kind, run_id)
+
+
+def finished_run_has_no_button_that_does_nothing(
+    browser: Browser, runs: MaintenanceRuns, kind: str, run_id: str
+) -> None:
+    """Hold the page of a run to what is left to tell it."""
+    runs.set_state(run_id, RunState.DONE)
+    assert "<button" in shown(browser, kind, run_id), "its second look can be paused"
+    runs.save_report(run_id, {"changes": 0})
+
+    page = shown(browser, kind, run_id)
+
+    assert FINISHED in page
+    assert "<button" not in page
+    # The way back is that of the command, or why there is none.
+    words = no_undo(runs.load(run_id))
+    assert ("queuekeeper run undo" in page) is not bool(words)
+    assert ("There is no undo" in page) is bool(words)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_may_not_start_runs_of_the_dag_of_a_kind_may_steer_none(
+    dag_bag: DagBag, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    class Manager:
+        def is_authorized_dag(self, *, method: str, details: Any, **_: Any) -> bool:
+            asked.append((method, details.id))
+            return len(asked) > 1
+
+    manager = Manager()
+    monkeypatch.setattr("queuekeeper.airflow.plugin.security.get_auth_manager", lambda: manager)
+    user: Any = None
+
+    with pytest.raises(HTTPException) as refused:
+        may_steer(kind, user)
+
+    assert asked == [("POST", dag_of(kind))]
+    assert dag_of(kind) in dag_bag.dags
+    assert (refused.value.status_code, refused.value.detail) == (
+        403,
+        f"You may not start runs of {dag_of(kind)}, so you may not steer one either.",
+    )
+    may_steer(kind, user)
+
+
+def test_order_goes_to_no_run_of_another_kind_than_the_rights_were_looked_at_for(
+    control: Connection, browser: Browser, own_home: Path
+) -> None:
+    run_id = planned(control, "fanout_repair", own_home)
+    before = MaintenanceRuns(control).load(run_id)
+    sent = (("throttle", {"per_s": "7"}), ("pause", {"paused": "yes"}))
+    for verb, form in sent:
+        for kind in ("expired_reference_cleanup", "session_migration", "partition_drop", "nothing", "a%00b"):
+            answer = browser.send("POST", f"/runs/{kind}/{run_id}/{verb}", data=form, headers=FORM)
+            assert answer.status_code == 404, (kind, verb)
+        for other in ("0" * 16, "%00", "x"):
+            answer = browser.send("POST", f"/runs/fanout_repair/{other}/{verb}", data=form, headers=FORM)
+            assert answer.status_code == 404, (other, verb)
+        foreign = FORM | {"Origin": "https://attacker.example"}
+        answer = browser.send("POST", f"/runs/fanout_repair/{run_id}/{verb}", data=form, headers=foreign)
+        assert answer.status_code == 403, verb
+    answer = browser.send("POST", f"/runs/fanout_repair/{run_id}/pause", data={"paused": "perhaps"}, headers=FORM)
+    assert answer.status_code == 422
+    assert MaintenanceRuns(control).load(run_id) == before
+    assert entries(control, run_id) == []
+    for path in ("/runs/nothing/" + run_id, f"/runs/expired_reference_cleanup/{run_id}", "/runs?kind=nothing"):
+        assert browser.get(path, page=True).status_code == 404, path
+    assert browser.get("/runs?kind=%00").status_code == 404
+
+
+@contextmanager
+def at_work(
+    run_id: str, *, postgres_url: str, redis_url: str, folder: Path, say: Callable[[str], None]
+) -> Iterator[threading.Thread]:
+    """Carry out a run beside the test, as a task would, and give its thread."""
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with postgres.connect(postgres_url, autocommit=True) as connection, connect(redis_url) as client:
+                engine = Engine(job=Renaming, client=client, undo_directory=folder, say=say)
+                engine.apply(MaintenanceRuns(connection), run_id, "all")
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    yield thread
+    assert failed == []
+
+
+def test_job_at_work_waits_goes_on_and_changes_its_pace_as_its_page_says(
+    control: Connection, browser: Browser, named_postgres: str, named_redis: str, tmp_path: Path
+) -> None:
+    count = 5_000
+    with connect(named_redis) as opened:
+        client: Any = opened
+        client.mset({f"old:{number}": number for number in range(count)})
+        runs = MaintenanceRuns(control)
+        engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
+        run_id = engine.save(runs, engine.plan(RenamingParameters())).maintenance_run_id
+        address = f"/runs/rename_keys/{run_id}"
+        waits = threading.Event()
+
+        def say(line: str) -> None:
+            if "is paused" in line:
+                waits.set()
+
+        def told(verb: str, **form: str) -> None:
+            answer = browser.send("POST", f"{address}/{verb}", data=form, headers=FORM)
+            assert (answer.status_code, answer.headers["location"]) == (303, f"/queuekeeper{address}")
+
+        # At one key a second it would work for longer than anybody waits.
+        told("throttle", per_s="1")
+        with at_work(run_id, postgres_url=named_postgres, redis_url=named_redis, folder=tmp_path, say=say) as thread:
+            told("pause", paused="yes")
+            assert waits.wait(PATIENCE_S), "the job has not noticed that it is paused"
+            told("throttle", per_s="")
+            # It would be through at once if it did not wait.
+            thread.join(3.0)
+            left = len(client.keys("old:*"))
+            assert (thread.is_alive(), left > 0, runs.load(run_id).state) == (True, True, RunState.RUNNING)
+            page = browser.get(address, page=True).text
+            assert "It is <strong>paused</strong>." in page
+            told("throttle", per_s="1")
+            told("pause", paused="no")
+            thread.join(3.0)
+            assert thread.is_alive(), "it goes on, at one key a second"
+            told("throttle", per_s="1,000,000")
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "the job has not followed its new pace"
+        assert client.keys("old:*") == []
+    shown_now = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", browser.get(address, page=True).text))
+    assert f"1 of 1 shares done, {count:,} looked at." in shown_now
+    assert "Throttle: 1,000,000 operations/s." in shown_now
+    found = audit.latest(control, wanted=audit.AuditFilter(subject=run_id))
+    assert [
+        (each.actor, each.action, json.loads(each.effect).get("operations_per_s"))
+        for each in reversed(found)
+        if each.action != "apply"
+    ] == [
+        ("operator", "throttle", 1),
+        ("operator", "pause", None),
+        ("operator", "throttle", None),
+        ("operator", "throttle", 1),
+        ("operator", "resume", None),
+        ("operator", "throttle", 1_000_000),
+    ]

@@ -1,0 +1,63 @@
+"""A run of each kind on record, for tests of what people can tell one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from queuekeeper import __version__
+from queuekeeper.clock import system_clock
+from queuekeeper.events import schema
+from queuekeeper.jobs.engine import save_plan
+from queuekeeper.jobs.model import Plan, SharePlan
+from queuekeeper.jobs.registry import job_names, job_of, kinds
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns
+from queuekeeper.jobs.undo import UndoFile, undo_path
+from queuekeeper.maintenance.partitions.model import Purpose
+from queuekeeper.maintenance.partitions.runs import kind_of
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import Mode
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.postgres import Connection
+from tests import report_samples
+
+PARTITIONS = [kind_of(purpose) for purpose in Purpose]
+# Not those that tests have made known.
+KINDS = [name for name in kinds() if name not in job_names() or ".maintenance." in job_of(name).__module__]
+STEP = {"schema_name": "public", "relation_name": "readings_p1", "reason": "its day is over"}
+
+
+def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = False) -> str:
+    """Return a run of a kind, with an undo file of one share where it has a way back."""
+    if kind in MIGRATIONS:
+        plan = report_samples.balanced(count=4).plan
+        mode = Mode.ONLINE if kind == "online_migration" else Mode.OFFLINE
+        plan = replace(plan, parameters=replace(plan.parameters, mode=mode))
+        plan = MigrationLedger(connection).save_plan(plan, run_id="run")
+        if mode is Mode.ONLINE:
+            OnlineCohorts(connection).arm(plan, [0], actor="somebody")
+        return plan.plan_id
+    runs = MaintenanceRuns(connection)
+    if kind in PARTITIONS:
+        facts = {
+            "purpose": kind.removeprefix("partition_"), "table": "public.readings", "as_of_ms": system_clock(),
+            "code_version": __version__, "steps": [STEP | {"kind": "drain" if drains else "detach"}],
+        }  # fmt: skip
+        return runs.save_plan(kind=kind, parameters={}, plan=facts).maintenance_run_id
+    job = job_of(kind)
+    if not job.on_redis:
+        schema.install(connection)  # the event broker, of which the job reports
+    found: Any = Plan(
+        parameters=job.Parameters(),
+        code_version=__version__,
+        as_of_ms=system_clock(),
+        shares=(SharePlan(share="all", counts=job.Counts()),),
+        counts=job.Counts(),
+        found=job.Found(),
+        steps=(),
+        seconds=0.0,
+    )
+    run_id = save_plan(job, runs, found).maintenance_run_id
+    with UndoFile(undo_path(folder / "undo", run_id=run_id, shard="all"), {"kind": kind, "values": True}):
+        return run_id
