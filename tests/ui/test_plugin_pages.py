@@ -27,6 +27,7 @@ from tests import report_samples
 from tests.browser import CONTRASTS, chromium, pictured
 from tests.patience import PATIENCE_S
 from tests.plugin_world import fill_all, fill_migration, open_guards
+from tests.run_kinds import planned
 
 pytestmark = pytest.mark.ui
 
@@ -55,6 +56,7 @@ class World:
     source_url: str
     home: Path
     pictures: Path
+    run_id: str
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,12 @@ def world(
     with postgres.connect(source, autocommit=True) as connection:
         fill_all(connection, messages=500, sessions=50)
         yield World(
-            connection=connection, target=target, source_url=source, home=server_home / "ui-home", pictures=pictures
+            connection=connection,
+            target=target,
+            source_url=source,
+            home=server_home / "ui-home",
+            pictures=pictures,
+            run_id=planned(connection, "fanout_repair", tmp_path_factory.mktemp("undo")),
         )
     postgres_server.drop_database(DATABASE)
 
@@ -156,7 +163,7 @@ def test_every_page_can_be_read_and_asks_no_other_host(
     world: World, site: str, contexts: Callable[..., BrowserContext], scheme: str
 ) -> None:
     page, requests, complaints = watched(contexts(color_scheme=scheme))
-    for name, path in PAGES.items():
+    for name, path in {**PAGES, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
         page.goto(f"{site}{path}")
         pictured(page, world.pictures / f"{name}-{scheme}.png")
         assert serious_faults(page) == [], (name, scheme)
