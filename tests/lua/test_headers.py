@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -226,3 +227,17 @@ def test_luacheck_knows_what_a_script_does_not_have(tmp_path: Path, planted: str
         [program, "--no-color", "--config", str(settings), str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
+
+
+def included(name: str) -> set[str]:
+    text = (assets.directory("lua") / f"{name}.lua").read_text("utf-8")
+    named = set(re.findall(r'^\s*--- @include "([^"]+)"', text, re.MULTILINE))
+    return named.union(*map(included, named))
+
+
+def test_every_include_is_shared_by_scripts() -> None:
+    uses = Counter(name for script in SCRIPTS for name in included(script))
+    includes = {f"includes/{path.stem}" for path in (assets.directory("lua") / "includes").glob("*.lua")}
+
+    # Python puts it into any script that only counts.
+    assert {name for name in includes if uses[name] < 2} == {"includes/count_only"}

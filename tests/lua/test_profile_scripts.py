@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from planted_queues import Queue
 
 from queuekeeper import lua
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import session_keys
+from queuekeeper.keyspace import SessionKeys, session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.redis_client import RedisClient
 
 pytestmark = pytest.mark.lua
@@ -20,20 +22,37 @@ pytestmark = pytest.mark.lua
 KEYS = session_keys("meter-7")
 
 
-def call(client: RedisClient, name: str, keys: list[str], args: list[lua.Value]) -> list[Any]:
-    reply: list[Any] = lua.ScriptCaller(client).call(lua.load(f"quality/{name}"), keys, args)
+def answer(client: RedisClient, call: lua.Call) -> list[Any]:
+    reply: list[Any] = lua.ScriptCaller(client).execute([call]).or_raise()[0]
     assert all(isinstance(value, int) for value in reply)
     return reply
+
+
+def references(client: RedisClient, keys: SessionKeys, *, start: int, limit: int) -> list[Any]:
+    return answer(client, scripts.quality.profile_references(keys, start=start, limit=limit))
+
+
+def measured(client: RedisClient, *payloads: str) -> list[Any]:
+    return answer(client, scripts.quality.profile_messages(KEYS, payloads=payloads))
+
+
+def judged(client: RedisClient, payloads: list[str], packet_ids: Iterable[int]) -> list[Any]:
+    return answer(
+        client,
+        scripts.quality.profile_contents(
+            payloads=payloads, client_id="meter-7", default_ttl_s=60, packet_ids=[*packet_ids]
+        ),
+    )
 
 
 @pytest.mark.parametrize("client_id", HOSTILE_IDS)
 def test_references_are_answered_as_serials_and_packet_ids(client: RedisClient, client_id: str) -> None:
     queue = Queue(client=client, client_id=client_id)
     queue.fill(3)
-    keys = [*session_keys(client_id)]
-    command(client, "HSET", keys[2], "saved_last_packet_id", "3")
+    keys = session_keys(client_id)
+    command(client, "HSET", keys.session, "saved_last_packet_id", "3")
     # Members, no key of a wrong type, three keys of which none expires, last packet id, saved by us, newest.
-    assert call(client, "profile_references", keys, [1, 2]) == [3, 0, 3, 3, 1, 3, 1_002, 2, 1_003, 3]
+    assert references(client, keys, start=1, limit=2) == [3, 0, 3, 3, 1, 3, 1_002, 2, 1_003, 3]
 
 
 def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
@@ -48,13 +67,13 @@ def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
     ):
         command(client, "ZADD", KEYS.messages, score, member)
     command(client, "SET", KEYS.last_packet_id, "07")
-    found = call(client, "profile_references", [*KEYS], [0, 1_000])
+    found = references(client, KEYS, start=0, limit=1_000)
     assert found[:6] == [6, 0, 2, -2, 0, 6]
     assert found[6:] == [-1, 5, 1, -1, 2, -2, 3, 70_000, -1, 4, -1, 6]
 
 
 def test_session_without_keys_is_answered_as_such(client: RedisClient) -> None:
-    assert call(client, "profile_references", [*KEYS], [0, 10]) == [0, 0, 0, -1, 0, -1]
+    assert references(client, KEYS, start=0, limit=10) == [0, 0, 0, -1, 0, -1]
 
 
 def test_messages_are_measured_and_not_read(client: RedisClient) -> None:
@@ -65,10 +84,10 @@ def test_messages_are_measured_and_not_read(client: RedisClient) -> None:
     command(client, "RPUSH", keys[2], "x")
     command(client, "ZADD", KEYS.messages, 4, keys[3])
     # The fifth was confirmed since its reference was read: it has not expired.
-    assert call(client, "profile_messages", [KEYS.messages, *keys], []) == [until, 5, -1, 0, -1, -1, -2, 0, -3, 0]
+    assert measured(client, *keys) == [until, 5, -1, 0, -1, -1, -2, 0, -3, 0]
     command(client, "DEL", KEYS.messages)
     command(client, "SET", KEYS.messages, "no set any more")
-    assert call(client, "profile_messages", [KEYS.messages, keys[3]], []) == [-3, 0]
+    assert measured(client, keys[3]) == [-3, 0]
 
 
 MESSAGE = {
@@ -101,7 +120,7 @@ def test_contents_are_judged_in_the_server(client: RedisClient, change: dict[str
     key = f"{KEYS.messages}_1"
     fields = {name: value for name, value in (MESSAGE | change).items() if value is not None}
     command(client, "SET", key, json.dumps(fields))
-    found, fingerprint = call(client, "profile_contents", [key], ["meter-7", 60, 1])
+    found, fingerprint = judged(client, [key], [1])
     assert found == faults
     assert (fingerprint == 0) == (faults == 1)
 
@@ -110,7 +129,7 @@ def test_contents_are_judged_in_the_server(client: RedisClient, change: dict[str
 def test_record_that_is_no_message_is_unreadable(client: RedisClient, text: str) -> None:
     key = f"{KEYS.messages}_1"
     command(client, "SET", key, text)
-    assert call(client, "profile_contents", [key, f"{key}2"], ["meter-7", 60, 1, 12]) == [1, 0, 0, 0]
+    assert judged(client, [key, f"{key}2"], [1, 12]) == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +143,7 @@ def test_life_is_too_long_a_minute_after_its_end(client: RedisClient, interval_s
     end = time_ms + 1_000 * longest_s
     for until, faults in ((end + 60_000, 0), (end + 60_001, 32)):
         command(client, "SET", key, json.dumps(fields), "PXAT", until)
-        assert call(client, "profile_contents", [key], ["meter-7", 60, 1])[0] == faults
+        assert judged(client, [key], [1])[0] == faults
 
 
 def test_fingerprints_are_equal_for_equal_messages_only(client: RedisClient) -> None:
@@ -132,7 +151,7 @@ def test_fingerprints_are_equal_for_equal_messages_only(client: RedisClient) -> 
     keys = [f"{KEYS.messages}_{number}" for number in range(len(changes))]
     for key, change in zip(keys, changes, strict=True):
         command(client, "SET", key, json.dumps(MESSAGE | change))
-    found = call(client, "profile_contents", keys, ["meter-7", 60, *range(len(changes))])[1::2]
+    found = judged(client, keys, range(len(changes)))[1::2]
     assert found[0] == found[1]
     assert len(set(found)) == 4
 
@@ -142,28 +161,28 @@ def test_orphan_is_a_message_without_reference(client: RedisClient) -> None:
     queue.fill(2)
     command(client, "ZREM", queue.messages, queue.payload(1))
     command(client, "PERSIST", queue.payload(1))
-    keys = [queue.messages, *(queue.payload(packet_id) for packet_id in (1, 2, 3))]
-    script = lua.load("sessions/find_orphans")
-    assert lua.ScriptCaller(client).call(script, keys) == [-1, -2, -2]
+    call = scripts.sessions.find_orphans(KEYS, payloads=[queue.payload(packet_id) for packet_id in (1, 2, 3)])
+    assert answer(client, call) == [-1, -2, -2]
     command(client, "SET", queue.messages, "no set")
-    found = lua.ScriptCaller(client).call(script, keys)
+    found = lua.ScriptCaller(client).execute([call])[0]
     assert (found[0], found[1] > 0, found[2]) == (-1, True, -2)
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "args"),
+    "call",
     [
-        ("profile_references", [*KEYS], [0, 10]),
-        ("profile_messages", [KEYS.messages, *(f"{KEYS.messages}_{packet_id}" for packet_id in (1, 9))], []),
-        ("profile_contents", [f"{KEYS.messages}_1"], ["meter-7", 60, 1]),
+        scripts.quality.profile_references(KEYS, start=0, limit=10),
+        scripts.quality.profile_messages(KEYS, payloads=[f"{KEYS.messages}_{packet_id}" for packet_id in (1, 9)]),
+        scripts.quality.profile_contents(
+            payloads=[f"{KEYS.messages}_1"], client_id="meter-7", default_ttl_s=60, packet_ids=[1]
+        ),
     ],
+    ids=lambda call: call.script.name,
 )
-def test_script_touches_its_declared_keys_only(
-    client: RedisClient, name: str, keys: list[str], args: list[lua.Value]
-) -> None:
+def test_script_touches_its_declared_keys_only(client: RedisClient, call: lua.Call) -> None:
     Queue(client=client, client_id="meter-7").fill(2)
-    with limited(client, keys) as user:
-        assert call(user, name, keys, args) == call(client, name, keys, args)
+    with limited(client, [str(key) for key in call.keys]) as user:
+        assert answer(user, call) == answer(client, call)
 
 
 @pytest.mark.parametrize(

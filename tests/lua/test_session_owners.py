@@ -11,7 +11,7 @@ from lua_sessions import FAR_MS, Session, contents, messages, now_ms, readable, 
 
 from queuekeeper.access import redis_users
 from queuekeeper.errors import MovedOn, NotOwner, StaleEpoch
-from queuekeeper.lua import ScriptCaller, load
+from queuekeeper.lua import ScriptCaller, scripts
 from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
@@ -160,8 +160,14 @@ def test_save_looks_at_the_owner_once_a_session_was_taken_from_redis_and_came_ba
 
 def repair_expiries(session: Session) -> None:
     session.client.persist(session.payload(1))
-    keys = [session.keys.messages, session.keys.session, session.payload(1), session.payload(2)]
-    ScriptCaller(session.client).call(load("maintenance/repair_expiries"), keys, [60_000, 60_000, now_ms()])
+    call = scripts.maintenance.repair_expiries(
+        session.keys,
+        payloads=[session.payload(1), session.payload(2)],
+        default_ttl_ms=60_000,
+        grace_ms=60_000,
+        said_ms=now_ms(),
+    )
+    ScriptCaller(session.client).execute([call]).or_raise()
     assert session.client.pexpiretime(session.payload(1)) > 0
 
 
@@ -341,10 +347,10 @@ def test_idle_session_with_a_mirror_is_not_given_an_expiry(client: RedisClient) 
     session = Session.saved(client, 1)
     session.ack((1, ""))
     mirrored(session)
-    script = load("maintenance/expire_idle_session")
-    assert ScriptCaller(client).call(script, session.keys, [60_000, 0, 0]) == [b"held"]
+    call = scripts.maintenance.expire_idle_session(session.keys, keep_ms=60_000, said_ms=0, all_dead=0)
+    assert ScriptCaller(client).execute([call]) == [[b"held"]]
     session.set_owner("fenced", epoch=6)
-    assert ScriptCaller(client).call(script, session.keys, [60_000, 0, 0]) == [b"held"]
+    assert ScriptCaller(client).execute([call]) == [[b"held"]]
 
 
 def test_session_that_moved_is_no_imports_any_more(client: RedisClient) -> None:
