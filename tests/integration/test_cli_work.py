@@ -209,6 +209,19 @@ def test_compacted_queue_is_worked_on_in_order_by_one_process_and_gone_on_with_b
         assert queues.inspect("meter-7").lag == 0
 
 
+@pytest.mark.parametrize("words", [("events", "work"), ("compacted", "work")])
+def test_handler_of_fanout_queues_is_refused_where_its_rules_would_not_count(
+    started: Callable[..., subprocess.Popen[str]], words: tuple[str, ...]
+) -> None:
+    process = started(*words, "billing:bill", "billing")
+    _, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 2
+    said = " ".join(errors.split())
+    assert "billing:bill is a handler of fan-out queues, and its rules count for `fanout work` alone" in said
+    assert "max_attempts=8" in said
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [

@@ -15,6 +15,7 @@ import typer
 from queuekeeper import compacted, events, fanout
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
+from queuekeeper.errors import UsageError
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.redis_async import connect
 from queuekeeper.service.aio import AsyncService
@@ -67,7 +68,7 @@ def fanout_work(
         async with _opened(call, fanout.AsyncFanoutQueues) as queues:
             await _serve_async(fanout.AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
 
-    _run(target, in_threads, in_a_loop, processes=processes, reload=reload)
+    _run(target, in_threads, in_a_loop, processes=processes, reload=reload, rules_count=True)
 
 
 def events_work(
@@ -146,14 +147,21 @@ def _run(
     *,
     processes: int,
     reload: bool,
+    rules_count: bool = False,
 ) -> None:
     """Serve a handler, in this process or in several.
 
     :param in_threads: serves one that is no coroutine function; without it, the loop serves any.
+    :param rules_count: rules of ``fanout.handler`` are kept; where they are not, a handler that has some is refused.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
     # A wrong name is told before anything starts.
     handler = load(target)
+    if isinstance(handler, fanout.Handler) and not rules_count:
+        raise UsageError(
+            f"{target} is a handler of fan-out queues, and its rules count for `fanout work` alone: {handler.rules}; "
+            "name a function without fanout.handler"
+        )
     if is_worker() or (processes == 1 and not reload):
         if in_threads is None or is_coroutine_function(getattr(handler, "work", handler)):
             asyncio.run(in_a_loop(handler))
