@@ -5,7 +5,8 @@ all clients to Redis and back under a load, then to Redis for good. The load is 
 at the rate that was asked for: one message is saved for a client by chance, or what waits for it is fetched and
 confirmed. Another process keeps the mirror up to date, and a probe sends PING to Redis every 2 ms. A line of the table
 is one step; the first is the load alone, on PostgreSQL, and the last the load alone, on Redis without a mirror. Rates
-are of this machine and of what else it does.
+are of this machine and of what else it does. A call of the load that takes 3 s or longer, or a fence of 1.5 s, is too
+long: then it says so at the end and exits with 1.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ COHORTS = 8
 PAYLOAD = b"x" * 256
 PER_SAVE = 500
 PROBE_PAUSE_S = 0.002
+LONGEST_CALL_MS = 3_000.0
+"""TBMQ 1.x gives a batch up after about as long."""
+
+LONGEST_FENCE_MS = 1_500.0
+"""The longest lease, plus what two busy cores add before its end is noticed."""
+
 PATIENCE_S = 120.0
 """A call waits so long for a session that moves: the figures say how long it was, and a busy machine ends no run."""
 
@@ -343,6 +350,19 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
+def too_long(lines: Sequence[dict[str, Any]], *, call_ms: float, fence_ms: float) -> list[str]:
+    """Say which steps had a call or a fence that was too long."""
+    found: list[str] = []
+    for line in lines:
+        for what, took_ms, most_ms in (
+            ("call", line["router"]["longest_ms"], call_ms),
+            ("fence", line["fenced_longest_ms"], fence_ms),
+        ):
+            if took_ms is not None and took_ms >= most_ms:
+                found.append(f"{line['step']}: the longest {what} took {took_ms:,.0f} ms, not less than {most_ms:,.0f}")
+    return found
+
+
 def show(result: dict[str, Any]) -> None:
     """Print the table of docs/performance.md."""
     heads = ["step", "s", "clients/s", "fenced p50 / p99 / longest, ms", "calls p50 / p99 / longest, ms"]
@@ -374,14 +394,16 @@ def main() -> None:
     parser.add_argument("--lease-ms", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each step in which nothing moves")
     parser.add_argument("--fsync", choices=["always", "everysec"], default="everysec", help="of Redis's file")
+    parser.add_argument("--longest-call-ms", type=float, default=LONGEST_CALL_MS, help="a call as long is too long")
+    parser.add_argument("--longest-fence-ms", type=float, default=LONGEST_FENCE_MS, help="a fence as long is too long")
     bench.add_server(parser)
     parser.add_argument(
         "--json", type=Path, nargs="?", const=bench.RESULTS / "online-migration.json", help="write them down"
     )
     arguments = parser.parse_args()
-    for name in ("clients", "messages", "rate", "movers", "seconds"):
+    for name in ("clients", "messages", "rate", "movers", "seconds", "longest_call_ms", "longest_fence_ms"):
         if not getattr(arguments, name) > 0:
-            parser.error(f"--{name} is {getattr(arguments, name)}: it must be more than 0")
+            parser.error(f"--{name.replace('_', '-')} is {getattr(arguments, name)}: it must be more than 0")
     try:
         with bench.private_folder() as home:
             result = measure(arguments, home)
@@ -390,6 +412,9 @@ def main() -> None:
     show(result)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    found = too_long(result["steps"], call_ms=arguments.longest_call_ms, fence_ms=arguments.longest_fence_ms)
+    if found:
+        raise SystemExit("too long:\n" + "\n".join(found))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,32 +26,6 @@ Value = tuple[Any, ...]
 # Runs of seconds: a JVM that optimises less is done earlier, and takes less of other tests' time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
 _PAGE = 1_000
-
-
-class Lateness:
-    """Measures how much later than it wanted a thread wakes that has nothing to do: what this machine adds to a step.
-
-    :ivar longest_s: the most that was seen.
-    """
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._measure, name="lateness", daemon=True)
-
-    def _measure(self) -> None:
-        while not self._ends.is_set():
-            begun_s = time.monotonic()
-            self._ends.wait(0.01)
-            self.longest_s = max(self.longest_s, time.monotonic() - begun_s - 0.01)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
 
 
 class Driver:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.benchmark_runs import is_refused, measured
+from tests.benchmark_runs import ROOT, is_refused, measured
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 
@@ -199,6 +201,8 @@ def test_a_small_run_of_an_online_migration_measures_all_steps_and_writes_them_d
         "online_migration",
         tmp_path,
         *("--clients", "40", "--messages", "2", "--rate", "40", "--seconds", "0.5", "--movers", "2"),
+        # How long they take beside other tests says nothing.
+        *("--longest-call-ms", f"{1_000 * PATIENCE_S:.0f}", "--longest-fence-ms", f"{1_000 * PATIENCE_S:.0f}"),
         servers={"postgresql", "valkey"},
     )
     steps = {line["step"]: line for line in result["steps"]}
@@ -218,6 +222,33 @@ def test_a_small_run_of_an_online_migration_measures_all_steps_and_writes_them_d
 
 
 @pytest.mark.parametrize(
+    ("call_ms", "fence_ms", "words"),
+    [
+        (2_999.0, 1_499.0, None),
+        (2_999.0, None, None),
+        (3_000.0, 1_499.0, "cut over: the longest call took 3,000 ms, not less than 3,000"),
+        (3_000.0, None, "cut over: the longest call took 3,000 ms, not less than 3,000"),
+        (2_999.0, 1_500.0, "cut over: the longest fence took 1,500 ms, not less than 1,500"),
+    ],
+)
+def test_call_or_fence_of_an_online_migration_that_is_too_long_fails_the_benchmark(
+    call_ms: float, fence_ms: float | None, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module("online_migration")
+    waits = {"p50_ms": 1.0, "p99_ms": 2.0, "longest_ms": call_ms}
+    line = {"step": "cut over", "seconds": 1.0, "clients_per_s": 9.0, "router": waits, "ping": waits, "lag_s": 0.0}
+    line |= dict.fromkeys(("fenced_p50_ms", "fenced_p99_ms", "fenced_longest_ms"), fence_ms)
+    monkeypatch.setattr(benchmark, "measure", lambda *_: {"steps": [line]})
+    monkeypatch.setattr(sys, "argv", ["online_migration.py"])
+    if words is None:
+        benchmark.main()
+    else:
+        with pytest.raises(SystemExit, match=words):
+            benchmark.main()
+
+
+@pytest.mark.parametrize(
     ("name", "option", "value"),
     [
         ("compacted", "--rows", "0"),
@@ -229,6 +260,7 @@ def test_a_small_run_of_an_online_migration_measures_all_steps_and_writes_them_d
         ("online", "--long-queue", "10001"),
         ("online_migration", "--seconds", "0"),
         ("online_migration", "--clients", "-1"),
+        ("online_migration", "--longest-fence-ms", "0"),
     ],
 )
 def test_impossible_wishes_are_refused_before_anything_is_started(name: str, option: str, value: str) -> None:

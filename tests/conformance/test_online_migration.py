@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -22,9 +23,10 @@ from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.online.mover import Outcome, SessionMover
+from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.quarantine import replay
+from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.quarantine import Stores
@@ -51,6 +53,9 @@ QUARANTINE = """
         msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data, reason
     FROM queuekeeper.session_quarantine
 """
+MOST_THERE, MOST_BACK = 23, 53
+"""Questions to both servers that a fence may span: on a machine of its own each takes some milliseconds."""
+
 WHY_LATE = "its queue could not be copied within the lease: try again when it is shorter or the client is quiet"
 NEWCOMERS = ("newcomer-1", "newcomer-2", "newcomer-3", "newcomer-4")
 STRANGE = ("}first", "in{the}middle", "%percent", "{}", "смарт-😀", "<b>x</b>", C)
@@ -856,6 +861,88 @@ def test_driver_that_dies_while_it_holds_a_client_for_the_way_back_leaves_it_in_
     driver = few.driver()
     assert until_none_is_late(driver.roll_back).left == {}
     assert payloads(few.at_postgres, C) == [b"1", b"2", b"3", b"4"]
+
+
+class Exchanges:
+    """Counts how often this process asks PostgreSQL and Redis by asyncio, while the block runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        for owner, name in ((psycopg.AsyncConnection, "wait"), (AsyncScriptCaller, "execute")):
+            self._patch.setattr(owner, name, self._counting(getattr(owner, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*args: Any, **options: Any) -> Any:
+            self.count += 1
+            return original(*args, **options)
+
+        return counting
+
+
+@pytest.mark.parametrize(("way", "most"), [("cut_over", MOST_THERE), ("roll_back", MOST_BACK)])
+def test_fence_spans_a_few_exchanges_however_long_the_queue(few: OnlineWorld, way: str, most: int) -> None:
+    """What a device waits for behind a fence, counted in questions to both servers: no other program changes that."""
+    lengths = {"short": 1, "long": 400}
+    for client_id, length in lengths.items():
+        for begin in range(0, length, 100):
+            save(few.at_postgres, client_id, *[b"%d" % number for number in range(begin, min(begin + 100, length))])
+    driver = few.driver()
+    driver.arm()
+    if way == "roll_back":
+        few.to_redis(driver)
+
+    def moved(client_id: str, *, late: int) -> int:
+        async def move(mover: SessionMover) -> int:
+            await (mover.mirror if way == "roll_back" else mover.sync)(client_id)
+            # They come between the copy and the fence.
+            with few.router() as router:
+                for _ in range(late):
+                    save(router, client_id, b"late")
+            with Exchanges() as exchanges:
+                report = await getattr(mover, f"_{way}")(client_id)
+            assert report.outcome is Outcome.MOVED
+            assert report.written == late, "what was copied before is not copied behind the fence"
+            return exchanges.count
+
+        return few.move(move)
+
+    alone = moved("short", late=0)
+    assert 5 < alone <= most
+    assert moved("long", late=0) <= alone + 2, "a long queue may take a second page"
+    assert moved(C, late=20) <= alone + 10, "what came late is written, and compared once more"
+
+
+def test_client_that_is_late_is_left_alone_between_two_fences_for_as_long_as_one_lasts(
+    few: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else callers would wait for fence upon fence, and for longer than TBMQ waits."""
+    order: list[str | float] = []
+
+    async def copy(_: str) -> None:
+        order.append("copy")
+
+    async def is_late(client_id: str) -> MoveReport:
+        order.append("fence")
+        return MoveReport(client_id=client_id, outcome=Outcome.LATE)
+
+    async def sleep(seconds: float) -> None:
+        order.append(seconds)
+
+    async def move(mover: SessionMover) -> Outcome:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", sleep)
+            return (await mover._tried(C, before=copy, move=is_late)).outcome
+
+    few.driver().arm()
+    assert few.move(move, lease_ms=700) is Outcome.LATE
+    assert order == ["copy", "fence", 0.7, "copy", "fence", 0.7, "copy", "fence"]
 
 
 def test_client_fenced_by_a_driver_that_has_died_is_waited_for(few: OnlineWorld) -> None:

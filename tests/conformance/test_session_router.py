@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,9 +18,14 @@ from queuekeeper import redis_async, redis_client
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, SessionFenced, UsageError
 from queuekeeper.keyspace import session_keys
+from queuekeeper.migration.model import Lease
+from queuekeeper.operation import Pause
 from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release, SaveReport, SessionSave
 from queuekeeper.sessions.owners import Owner
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
+from queuekeeper.sessions.router.finding import BACKOFF
+from queuekeeper.sessions.router.finding import PATIENCE_S as ROUTER_PATIENCE_S
+from queuekeeper.sessions.router.steps import Step
 from queuekeeper.sessions.writer import SessionWriter
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store, Work
@@ -463,6 +468,25 @@ def test_session_of_no_armed_cohort_is_postgresqls(blocking_world: RouterWorld) 
 # Patience
 
 
+@contextmanager
+def answering(store: Store, skip: Callable[[Step], bool]) -> Iterator[None]:
+    """Let a test answer steps of a router itself: those for which its function says so."""
+    target = store.store if isinstance(store, AwaitedStore) else store
+    original = target.answer
+
+    def answer(step: Step) -> Any:
+        return None if skip(step) else original(step)
+
+    async def answer_async(step: Step) -> Any:
+        return None if skip(step) else await original(step)
+
+    target.answer = answer_async if isinstance(store, AwaitedStore) else answer
+    try:
+        yield
+    finally:
+        target.answer = original
+
+
 def impatient(world: RouterWorld) -> Store:
     """Return a router that waits for a tenth of a second."""
     store = world.store()
@@ -494,6 +518,51 @@ def test_patience_has_an_end_and_leaves_the_others_alone(world: RouterWorld) -> 
             call()
     # What is being moved does not change, and can be read.
     assert payloads(store) == [b"a"]
+
+
+@pytest.mark.parametrize("owner", OTHERS)
+@pytest.mark.parametrize("fence_s", [0.0, 0.05, 1.0])
+def test_call_that_meets_a_fence_is_done_soon_behind_its_end(world: RouterWorld, owner: Owner, fence_s: float) -> None:
+    """The pauses of the call are the clock: no program that keeps the machine busy makes it late."""
+    store = world.store()
+    save(store, batch(b"a"))
+    if owner == "redis":
+        assert world.move(C, "redis")
+        save(store, batch(b"b"))
+    fenced = world.owners.fence(C, driver=1, lease_ms=round(1_000 * PATIENCE_S))
+    if owner == "redis":
+        world.at_redis.set_owner(C, epoch=fenced.epoch, owner="fenced", mirrored=True)
+    paused_s: list[float] = []
+    asked: list[Step] = []
+
+    def skip(step: Step) -> bool:
+        if not isinstance(step, Pause):
+            asked.append(step)
+            return False
+        paused_s.append(step.seconds)
+        if sum(paused_s) >= fence_s > sum(paused_s[:-1]) or (len(paused_s) == 1 and not fence_s):
+            assert world.owners.unfence(C, driver=1, epoch=fenced.epoch) is not None
+            assert world.move(C, OTHERS[owner])
+        return True
+
+    with answering(store, skip):
+        [report] = store.save_messages([batch(b"c")])
+
+    assert report.error is None
+    assert sum(paused_s) <= fence_s + 0.1, "the next try comes at most a tenth of a second behind the fence's end"
+    assert len(paused_s) <= 4 + 10 * fence_s
+    # A try is up to three questions to a store and one for the owner; the first and the last have some more.
+    assert len(asked) <= 4 * len(paused_s) + 7
+    assert payloads(store)[-1] == b"c"
+
+
+def test_call_waits_for_longer_than_any_fence_lasts() -> None:
+    longest_ms = 1_000
+    Lease(lease_ms=longest_ms)
+    with pytest.raises(UsageError, match="lease_ms is 1001"):
+        Lease(lease_ms=longest_ms + 1)
+    # A pause may have begun right before the fence ends.
+    assert longest_ms / 1_000 + BACKOFF.after(99) < ROUTER_PATIENCE_S <= 3, "TBMQ 1.x gives a batch up after about 3 s"
 
 
 def test_what_is_learned_when_patience_is_over_is_tried_once(world: RouterWorld) -> None:
