@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, count
+from typing import Any
 
 import psycopg
 import pytest
 
+from queuekeeper import postgres
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.maintenance.events.broker import failing_conditions
 from queuekeeper.postgres import Connection
+from tests.event_clock import install_with_clock
 from tests.event_samples import delivered, poll, publish, subscribe
 
 pytestmark = pytest.mark.sql
@@ -246,8 +252,76 @@ def test_changed_condition_is_judged_and_a_heartbeat_is_not(connection: Connecti
 def test_condition_that_takes_too_long_is_refused(connection: Connection) -> None:
     publish(connection, *({"number": "7" * 24_000} for _ in range(20)))
 
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"it took \d+ ms for \d+ events: make it cheaper"):
+    with pytest.raises(psycopg.errors.QueryCanceled, match=r"not tried in time: \d+ events took \d+ ms, and 1000 ms"):
         subscribe(connection, "slow", condition=SLOW)
+    assert connection.execute("SELECT count(*) FROM pgmb.subscriptions").fetchone() == (0,)
+
+
+HELD_UP = """
+CREATE OR REPLACE FUNCTION moved.instant() RETURNS timestamptz LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
+DECLARE
+    calls int := coalesce(nullif(current_setting('moved.calls', TRUE), ''), '0')::int + 1;
+    late int[] := current_setting('moved.late')::int[];
+BEGIN
+    PERFORM set_config('moved.calls', calls::text, FALSE);
+    RETURN '2030-01-01 00:00Z'::timestamptz
+        + interval '1 hour' * (SELECT count(*) FROM unnest(late) AS n WHERE n <= calls);
+END $$
+"""
+"""A clock that stands, but for an hour by which it jumps when it is asked for some of the times in moved.late."""
+
+
+@pytest.fixture
+def held_up(postgres_server: PostgresServer) -> Iterator[Connection]:
+    """Connection to a broker whose server can be held up between any two looks at its clock."""
+    name = f"held_up_{os.getpid()}"
+    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
+        install_with_clock(connection)
+        connection.execute(HELD_UP.encode())
+        connection.execute("SET moved.late = '{}'")
+        publish(connection, {"number": 1})
+        subscribe(connection, "known", condition=NUMBER)
+        yield connection
+    postgres_server.drop_database(name)
+
+
+def trial(connection: Connection, late: Iterable[int]) -> tuple[object, ...]:
+    """Try a condition while the server is held up at some of its looks at the clock."""
+    connection.execute(f"SET moved.calls = '0'; SET moved.late = '{{{', '.join(map(str, late))}}}'".encode())
+    rows = connection.execute("SELECT * FROM pgmb.check_condition(%s, max_duration_ms => 600000)", (NUMBER,)).fetchall()
+    return tuple(rows[0])
+
+
+def test_server_that_is_held_up_once_during_a_trial_is_no_fault_of_the_condition(held_up: Connection) -> None:
+    assert {trial(held_up, [at]) for at in range(1, 16)} == {(None, 1, 0.0)}
+
+
+def test_trial_that_is_late_twice_says_to_try_again_and_nothing_of_a_refusal(held_up: Connection) -> None:
+    words = r'"\(e\.payload.* > 3" was not tried in time: 1 events took 3600000 ms, and 600000 ms are the most'
+    with pytest.raises(psycopg.errors.QueryCanceled, match=words) as late:
+        trial(held_up, range(1, 99))
+    assert "Try again, as the server may have had other work" in str(late.value.diag.message_hint)
+    with pytest.raises(psycopg.errors.QueryCanceled, match="and 1000 ms are the most") as late:
+        subscribe(held_up, "new", condition=f"{NUMBER} AND TRUE")
+    assert "refused" not in str(late.value)
+    assert held_up.execute("SELECT id FROM pgmb.subscriptions").fetchall() == [("known",)]
+    assert trial(held_up, []) == (None, 1, 0.0)
+
+
+@pytest.mark.parametrize(("late", "is_named"), [(0, False), (2, False), (3, True)])
+def test_condition_is_named_as_slow_only_when_it_is_each_time(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, late: int, is_named: bool
+) -> None:
+    subscribe(connection, "known", condition=NUMBER)
+    execute, left = connection.execute, count(late, -1)
+
+    def hurried(query: str, *values: Any) -> Any:
+        if "condition_fails(%s" in str(query) and next(left) > 0:
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return execute(query, *values)
+
+    monkeypatch.setattr(connection, "execute", hurried)
+    assert bool(failing_conditions(connection)) is is_named
 
 
 def test_trial_reports_what_it_has_tried(connection: Connection) -> None:

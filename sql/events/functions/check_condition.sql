@@ -2,7 +2,9 @@
 -- it, or is NULL.
 -- It is tried for the subscriptions named, or for the latest that share it; where there are none, only its words and
 -- types are judged. The first event is tried alone, then more at a time, so that a costly condition is found before it
--- has cost much; a statement_timeout of the caller ends one that costs much on a single event.
+-- has cost much; a statement_timeout of the caller ends one that costs much on a single event. What takes longer than
+-- max_duration_ms is looked at twice, as the server may have other work, and the quicker look counts. Too slow by
+-- that is no verdict: it is an error like that of a statement_timeout, and whoever calls may try again.
 CREATE FUNCTION pgmb.check_condition(
     condition text,
     subscription_ids varchar(24)[] DEFAULT NULL,
@@ -28,6 +30,7 @@ DECLARE
     stretch events[];
     event events;
     started_at timestamptz;
+    took_ms double precision;
 BEGIN
     checked_events := 0;
     duration_ms := 0;
@@ -75,15 +78,20 @@ BEGIN
         failure := (SELECT m.failure FROM match_condition(condition, key, tried_ids, '{}', '{}') AS m);
         WHILE failure IS NULL AND checked_events < cardinality(latest) LOOP
             stretch := latest[checked_events + 1:greatest(10 * checked_events, 1)];
-            started_at := clock_timestamp();
-            failure := (
-                SELECT m.failure
-                FROM match_condition(
-                    condition, key, tried_ids, stretch, ARRAY(SELECT p FROM generate_series(1, cardinality(stretch)) AS p)
-                ) AS m
-            );
+            took_ms := NULL;
+            FOR look IN 1..2 LOOP
+                started_at := clock_timestamp();
+                failure := (
+                    SELECT m.failure
+                    FROM match_condition(
+                        condition, key, tried_ids, stretch, ARRAY(SELECT p FROM generate_series(1, cardinality(stretch)) AS p)
+                    ) AS m
+                );
+                took_ms := least(took_ms, extract(EPOCH FROM clock_timestamp() - started_at) * 1000);
+                EXIT WHEN failure IS NOT NULL OR duration_ms + took_ms <= max_duration_ms;
+            END LOOP;
             checked_events := checked_events + cardinality(stretch);
-            duration_ms := duration_ms + extract(EPOCH FROM clock_timestamp() - started_at) * 1000;
+            duration_ms := duration_ms + took_ms;
             IF failure IS NOT NULL THEN
                 FOREACH event IN ARRAY stretch LOOP
                     EXIT WHEN (
@@ -93,10 +101,11 @@ BEGIN
                 END LOOP;
                 failure := concat('it fails on event ', event.id, ': ', failure);
             ELSIF duration_ms > max_duration_ms THEN
-                failure := concat(
-                    'it took ', round(duration_ms), ' ms for ', checked_events, ' events: make it cheaper, since every event ',
-                    'waits for it'
-                );
+                RAISE EXCEPTION 'condition "%" was not tried in time: % events took % ms, and % ms are the most',
+                    condition, checked_events, round(duration_ms), max_duration_ms
+                    USING ERRCODE = 'query_canceled',
+                    HINT = 'Try again, as the server may have had other work; if that does not help, make it cheaper: every '
+                        'event waits for it.';
             END IF;
         END LOOP;
         RAISE EXCEPTION USING ERRCODE = 'triggered_action_exception';

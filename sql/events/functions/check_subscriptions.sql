@@ -1,4 +1,5 @@
--- Refuse subscriptions whose condition may not be stored, fails on one of the latest events, or takes long.
+-- Refuse subscriptions whose condition may not be stored or fails on one of the latest events; one that takes long ends
+-- the statement as a statement_timeout does.
 -- For each distinct condition of a statement once. Runs as its owner: who subscribes need not read all events.
 CREATE FUNCTION pgmb.check_subscriptions()
 RETURNS trigger

@@ -1,4 +1,5 @@
--- Tell whether the condition of a key fails on the latest events, or takes too long; NULL when no subscription has it.
+-- Tell whether the condition of a key fails on the latest events; NULL when no subscription has it.
+-- One that takes too long is an error, as in check_condition.
 -- It runs as the owner and says no more than that, of conditions that are stored: who asks need not be allowed to read
 -- events, and learns nothing of them.
 CREATE FUNCTION pgmb.condition_fails(key uuid)

@@ -175,7 +175,8 @@ class EventOperations:
         except StatementTimeout as error:
             raise StatementTimeout(
                 f"condition {interest.condition!r} was not tried on the latest events within {TRIAL_TIMEOUT_S:g} s, "
-                f"or the connection's statement_timeout: make it cheaper, or try when the server is less busy ({error})"
+                "or the limits of server and connection: make it cheaper, or try again when the server is less busy "
+                f"({error})"
             ) from error
         subscription_id, created_at = rows[0]
         quarantine: Rows = yield Query(name="subscription_quarantine", parameters={"subscription_id": subscription_id})
@@ -339,7 +340,7 @@ class EventOperations:
         """Try a condition on recent events.
 
         :returns: what speaks against it, if anything does.
-        :raises StatementTimeout: when it took longer than the connection allows.
+        :raises StatementTimeout: when it took longer than the connection allows, or a second.
         """
         rows: Rows = yield Query(name="check_condition", parameters={"condition": condition})
         return None if rows[0][0] is None else str(rows[0][0])
