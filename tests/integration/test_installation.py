@@ -203,6 +203,7 @@ def test_the_mqtt_door_shows_its_settings_without_the_extra_of_private_servers(e
     )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["reader_batch_size"] >= 1
     assert "secret" not in done.stdout
 
 

@@ -17,7 +17,8 @@ from queuekeeper.sessions.router.finding import Patience
 
 pytestmark = pytest.mark.unit
 
-BY_HAND = re.compile(r"pause\w*\b[^\n]*(?:\b2 \*|\* 2\b)|(?:\b2 \*|\* 2\b)[^\n]*pause", re.IGNORECASE)
+TWICE = r"(?:\b2(?:\.0)? ?\*|\*=? ?2(?:\.0)?\b)"
+BY_HAND = re.compile(rf"(?:pause|delay|wait)\w*\b[^\n]*{TWICE}|{TWICE}[^\n]*(?:pause|delay|wait)", re.IGNORECASE)
 RECONNECTS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0)
 
 

@@ -17,6 +17,7 @@ from queuekeeper.cli.command import OnRedis, command, options
 from queuekeeper.cli.compacted import BOUNDS
 from queuekeeper.cli.output import Shown, pairs, picked, screen
 from queuekeeper.errors import UsageError
+from queuekeeper.extras import needed
 from queuekeeper.hosts import without_password
 from queuekeeper.redis_async import connect
 from queuekeeper.service.aio import stopped_by_signals
@@ -76,19 +77,14 @@ def serve_mqtt(
     :param metrics: Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.
     :param show_config: Print the settings in force, without passwords, and exit.
     """
-    try:
-        from queuekeeper.compacted.mqtt_address import BrokerAddress
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("paho"):
-            raise
-        raise UsageError("the MQTT door needs paho-mqtt: install queuekeeper[mqtt]") from None
+    needed("queuekeeper.compacted", "paho")
     context.remember(broker_url)
     times = {"write_timeout": write_timeout, "read_timeout": read_timeout}
     settings = compacted.EcqSettings.parse(
         {"reader_batch_size": reader_batch_size, "writer_pool_size": writer_pool_size} | times
     )
     rules = compacted.QueueRules(**kept_to)
-    address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
+    address = compacted.BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
     metrics_place = None if metrics is None else _host_and_port("--metrics", metrics)
