@@ -104,9 +104,10 @@ def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
     done = ["pause", "resume"]
     for rate in ("250", "many", "0", "9" * 5_000):
         answer = browser.send("POST", f"{address}/throttle", data={"per_s": rate}, headers=FORM)
-        refusal = commanded("throttle", run_id, rate)
+        by_page_per_s = runs.control(run_id).operations_per_s
+        refusal = commanded("throttle", run_id, rate, "--kind", kind)
         if not refusal:
-            assert (answer.status_code, runs.control(run_id).operations_per_s) == (303, 250)
+            assert (answer.status_code, by_page_per_s) == (303, 250)
             done.append("throttle")
             continue
         # The command line begins with a word of its own.

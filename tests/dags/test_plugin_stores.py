@@ -293,7 +293,7 @@ def test_pace_is_changed_from_the_page_and_stands_in_the_audit(empty: World) -> 
     assert empty.browser.send("POST", path, data={"per_s": ""}, headers=FORM).status_code == 303
     assert MigrationLedger(empty.connection).throttle(plan_id) is None
     for wrong, words in {
-        wrong: f"the rate is {wrong[:50]!r}: write messages per second, 1 or more, or none"
+        wrong: f"the rate is {wrong[:50]!r}: write messages per second, 1 to 2,147,483,647, or none"
         for wrong in ("-1", "many", "1.5", "9" * 21, "9" * 5_000, "0", "99999999999")
     }.items():
         answer = empty.browser.send("POST", path, data={"per_s": wrong}, headers=FORM)

@@ -139,7 +139,17 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         (("migrate", "plan", "--cohort-count", "0"), "cohort_count is 0"),
         (("migrate", "plan", "--key-prefix", "{x}"), "holds a brace"),
         (("migrate", "plan", "--limit", "many"), "limit is 'many': it must be an integer from 1 to 65,535"),
-        (("migrate", "throttle", samples.PLAN_ID, "0"), "the rate is '0': write messages per second"),
+        (
+            ("migrate", "throttle", samples.PLAN_ID, "0"),
+            "the rate is '0': write messages per second, 1 to 2,147,483,647, or none",
+        ),
+        (("online", "throttle", samples.PLAN_ID, "many"), "the rate is 'many': write clients per second"),
+        (("cleanup", "throttle", samples.PLAN_ID, "9" * 10), "the rate is '9999999999': write operations per second"),
+        (("run", "throttle", samples.PLAN_ID, "1.5"), "the rate is '1.5': write operations per second"),
+        (
+            ("run", "throttle", samples.PLAN_ID, "0", "--kind", "partition_creation"),
+            "the rate is '0': write rows per second",
+        ),
         (("migrate", "quarantine", "--reason", "bad_luck"), "the reason is 'bad_luck': it must be one of"),
         (("sample", "--messages", "-1"), "messages is -1"),
         (("migrate", "undo"), "Missing argument 'PLAN'"),

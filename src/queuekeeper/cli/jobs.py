@@ -18,12 +18,12 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked,
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_namer
-from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace
+from queuekeeper.jobs.control import chosen, no_undo, rate_of, rate_words, set_pace
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import fact_names, job_of, told_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, UnrecordedRuns
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, UnrecordedRuns, unit_of
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
 from queuekeeper.redis_client import RedisClient
 
@@ -281,6 +281,8 @@ def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) 
 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
+    # What is no rate is refused before a server is asked about the run.
+    rate_of(rate, unit_of(kind))
     run = set_pace(call.runs, chosen(call.runs, run_id, kind), rate, actor=context.person())
     per_s, unit = run.throttle_operations_per_s, run.unit
     words = f"at most {rate_words(run)}" if per_s else "no throttle"

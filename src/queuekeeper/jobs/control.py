@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.registry import job_of, way_back_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, Runs
+from queuekeeper.jobs.store import MAX_RATE, MIGRATIONS, MaintenanceRun, Runs
 
-_MAX_RATE = 2_147_483_647
 _SHOWN = 50
 
 
@@ -58,8 +57,8 @@ def rate_of(text: str, what: str) -> int | None:
         return None
     digits = text.replace(",", "").replace("_", "")
     # Python refuses to read thousands of digits.
-    if not digits.isdecimal() or len(digits) > _SHOWN or not 1 <= int(digits) <= _MAX_RATE:
-        raise UsageError(f"the rate is {text[:_SHOWN]!r}: write {what} per second, 1 or more, or none")
+    if not digits.isdecimal() or len(digits) > _SHOWN or not 1 <= int(digits) <= MAX_RATE:
+        raise UsageError(f"the rate is {text[:_SHOWN]!r}: write {what} per second, 1 to {MAX_RATE:,}, or none")
     return int(digits)
 
 

@@ -21,7 +21,8 @@ from queuekeeper.postgres import Connection, records, statement, translated_erro
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
-_MAX_INT = 2_147_483_647
+MAX_RATE = 2_147_483_647
+"""Highest throttle that the column can hold."""
 T = TypeVar("T")
 _UNITS = {"session_migration": "messages", "online_migration": "clients", "partition_creation": "rows"}
 MIGRATIONS: tuple[str, ...] = ("session_migration", "online_migration")
@@ -530,5 +531,5 @@ def session_lock(connection: Connection, name: str) -> Iterator[bool]:
 
 
 def _check_throttle(operations_per_s: int | None, unit: str = "operations") -> None:
-    if operations_per_s is not None and not 1 <= operations_per_s <= _MAX_INT:
-        raise UsageError(f"throttle is {operations_per_s} {unit}/s: it must be 1 to {_MAX_INT}, or none")
+    if operations_per_s is not None and not 1 <= operations_per_s <= MAX_RATE:
+        raise UsageError(f"throttle is {operations_per_s} {unit}/s: it must be 1 to {MAX_RATE}, or none")
