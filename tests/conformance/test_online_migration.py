@@ -55,6 +55,8 @@ QUARANTINE = """
 """
 MOST_THERE, MOST_BACK = 23, 53
 """Questions to both servers that a fence may span: on a machine of its own each takes some milliseconds."""
+MOST_CALLS = 7
+"""Calls of scripts that these questions may carry, either way."""
 
 WHY_LATE = "its queue could not be copied within the lease: try again when it is shorter or the client is quiet"
 NEWCOMERS = ("newcomer-1", "newcomer-2", "newcomer-3", "newcomer-4")
@@ -607,6 +609,8 @@ def test_commit_is_not_finished_over_a_later_plan(few: OnlineWorld) -> None:
 
     with pytest.raises(RefusedError, match="plan 0123456789abcdef is committed, and plan fedcba9876543210 is at work"):
         driver.commit()
+    with pytest.raises(RefusedError, match="plan fedcba9876543210 is at work"):
+        driver.without_place()
     assert "mirror" in few.fields("newcomer-1")
     assert later.roll_back([each.cohort for each in few.online.load("fedcba9876543210")]).left == {}
 
@@ -864,23 +868,26 @@ def test_driver_that_dies_while_it_holds_a_client_for_the_way_back_leaves_it_in_
 
 
 class Exchanges:
-    """Counts how often this process asks PostgreSQL and Redis by asyncio, while the block runs."""
+    """Counts how often this process asks PostgreSQL and Redis by asyncio, and calls scripts, in the block."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.calls = 0
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> Self:
         for owner, name in ((psycopg.AsyncConnection, "wait"), (AsyncScriptCaller, "execute")):
-            self._patch.setattr(owner, name, self._counting(getattr(owner, name)))
+            carries_calls = owner is AsyncScriptCaller
+            self._patch.setattr(owner, name, self._counting(getattr(owner, name), carries_calls=carries_calls))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
 
-    def _counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _counting(self, original: Callable[..., Any], *, carries_calls: bool) -> Callable[..., Any]:
         def counting(*args: Any, **options: Any) -> Any:
             self.count += 1
+            if carries_calls:
+                self.calls += len(args[1])
             return original(*args, **options)
 
         return counting
@@ -898,8 +905,8 @@ def test_fence_spans_a_few_exchanges_however_long_the_queue(few: OnlineWorld, wa
     if way == "roll_back":
         few.to_redis(driver)
 
-    def moved(client_id: str, *, late: int) -> int:
-        async def move(mover: SessionMover) -> int:
+    def moved(client_id: str, *, late: int) -> tuple[int, int]:
+        async def move(mover: SessionMover) -> tuple[int, int]:
             await (mover.mirror if way == "roll_back" else mover.sync)(client_id)
             # They come between the copy and the fence.
             with few.router() as router:
@@ -909,14 +916,19 @@ def test_fence_spans_a_few_exchanges_however_long_the_queue(few: OnlineWorld, wa
                 report = await getattr(mover, f"_{way}")(client_id)
             assert report.outcome is Outcome.MOVED
             assert report.written == late, "what was copied before is not copied behind the fence"
-            return exchanges.count
+            return exchanges.count, exchanges.calls
 
         return few.move(move)
 
-    alone = moved("short", late=0)
+    alone, calls = moved("short", late=0)
     assert 5 < alone <= most
-    assert moved("long", late=0) <= alone + 2, "a long queue may take a second page"
-    assert moved(C, late=20) <= alone + 10, "what came late is written, and compared once more"
+    assert 1 < calls <= MOST_CALLS, "one question may carry many calls"
+    long, long_calls = moved("long", late=0)
+    assert long <= alone + 2, "a long queue may take a second page"
+    assert long_calls <= calls + 2
+    late, late_calls = moved(C, late=20)
+    assert late <= alone + 10, "what came late is written, and compared once more"
+    assert late_calls <= calls + 10
 
 
 def test_client_that_is_late_is_left_alone_between_two_fences_for_as_long_as_one_lasts(
@@ -1434,6 +1446,8 @@ def test_client_that_no_cluster_can_hold_is_served_until_the_commit_and_then_qua
     assert driver.without_place([0, 1]) == {"}x": 6, "}y": 3, "}idle": 0}
     done = driver.commit()
     assert (done.set_aside, done.kept, done.left) == (len(planned), len(SCATTERED), {})
+    words = "its messages were put into queuekeeper.session_quarantine (client_id_scattered)"
+    assert dict(done.examples) == dict.fromkeys(SCATTERED, words)
     aside = {row[:2]: row for row in clustered.sql(QUARANTINE)}
     assert aside == {place: (*before[place], reason) for place, reason in planned.items()}
     assert {place[0] for place in clustered.rows()} == {C, "a}b"}
@@ -1441,16 +1455,35 @@ def test_client_that_no_cluster_can_hold_is_served_until_the_commit_and_then_qua
     again = driver.commit()
     assert (again.set_aside, again.kept, again.left) == (0, len(SCATTERED), {})
     assert {row[:2]: row for row in clustered.sql(QUARANTINE)} == aside
+    with clustered.router() as router:
+        save(router, "}y", b"4")
+    assert driver.without_place([0, 1]) == {"}x": 0, "}y": 1, "}idle": 0}
+    late = driver.commit()
+    assert (late.set_aside, late.kept, late.left) == (1, len(SCATTERED), {})
+    assert [row[0] for row in clustered.sql(QUARANTINE) if row[:2] not in aside] == ["}y"]
+    recorded = clustered.sql(
+        "SELECT effect ->> 'set_aside', effect ->> 'clients' FROM queuekeeper.audit WHERE action = 'apply'"
+        " AND subject = %s AND effect ->> 'kind' = 'online_set_aside' ORDER BY seq",
+        clustered.plan_id,
+    )
+    assert recorded == [(str(len(planned)), "2"), ("1", "1")], "a commit that moves none has nothing to say"
 
     # Who goes on with such a client in PostgreSQL can, and gets back what can be delivered, in order and once.
     with clustered.router() as router:
-        save(router, "}y", b"4")
+        save(router, "}y", b"5")
         stores = Stores(clustered.connection, postgres=clustered.at_postgres, redis=clustered.at_redis, router=router)
-        back = put_back(clustered.connection, stores, person="test")
-        assert (back.replayed, back.expired, back.not_repaired) == (len(planned) - 4, 1, len(ODD_ROWS))
-        assert put_back(clustered.connection, stores, person="test").replayed == 0
+        # Not unless they are named: nobody may read PostgreSQL any more.
+        bare = put_back(clustered.connection, stores, person="test")
+        assert (bare.replayed, bare.scattered) == (0, len(planned) + 1)
+        assert ["--reason client_id_scattered" in words for words in bare.why.values()] == [True]
+        assert payloads(router, "}y") == [b"5"]
+        back = put_back(clustered.connection, stores, person="test", reason="client_id_scattered")
+        assert back.scattered == 0
+        assert (back.replayed, back.expired, back.not_repaired) == (len(planned) - 3, 1, len(ODD_ROWS))
+        again_back = put_back(clustered.connection, stores, person="test", reason="client_id_scattered")
+        assert again_back.replayed == 0
         assert payloads(router, "}x") == [b"2", b"3"]
-        assert payloads(router, "}y") == [b"4", b"1", b"2", b"3"]
+        assert payloads(router, "}y") == [b"5", b"1", b"2", b"3", b"4"]
 
 
 def test_client_that_no_cluster_can_hold_stays_for_good_where_the_plan_says_so(clustered: OnlineWorld) -> None:

@@ -413,6 +413,24 @@ def test_what_cannot_come_back_stays_and_says_why(world: OnlineWorld) -> None:
         assert not world.at_postgres.inspect("gone").exists
 
 
+@pytest.mark.parametrize("naming", ["quarantine_ids", "client_id", "reason"])
+def test_what_a_commit_has_put_aside_comes_back_only_where_it_is_named(world: OnlineWorld, naming: str) -> None:
+    fill(world)
+    assert world.at_postgres.fetch_pending(C).unreadable == 3
+    mend(world)
+    world.sql("UPDATE queuekeeper.session_quarantine SET reason = 'client_id_scattered' WHERE serial_number = 5")
+    number = rows(world)[0].quarantine_id
+    with world.router() as router:
+        bare = put_back(world, router)
+        assert (bare.replayed, bare.not_repaired, bare.scattered) == (1, 1, 1)
+        assert "by row, --client or --reason client_id_scattered" in bare.why[number]
+        assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 6"]
+        names: dict[str, Any] = {"quarantine_ids": [number], "client_id": C, "reason": "client_id_scattered"}
+        named = put_back(world, router, **{naming: names[naming]})
+        assert (named.replayed, named.scattered) == (1, 0)
+        assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 6", b"aside 5"]
+
+
 def test_row_of_a_session_in_both_stores_without_an_owner_waits_for_a_persons_word(world: OnlineWorld) -> None:
     fill(world)
     assert world.at_postgres.fetch_pending(C).unreadable == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -158,6 +159,47 @@ def test_snapshot_leaves_out_what_nobody_gets_and_tells_why(database: Connection
     # What is dead is left to the clean-up.
     assert store.read_left_out("a") == {4: "expired", 5: "expired"}
     assert store.read_snapshot("a").messages == found.messages
+
+
+@pytest.mark.parametrize(
+    ("client_id", "clustered", "looked", "call"),
+    [
+        ("}a", True, "_unreadable", PostgresSessionStore.set_aside_unreadable),
+        ("a", False, "_duplicates", PostgresSessionStore.set_aside_unreadable),
+        ("a", False, "_read_page", PostgresSessionStore.fetch_pending),
+    ],
+)
+def test_what_a_device_acknowledges_in_between_is_not_counted_as_set_aside(
+    database: Connection,
+    store: PostgresSessionStore,
+    monkeypatch: pytest.MonkeyPatch,
+    client_id: str,
+    clustered: bool,
+    looked: str,
+    call: Callable[..., Any],
+) -> None:
+    store.save_messages([save(client_id, 3)])
+    columns = {"_unreadable": "topic = topic", "_duplicates": "packet_id = 9", "_read_page": "user_properties = '{'"}
+    database.execute(f"UPDATE device_publish_msg SET {columns[looked]} WHERE client_id = %s", [client_id])
+    operations: Any = postgres_operations.PostgresSessionOperations
+    original = getattr(operations, looked)
+
+    def then_acknowledged(self: Any, *args: Any, **options: Any) -> Any:
+        found = yield from original(self, *args, **options)
+        database.execute("DELETE FROM device_publish_msg WHERE client_id = %s AND serial_number = 0", [client_id])
+        return found
+
+    monkeypatch.setattr(operations, looked, then_acknowledged)
+    options = {} if looked == "_read_page" else {"clustered": clustered, "duplicates": looked == "_duplicates"}
+    report = call(store, client_id, **options)
+
+    (kept,) = database.execute("SELECT count(*) FROM queuekeeper.session_quarantine").fetchall()[0]
+    assert kept == (1 if looked == "_duplicates" else 2), "of two duplicates one has gone"
+    counts = store.inspect(client_id).counts
+    assert counts is not None
+    assert counts.quarantined == kept
+    if looked != "_read_page":
+        assert report == kept
 
 
 def test_snapshot_holds_the_newest_that_the_rules_allow(

@@ -305,7 +305,7 @@ def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, verb: str,
     clients = sum(getattr(counts[each.cohort], owner) for each in found)
     would: dict[str, Any] = {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True}
     if verb == "commit":
-        aside = call.driver(plan_id).without_place([each.cohort for each in chosen])
+        aside = call.driver(plan_id).without_place(cohorts)
         would["set_aside"] = sum(aside.values())
         words += (
             f", {would['set_aside']:,} messages of {len(aside):,} clients that no cluster can hold would be put aside"

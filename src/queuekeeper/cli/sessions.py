@@ -260,7 +260,8 @@ def replay(
 
     They go behind all others, as new ones.
 
-    All open rows, unless some are named. Those that still break a rule stay.
+    All open rows, unless some are named. Those that still break a rule stay. So do, unless they are named, those of
+    clients that no cluster can hold.
 
     Example: `queuekeeper sessions replay --client meter-17 --dry-run`
 

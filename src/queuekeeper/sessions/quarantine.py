@@ -41,6 +41,10 @@ SUBJECT = "session_quarantine"
 WORDS_SHOWN = 20
 _MISSING = "run `queuekeeper database migrate`"
 _PUBREL = "PUBREL"
+_SCATTERED = (
+    "no cluster can hold its client, and PostgreSQL, where it would go, may be read by nobody any more: if the broker "
+    f"reads PostgreSQL, name such messages, by row, --client or --reason {Reason.CLIENT_ID_SCATTERED}"
+)
 _NEW_RULES = (*CONTENT_RULES, *(rule for rule in RULES if isinstance(rule, OneOf)))
 """Of a message that gets a new place: its serial and its packet id do not matter, whether it is a PUBLISH does."""
 
@@ -113,12 +117,14 @@ class ReplayReport(Replayed):
     :param no_session: messages of sessions that are not there any more.
     :param in_both_stores: messages of sessions that both stores have, and of which no owner is on record.
     :param refused: messages that a store did not take: the session is on its way, or full.
+    :param scattered: messages of clients that no cluster can hold; they come back only where they are named.
     """
 
     released: int = 0
     no_session: int = 0
     in_both_stores: int = 0
     refused: int = 0
+    scattered: int = 0
 
 
 class Outcome(StrEnum):
@@ -132,6 +138,7 @@ class Outcome(StrEnum):
     NO_SESSION = "no_session"
     IN_BOTH_STORES = "in_both_stores"
     REFUSED = "refused"
+    SCATTERED = "scattered"
 
 
 def row_values(row: Any) -> dict[str, Any]:
@@ -293,7 +300,8 @@ def replay(
 ) -> ReplayReport:
     """Put messages that were set aside behind all others of their sessions, those of a client in their old order.
 
-    One that is stored and not yet noted, since this was killed, is found again and only noted.
+    One that is stored and not yet noted, since this was killed, is found again and only noted. What the commit of a
+    move to a cluster has put aside comes back only where rows, a reason or a client are given.
 
     :param person: for the row.
     :param quarantine_ids: only these rows.
@@ -304,9 +312,16 @@ def replay(
     :param dry_run: write nothing.
     """
     table = SessionQuarantine(connection)
+    are_named = any(choice is not None for choice in (quarantine_ids, reason, client_id))
     counts: dict[str, int] = {}
     why: dict[int, str] = {}
     for row in table.rows(quarantine_ids=quarantine_ids, reason=reason, client_id=client_id, limit=None):
+        if row.reason == Reason.CLIENT_ID_SCATTERED and not are_named:
+            # The words are the same for all of them.
+            if Outcome.SCATTERED not in counts:
+                why[row.quarantine_id] = _SCATTERED
+            counts[Outcome.SCATTERED] = counts.get(Outcome.SCATTERED, 0) + 1
+            continue
         mended = row
         if drop_user_properties and not readable(row.user_properties):
             mended = replace(row, user_properties=None)

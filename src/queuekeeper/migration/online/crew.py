@@ -39,6 +39,9 @@ STAYS = {
 }
 """What becomes of a client that no cluster can hold."""
 
+PUT_ASIDE = f"its messages were put into queuekeeper.session_quarantine ({Reason.CLIENT_ID_SCATTERED})"
+"""What the commit says of such a client."""
+
 _CHUNK_S = 1.0
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from queuekeeper import audit
 from queuekeeper.clock import Clock
 from queuekeeper.errors import (
     CheckFailed,
@@ -30,7 +31,7 @@ from queuekeeper.migration.online.checks import (
     servers_of,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
-from queuekeeper.migration.online.crew import STAYS, Crew, all_clients, pages, rules_of
+from queuekeeper.migration.online.crew import PUT_ASIDE, Crew, all_clients, pages, rules_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
 from queuekeeper.migration.online.states import BEGINS, MIRRORED, OnlineState, ends
@@ -302,16 +303,7 @@ class OnlineDriver:
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
-            states, done = BEGINS["commit"], ends("commit", leaves_clients=False)
-            found = online.chosen(self._plan_id, cohorts, states, verb="commit", done=done)
-            others = online.moving_plans(self._plan_id)
-            if others and all(each.state in done for each in found):
-                # Clients may be theirs by now, and mirrored for them.
-                raise RefusedError(
-                    f"plan {self._plan_id} is committed, and plan {others[0]} is at work: it has the last word on what "
-                    "moves now, and ends the mirror of its clients"
-                )
-            found = [each for each in found if not others or each.state not in done]
+            found = self._to_commit(online, cohorts)
             check_clean(found)
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
@@ -326,15 +318,40 @@ class OnlineDriver:
                         store.set_owner(client_id, epoch=ended.epoch, owner="redis", mirrored=False)
                     tally.clients += 1
             sessions = PostgresSessionStore(connection, rules=rules_of(plan))
-            for client_id, _ in self._without_place(connection, client, online, plan, found):
-                tally.set_aside += sessions.set_aside_unreadable(client_id, clustered=True)
-                tally.stays(client_id, STAYS[plan.parameters.bad_rows])
+            emptied = 0
+            try:
+                for client_id, _ in self._without_place(connection, client, online, plan, found):
+                    put_aside = sessions.set_aside_unreadable(client_id, clustered=True)
+                    emptied += put_aside > 0
+                    tally.set_aside += put_aside
+                    tally.stays(client_id, PUT_ASIDE)
+            finally:
+                if emptied:
+                    effect = {"kind": "online_set_aside", "set_aside": tally.set_aside, "clients": emptied}
+                    audit.record(
+                        connection, actor=self._actor, action=audit.Action.APPLY, subject=self._plan_id, effect=effect
+                    )
         return tally.report(self._plan_id, "commit", numbers, seconds=time.monotonic() - begun)
 
-    def without_place(self, cohorts: Sequence[int]) -> dict[str, int]:
-        """Return how many messages of which clients the commit puts aside, since no cluster can hold these clients."""
+    def _to_commit(self, online: OnlineCohorts, cohorts: Sequence[int] | None) -> list[OnlineCohort]:
+        states, done = BEGINS["commit"], ends("commit", leaves_clients=False)
+        found = online.chosen(self._plan_id, cohorts, states, verb="commit", done=done)
+        others = online.moving_plans(self._plan_id)
+        if others and all(each.state in done for each in found):
+            # Clients may be theirs by now, and mirrored for them.
+            raise RefusedError(
+                f"plan {self._plan_id} is committed, and plan {others[0]} is at work: it has the last word on what "
+                "moves now, and ends the mirror of its clients"
+            )
+        return [each for each in found if not others or each.state not in done]
+
+    def without_place(self, cohorts: Sequence[int] | None = None) -> dict[str, int]:
+        """Return how many messages of which clients the commit puts aside, since no cluster can hold these clients.
+
+        :raises RefusedError: as the commit.
+        """
         with self._opened() as (connection, client, online, plan):
-            found = online.load(self._plan_id, cohorts)
+            found = self._to_commit(online, cohorts)
             return dict(self._without_place(connection, client, online, plan, found))
 
     # --- steps back --------------------------------------------------------------------------------------------

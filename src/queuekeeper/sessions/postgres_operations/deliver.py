@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from queuekeeper.checks import check_integer
@@ -61,7 +61,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
             max_bytes=wish.max_bytes,
         )
         if page.expired or page.unreadable:
-            yield Step(begin=True, end=True, queries=(self._hold([client_id]), *put_away(client_id, page)))
+            yield from self._transaction(put_away(client_id, page, self._hold([client_id])))
         if wish.mark_delivered and page.messages:
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return PendingPage(
@@ -164,11 +164,21 @@ class DeliverOperations(CommonOperations, FetchOperations):
         return Release.ALREADY if released_before else Release.MISSING
 
 
-def put_away(client_id: str, page: Page) -> Iterator[Query]:
-    """Remove what a page holds beside messages, and count it."""
-    if page.expired:
-        yield Query(name="remove_messages", parameters={"client_id": client_id, "serials": page.expired})
-    if page.unreadable:
-        parameters = {"serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
-        yield Query(name="quarantine_messages", parameters={"client_id": client_id} | parameters)
-    yield count_removed_query([(client_id, len(page.expired), len(page.unreadable))])
+def put_away(client_id: str, page: Page, *before: Query) -> Operation[int]:
+    """Remove what a page holds beside messages, and count it, in a transaction of the caller's.
+
+    Only rows that are still there are counted: somebody may have removed others since the page was read.
+
+    :param before: statements that come first.
+    :returns: how many messages were put aside.
+    """
+    parameters = {"client_id": client_id, "serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
+    *_, ((expired,),), ((put_aside,),) = yield Step(
+        queries=(
+            *before,
+            Query(name="remove_messages", parameters={"client_id": client_id, "serials": page.expired}),
+            Query(name="quarantine_messages", parameters=parameters),
+        )
+    )
+    yield Step(queries=(count_removed_query([(client_id, expired, put_aside)]),))
+    return int(put_aside)

@@ -40,17 +40,16 @@ class OnlineOperations(CommonOperations):
         :param duplicates: also those whose packet id a newer live message has: a session in Redis has no place for
             both.
         :param clustered: also all messages of a client that a cluster can hold nothing of; the session stays.
-        :returns: how many.
+        :returns: how many were still there.
         :raises NotOwner: when there are any and the session is not PostgreSQL's.
         """
         check_vendor_id(client_id)
         unreadable = yield from self._unreadable(client_id, clustered=clustered)
-        yield from self._set_aside(client_id, unreadable)
-        if not duplicates:
-            return len(unreadable)
-        repeated = yield from self._duplicates(client_id)
-        yield from self._set_aside(client_id, repeated)
-        return len(unreadable) + len(repeated)
+        put_aside = yield from self._set_aside(client_id, unreadable)
+        if duplicates:
+            repeated = yield from self._duplicates(client_id)
+            put_aside += yield from self._set_aside(client_id, repeated)
+        return put_aside
 
     def find_unreadable(self, client_id: str, *, clustered: bool = False) -> Operation[dict[int, str]]:
         """Tell which messages cannot move to Redis, by serial, and why; nothing is changed.
@@ -68,10 +67,11 @@ class OnlineOperations(CommonOperations):
         (rows,) = yield Step(begin=True, end=True, queries=(Query(name="duplicate_messages", parameters=parameters),))
         return {serial: str(Reason.PACKET_ID_DUPLICATE) for (serial,) in rows}
 
-    def _set_aside(self, client_id: str, reasons: dict[int, str]) -> Operation[None]:
-        if reasons:
-            page = Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=reasons)
-            yield Step(begin=True, end=True, queries=(self._hold([client_id]), *put_away(client_id, page)))
+    def _set_aside(self, client_id: str, reasons: dict[int, str]) -> Operation[int]:
+        if not reasons:
+            return 0
+        page = Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=reasons)
+        return (yield from self._transaction(put_away(client_id, page, self._hold([client_id]))))
 
     def _unreadable(
         self, client_id: str, *, inside: bool = False, clustered: bool = False
@@ -210,7 +210,7 @@ class OnlineOperations(CommonOperations):
             unreadable = yield from self._unreadable(client_id, inside=True)
             if unreadable:
                 page = Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=unreadable)
-                yield Step(queries=tuple(put_away(client_id, page)))
+                yield from put_away(client_id, page)
         written, removed, latest_ms = yield from self._apply_messages(client_id, snapshot, serials)
         if snapshot == SessionSnapshot(
             client_id=snapshot.client_id, last_packet_id=None, last_serial=None, delivered_serial=None
