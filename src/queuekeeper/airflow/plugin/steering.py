@@ -64,8 +64,10 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
     @router.post("/runs/{kind}/{run_id}/throttle", dependencies=[Depends(guards.steer)])
     async def throttle(request: Request, kind: str, run_id: str, actor: str = Depends(guards.user)) -> Response:
         check_origin(request)
-        rate = (await read_body(request)).get("per_s", "").strip() or "none"
-        return await _told(kind, run_id, lambda runs: set_pace(runs, run_id, rate, actor=actor))
+        per_s = (await read_body(request)).get("per_s")
+        if per_s is None:
+            raise HTTPException(422, "Say the rate in the field per_s; an empty one lifts the throttle.")
+        return await _told(kind, run_id, lambda runs: set_pace(runs, run_id, per_s.strip() or "none", actor=actor))
 
     @router.post("/runs/{kind}/{run_id}/pause", dependencies=[Depends(guards.steer)])
     async def pause(request: Request, kind: str, run_id: str, actor: str = Depends(guards.user)) -> Response:
@@ -73,12 +75,16 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
         paused = (await read_body(request)).get("paused", "")
         if paused not in ("yes", "no"):
             raise HTTPException(422, "Say whether it is to wait: yes or no.")
-        return await _told(kind, run_id, lambda runs: runs.set_paused(run_id, paused == "yes", actor=actor))
+        waits = paused == "yes"
+        return await _told(kind, run_id, lambda runs: runs.set_paused(run_id, waits, actor=actor), only_at_work=waits)
 
-    async def _told(kind: str, run_id: str, tell: Callable[[Runs], object]) -> Response:
+    async def _told(kind: str, run_id: str, tell: Callable[[Runs], object], *, only_at_work: bool = True) -> Response:
         def work() -> None:
             with stores.postgres() as connection:
-                _named(connection, kind, run_id)
+                run = _named(connection, kind, run_id)
+                # It may have ended since its page was loaded; a second look of one that is paused waits for its word.
+                if only_at_work and run.over:
+                    raise HTTPException(409, run.over)
                 try:
                     tell(Runs(connection))
                 except UsageError as error:
