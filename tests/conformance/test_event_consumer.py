@@ -17,7 +17,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events import operations
-from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent
+from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, StatementTimeout
 from queuekeeper.service.steps import Wait
 from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, both, refuse, until
 from tests.patience import PATIENCE_S
@@ -705,6 +705,24 @@ def test_consumer_that_cannot_start_says_why(postgres_url: str, broker_url: str,
         asyncio.run(start(postgres_url, Interest()))
     with pytest.raises(UsageError, match='column "nonsense" does not exist'):
         asyncio.run(start(broker_url, Interest(condition="NONSENSE")))
+
+
+@both
+async def test_consumer_whose_condition_always_takes_too_long_ends_with_the_reason(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As check_condition does, however fast the machine is.
+    world.sql.execute(
+        "CREATE OR REPLACE FUNCTION pgmb.check_subscriptions() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION 'condition was not tried in time' USING ERRCODE = 'query_canceled'; END $$"
+    )
+    consumer = world.consumer()
+    await consumer.handle(Recorder(), name="bill")
+    with pytest.raises(StatementTimeout, match=r"'TRUE' was not tried .* make it cheaper, .*was not tried in time"):
+        async with consumer:
+            pass
+    assert caplog.text.count("the next try follows") == 2
+    assert world.readers() == 0
 
 
 @both

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -102,7 +103,12 @@ async def test_condition_that_is_too_slow_is_quarantined_and_the_others_get_thei
     views = {one.subscription_id: one for one in await world.broker.subscriptions()}
     assert views[plain.subscription_id].quarantine_reason is None
     reason = views[slow[0].subscription_id].quarantine_reason
-    assert reason == "it takes longer than 0.5 s for the latest events"
+    assert reason is not None
+    assert re.fullmatch(
+        "it takes too long for the latest events, 3 times in a row: PostgreSQL at .* ended a statement: "
+        "canceling statement due to statement timeout",
+        reason,
+    )
     assert len((await world.broker.read("plain", limit=100)).items) == 60
 
 

@@ -13,10 +13,12 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer
+from queuekeeper.maintenance.events import broker
 from queuekeeper.maintenance.events.broker import failing_conditions
 from queuekeeper.postgres import Connection
 from tests.event_clock import install_with_clock
 from tests.event_samples import delivered, poll, publish, subscribe
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -249,7 +251,7 @@ def test_changed_condition_is_judged_and_a_heartbeat_is_not(connection: Connecti
     connection.execute("UPDATE pgmb.subscriptions SET conditions_sql = 'FALSE'")
 
 
-def test_condition_that_takes_too_long_is_refused(connection: Connection) -> None:
+def test_condition_that_takes_too_long_is_not_stored_and_may_be_tried_again(connection: Connection) -> None:
     publish(connection, *({"number": "7" * 24_000} for _ in range(20)))
 
     with pytest.raises(psycopg.errors.QueryCanceled, match=r"not tried in time: \d+ events took \d+ ms, and 1000 ms"):
@@ -312,6 +314,8 @@ def test_trial_that_is_late_twice_says_to_try_again_and_nothing_of_a_refusal(hel
 def test_condition_is_named_as_slow_only_when_it_is_each_time(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, late: int, is_named: bool
 ) -> None:
+    # What is not late by this test's doing must not be by the machine's.
+    monkeypatch.setattr(broker, "CANARY_TIMEOUT_MS", round(1_000 * PATIENCE_S))
     subscribe(connection, "known", condition=NUMBER)
     execute, left = connection.execute, count(late, -1)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 import pytest
 
-from queuekeeper.errors import QueuekeeperError, RefusedError, Rejected, UsageError
-from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
+from queuekeeper.errors import QueuekeeperError, RefusedError, Rejected, ServerUnavailable, UsageError
+from queuekeeper.events.consumer import AsyncEventConsumer, Consumption, EventConsumer
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
 from queuekeeper.events.handlers import (
     Assignment,
@@ -135,7 +136,8 @@ def test_only_slow_and_broken_conditions_are_quarantined_when_a_poll_takes_too_l
     server = SlowServer(poll_s=1, conditions={"good": 0.1, "slow": 20, "broken": 0.1, "also good": 0.5})
     report = dispatch(server)
     assert server.quarantined == {
-        "slow": "it takes longer than 1 s for the latest events",
+        "slow": "it takes too long for the latest events, 3 times in a row: "
+        "canceling statement due to statement timeout",
         "broken": "it fails on event pm1",
     }
     assert report == DispatchReport(polls=1, matches=0, quarantined=("su-slow", "su-broken"))
@@ -149,6 +151,21 @@ def test_polls_get_more_time_when_no_single_condition_is_at_fault_and_no_longer_
     assert report.polls == 1
     assert server.limits_s == [10, 1, 20, 1, 40, 10]
     assert server.lock_limit_s is None
+
+
+@pytest.mark.parametrize(("late", "quarantined"), [(0, ()), (2, ()), (3, ("su-good",))])
+def test_condition_is_quarantined_as_slow_only_when_it_is_each_time(late: int, quarantined: tuple[str, ...]) -> None:
+    class LateServer(SlowServer):
+        tries = 0
+
+        def check_condition(self, *, condition: str) -> list[Any]:
+            self.tries += condition != "TRUE"
+            if condition != "TRUE" and self.tries <= late:
+                raise StatementTimeout("canceling statement due to statement timeout")
+            return super().check_condition(condition=condition)
+
+    server = LateServer(poll_s=15, conditions={"good": 0.1})
+    assert dispatch(server).quarantined == quarantined
 
 
 @pytest.mark.parametrize("plain_s", [(20,), (0.2,), (0, 20), (0, 0.2)])
@@ -204,6 +221,90 @@ def test_pause_between_polls_grows_with_what_they_find(rules: DispatchRules, pau
     report = dispatch(server, rules=rules, once=False, now_s=lambda: server.now_s)
     assert report.matches == 20_760
     assert server.pauses_s == pytest.approx(pauses_s)
+
+
+# Beginning of a consumer.
+
+
+class Lateness:
+    """Answers the steps of a consumer's beginnings, each of which ends by an error, or well; after a good one the
+    connection breaks, and after the last it is told to stop.
+
+    :param ends: of the beginnings: a step's name and the error it ends by, or none.
+    """
+
+    def __init__(self, *ends: tuple[str, QueuekeeperError] | None) -> None:
+        self._ends = list(ends)
+        self.begun = self.opened = 0
+        self._now_s = 0.0
+
+    def run(self) -> None:
+        consumption = Consumption(
+            group_id="group",
+            rules=ReadRules(),
+            attempt=blocking_attempt,
+            began=self._note_begin,
+            now_s=lambda: self._now_s,
+        )
+        consumption.admit(ReliableHandler(work=print, name="bill", interest=Interest()))
+        operation = consumption.run()
+        with suppress(StopIteration):
+            step = next(operation)
+            while True:
+                try:
+                    answer = self._answer(step)
+                except QueuekeeperError as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
+
+    def _note_begin(self) -> None:
+        self.begun += 1
+
+    def _answer(self, step: Any) -> Any:
+        if isinstance(step, Wait):
+            self._now_s += step.timeout_s
+            return Happened(told=() if self._ends else (Stop(),), notified=False)
+        if isinstance(step, Open):
+            self.opened += 1
+            self._end = self._ends.pop(0)
+            return None
+        name = step.name if isinstance(step, Query) else "subscribe"
+        if self._end is not None and self._end[0] == name:
+            raise self._end[1]
+        if name == "read_next_events" and self._ends:
+            raise ServerUnavailable("the connection broke")
+        if name == "subscribe":
+            return [[], [], [("su1", NOW)], []]
+        return [(None, None)] if name == "subscription_quarantine" else []
+
+
+LATE = ("subscribe", StatementTimeout("not tried in time"))
+
+
+def test_consumer_that_never_began_gives_up_a_condition_that_is_too_slow_each_time() -> None:
+    server = Lateness(LATE, LATE, LATE, None)
+    with pytest.raises(StatementTimeout, match="not tried in time"):
+        server.run()
+    assert (server.opened, server.begun) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "begun"),
+    [
+        ((LATE, LATE, None), 1),
+        ((LATE, LATE, None, *[LATE] * 5, None), 2),
+        # Another consumer has the group, or others hold locks.
+        ((*[("pin_reader", StatementTimeout("not yet"))] * 5, LATE, LATE, None), 1),
+        ((*[("subscribe", LockTimeout("not yet"))] * 5, LATE, LATE, None), 1),
+    ],
+)
+def test_consumer_waits_for_what_may_yet_pass(
+    ends: tuple[tuple[str, QueuekeeperError] | None, ...], begun: int
+) -> None:
+    server = Lateness(*ends)
+    server.run()
+    assert (server.opened, server.begun) == (len(ends), begun)
 
 
 # Reading ahead.

@@ -38,12 +38,13 @@ from queuekeeper.events.model import (
     PageItem,
     ReadRules,
     Splitter,
+    StatementTimeout,
     Subscription,
     TransientRefusal,
     check_group,
     retry_of,
 )
-from queuekeeper.events.operations import EventOperations, Query
+from queuekeeper.events.operations import TRIALS, EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.postgres import address_of
@@ -102,13 +103,18 @@ class Recovery:
         self._serves_since_s = self._now_s()
         self._lost = 0
 
+    @property
+    def has_served(self) -> bool:
+        """Whether a connection has ever stood and served."""
+        return self._serves_since_s is not None
+
     def pause_after(self, error: ServerUnavailable | TransientRefusal) -> float:
         """Return the pause, having put it into the log.
 
         :raises ServerUnavailable: the error, when the server has never been reached.
         """
         if isinstance(error, ServerUnavailable):
-            if self._serves_since_s is None:
+            if not self.has_served:
                 raise error
             pause_s = RECONNECT.after(self._lost)
             self._lost += 1
@@ -154,6 +160,7 @@ class Consumption:
         self._cursor: str | None = None
         self._asked: deque[Asked] = deque()
         self._ended: deque[Ended] = deque()
+        self._late_trials = 0
         self._stop_at_s: float | None = None
         self._sign_of_life_at_s = 0.0
 
@@ -161,6 +168,7 @@ class Consumption:
         """Serve until told to stop.
 
         :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises StatementTimeout: when at first a condition takes too long at each of :data:`TRIALS` tries.
         """
         recovery = Recovery(f"group {self.group_id}", now_s=self._now_s)
         while True:
@@ -175,13 +183,19 @@ class Consumption:
                 if self._stop_at_s is not None:
                     _log.warning("group %s: %s; it stops, and what was unfinished comes again", self.group_id, error)
                     return
+                if self._late_trials == TRIALS and not recovery.has_served:
+                    raise
                 yield from self._rest(recovery.pause_after(error))
             else:
                 return
 
     def _begin(self) -> Operation[None]:
         yield Query(name="pin_reader")
-        yield from self._subscribe()
+        try:
+            yield from self._subscribe()
+        except StatementTimeout:
+            self._late_trials += 1
+            raise
         yield Query(name="listen_dispatched")
 
     def _subscribe(self) -> Operation[None]:

@@ -15,7 +15,7 @@ from queuekeeper.checks import check_all_seconds, checked
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.events.consumer import Recovery
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
-from queuekeeper.events.operations import EventOperations, Query
+from queuekeeper.events.operations import TRIALS, EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.postgres import address_of
@@ -197,10 +197,7 @@ class Dispatching:
         for condition in (yield from self.events.conditions()):
             if condition == PLAIN_CONDITION:
                 continue
-            try:
-                reason = yield from self.events.check_condition(condition)
-            except StatementTimeout:
-                reason = f"it takes longer than {self._rules.condition_timeout_s:g} s for the latest events"
+            reason = yield from self._reason_against(condition)
             if reason is None:
                 continue
             # The lock or the load may have come while it was tried.
@@ -211,6 +208,14 @@ class Dispatching:
                 "dispatcher: condition %r is evaluated no more, for %d subscriptions: %s",
                 *(condition, len(quarantined), reason),
             )
+
+    def _reason_against(self, condition: str) -> Operation[str | None]:
+        for _ in range(TRIALS):
+            try:
+                return (yield from self.events.check_condition(condition))
+            except StatementTimeout as error:
+                words = str(error)
+        return f"it takes too long for the latest events, {TRIALS} times in a row: {words}"
 
     def _try_plain_condition(self) -> Operation[None]:
         reason = yield from self.events.check_condition(PLAIN_CONDITION)

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from queuekeeper.errors import RefusedError
+from queuekeeper.events.operations import TRIALS
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 COUNTED_EVENTS = 10_000
@@ -14,9 +15,6 @@ COUNTED_EVENTS = 10_000
 
 CANARY_TIMEOUT_MS = 1_000
 """A condition that takes longer on the latest events would hold up every poll."""
-
-CANARY_TRIES = 3
-"""A condition takes too long when it does each time: a server that has other work may be late once."""
 
 
 def read_event_broker(connection: Connection) -> tuple[dict[str, Any], ...]:
@@ -56,7 +54,7 @@ def failing_conditions(connection: Connection) -> frozenset[str]:
     has_verdict = connection.execute("SELECT to_regprocedure('pgmb.condition_fails(uuid)') IS NOT NULL").fetchone()
     failing = set()
     for key, condition, *_ in connection.execute(statement("quality/read_event_conditions")).fetchall():
-        for _ in range(CANARY_TRIES):
+        for _ in range(TRIALS):
             try:
                 with connection.transaction():
                     connection.execute("SELECT set_config('statement_timeout', %s, true)", (str(CANARY_TIMEOUT_MS),))

@@ -14,7 +14,10 @@ from queuekeeper.postgres import Connection, statement
 FREEZE_SHARE = 1.5
 """Of ``autovacuum_freeze_max_age``: beyond it autovacuum does not do its work."""
 
-_REASON = "its condition fails on the latest events, or takes longer than a second: see pgmb.check_condition"
+_REASON = (
+    "its condition fails on the latest events, or takes longer than a second three times in a row: "
+    "see pgmb.check_condition"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +87,7 @@ REMEDIES: Mapping[str, EventRemedy] = {
     ),
     "quarantine_subscription": EventRemedy(
         purpose="Put subscriptions into quarantine whose condition fails on the latest events, or takes longer than a "
-        "second.",
+        "second three times in a row.",
         way_back="queuekeeper events subscriptions --release ID",
         find=_failing,
         mend=_quarantine,
