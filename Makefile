@@ -128,7 +128,7 @@ NIGHTLY_SEEDS ?= 200
 .PHONY: nightly
 nightly: setup-tests ## 200 migrations under load, somebody killed in each (NIGHTLY_SEEDS=20), then one by seconds
 	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)
-	@$(MAKE) bench-online-migration
+	@$(MAKE) bench-online-migration ARGS=
 
 ##@ House-keeping
 
