@@ -226,13 +226,15 @@ class MqttClient:
 
     async def publish(
         self, topic: str, payload: bytes = b"", *, qos: int = 1, retain: bool = False, **properties: Any
-    ) -> None:
+    ) -> Any:
+        """Publish, and return the reason code of the acknowledgement, if one is asked for."""
         packed: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         for name, value in properties.items():
             setattr(packed, name, value)
         told = self.client.publish(topic, payload, qos, retain, properties=packed if properties else None)
         if qos:
-            await self._published.setdefault(told.mid, self._loop.create_future())
+            return await self._published.setdefault(told.mid, self._loop.create_future())
+        return None
 
     def ack(self, message: Got) -> None:
         self.client.ack(message.mid, message.qos)
