@@ -445,7 +445,7 @@ def _only_one(home: Path) -> Iterator[None]:
 @contextmanager
 def _servers_as_before(settings: Settings, console: Console) -> Iterator[None]:
     """Stop at the end what did not run before."""
-    before = {server.name for server in embedded.status(settings).servers if server.state == "running"}
+    before = {server.name for server in embedded.status(settings).servers if server.is_running}
     try:
         yield
     finally:

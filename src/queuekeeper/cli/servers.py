@@ -103,7 +103,7 @@ def _servers(status: Status) -> Iterator[Any]:
     yield table(f"Servers in {status.home}", ("server", "state", "address", "version", "log"), rows)
     if any(server.state == "stopped" for server in status.servers[:2]):
         yield "\nStart them by: queuekeeper up"
-    if any(server.state == "running" for server in status.servers[:2]):
+    if any(server.is_running for server in status.servers[:2]):
         yield "\nAddresses with their passwords: queuekeeper status --passwords"
 
 

@@ -1,7 +1,7 @@
 """Appending for many tasks at once: what arrives together is stored together, each call with its own result.
 
-A batch whose answer was lost is sent again under the same number, and is stored once. The
-module ``batches`` decides how batches gather.
+A batch whose answer was lost is sent again under the same number, and is stored once. The module ``batches`` decides
+how batches gather.
 """
 
 from __future__ import annotations
