@@ -33,8 +33,9 @@ def free_port() -> int:
 
 
 class Mosquitto:
-    """A broker of the test's own, which keeps what it has over a restart.
+    """A broker of the test's own.
 
+    :param keeps: whether it has after a restart what it had before.
     :param acl: lines of its access control; everybody may do everything without.
     :param tls: certificate and key.
     :param settings: further lines of its configuration.
@@ -44,6 +45,7 @@ class Mosquitto:
         self,
         directory: Path,
         *,
+        keeps: bool = True,
         acl: str | None = None,
         tls: tuple[Path, Path] | None = None,
         settings: Sequence[str] = (),
@@ -55,7 +57,7 @@ class Mosquitto:
         lines = [
             f"listener {self.port} 127.0.0.1",
             "allow_anonymous true",
-            "persistence true",
+            f"persistence {str(keeps).lower()}",
             f"persistence_location {directory}/",
             # By default it drops what goes beyond a thousand messages.
             "max_queued_messages 0",

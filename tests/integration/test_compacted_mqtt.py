@@ -38,12 +38,10 @@ from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import compacted_keys
 from queuekeeper.redis_async import connect
 from queuekeeper.redis_client import connect as connect_blocking
-from tests.integration.mosquitto import MQTT_3, MQTT_5, Got, Mosquitto, MqttClient, free_port, payloads
+from tests.integration.mosquitto import MQTT_3, MQTT_5, QUIET_S, Got, Mosquitto, MqttClient, free_port, payloads
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
-
-NO_SUBSCRIBERS = 0x10
 
 MAKES_PASSWORDS = shutil.which("mosquitto_passwd") or "mosquitto_passwd"
 GUIDE = Path(__file__).parents[2] / "docs" / "compacted.md"
@@ -691,6 +689,110 @@ def test_broker_that_is_restarted_loses_nothing(broker: Mosquitto, valkey_url: s
     run(broker, valkey_url, test)
 
 
+class HeldLink:
+    """Holds back the door's own connection to the broker, as a slow network does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_open = asyncio.Event()
+        self.attempts = 0
+        its_own = mqtt_link._Session.open
+
+        async def open_later(session: mqtt_link._Session) -> None:
+            self.attempts += 1
+            await self.may_open.wait()
+            await its_own(session)
+
+        monkeypatch.setattr(mqtt_link._Session, "open", open_later)
+
+
+@asynccontextmanager
+async def opening(broker: Mosquitto, redis_url: str, **options: Any) -> AsyncIterator[World]:
+    """A door that does not wait for its own connection to the broker."""
+    async with asyncio.timeout(PATIENCE_S), await connect(redis_url) as caller:
+        queues = AsyncCompactedQueues(caller)
+        async with MqttDoor(queues, BrokerAddress.parse(broker.url), **options) as door:
+            yield World(broker, queues, door)
+
+
+@pytest.mark.parametrize("version", [MQTT_3, MQTT_5])
+def test_client_of_a_new_door_is_let_in_once_the_door_has_subscribed(
+    broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        link = HeldLink(monkeypatch)
+        async with opening(broker, valkey_url) as world:
+            coming = asyncio.create_task(world.client("c", version=version).__aenter__())
+            await asyncio.wait([coming], timeout=QUIET_S)
+            assert not coming.done()
+            link.may_open.set()
+            client = await coming
+            assert await client.publish("$ECQ/w/c/key", b"first") == 0
+            await world.stored("c", 1)
+            await client.__aexit__(None, None, None)
+
+    asyncio.run(test())
+
+
+def test_client_that_comes_back_to_a_broker_without_memory_is_let_in_once_the_door_has_subscribed_again(
+    server_home: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", keeps=False)
+    broker.start()
+
+    async def test() -> None:
+        link = HeldLink(monkeypatch)
+        link.may_open.set()
+        async with opening(broker, valkey_url) as world:
+            async with world.client("c") as client:
+                assert await client.publish("$ECQ/w/c/key", b"first") == 0
+                link.may_open.clear()
+                await asyncio.to_thread(broker.stop)
+                await client.lost.wait()
+            await asyncio.to_thread(broker.start)
+            while link.attempts < 2:
+                await asyncio.sleep(0.01)
+            coming = asyncio.create_task(world.client("c").__aenter__())
+            await asyncio.wait([coming], timeout=QUIET_S)
+            assert not coming.done()
+            link.may_open.set()
+            client = await coming
+            assert await client.publish("$ECQ/w/c/key", b"second") == 0
+            await world.stored("c", 2)
+            await client.__aexit__(None, None, None)
+
+    try:
+        asyncio.run(test())
+    finally:
+        broker.stop()
+
+
+def test_client_of_a_door_that_cannot_subscribe_is_told_and_the_log_says_why(
+    broker: Mosquitto, valkey_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mqtt, "SUBSCRIBED_WITHIN_S", 0.2)
+
+    async def test() -> None:
+        HeldLink(monkeypatch)
+        async with opening(broker, valkey_url) as world:
+            for version in (MQTT_3, MQTT_5):
+                with pytest.raises(ConnectionRefusedError, match="Server unavailable"):
+                    await world.client("c", version=version).__aenter__()
+
+    asyncio.run(test())
+    assert caplog.messages.count(f"client 'c' cannot be let in to the broker: {mqtt.NOT_SUBSCRIBED}") == 2
+
+
+def test_door_that_takes_no_writes_lets_clients_in_without_a_subscription_of_its_own(
+    broker: Mosquitto, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        HeldLink(monkeypatch)
+        async with opening(broker, valkey_url, takes_writes=False) as world, world.client("c"):
+            pass
+
+    asyncio.run(test())
+
+
 def test_publish_is_not_acknowledged_before_it_is_stored(
     broker: Mosquitto, redis_server_factory: Callable[..., RedisServer]
 ) -> None:
@@ -1143,21 +1245,19 @@ def test_command_serves_until_it_is_told_to_end(broker: Mosquitto, valkey_url: s
 
     async def test() -> None:
         while True:
+            client = MqttClient("c", port)
             try:
-                socket.create_connection(("127.0.0.1", port)).close()
+                await client.__aenter__()
             except OSError:
                 assert process.poll() is None
                 await asyncio.sleep(0.05)
             else:
                 break
-        async with MqttClient("c", port) as client:
-            await client.subscribe(("$ECQ/c/#", 1))
-            for number in range(5):
-                # Until the door has subscribed there, the broker answers that nobody takes it.
-                while (reason := await client.publish(f"$ECQ/w/c/{number}", b"%d" % number)) == NO_SUBSCRIBERS:
-                    await asyncio.sleep(0.05)
-                assert reason == 0
-            assert payloads(await client.take(5)) == [b"%d" % number for number in range(5)]
+        await client.subscribe(("$ECQ/c/#", 1))
+        for number in range(5):
+            assert await client.publish(f"$ECQ/w/c/{number}", b"%d" % number) == 0
+        assert payloads(await client.take(5)) == [b"%d" % number for number in range(5)]
+        await client.__aexit__(None, None, None)
         assert (await asyncio.to_thread(scraped, metrics_port))["queuekeeper_mqtt_delivered_total"] == 5
 
     async def main() -> None:

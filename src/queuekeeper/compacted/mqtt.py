@@ -22,7 +22,7 @@ from queuekeeper.compacted.consumer import GRACE_S
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_name
 from queuekeeper.compacted.mqtt_address import BrokerAddress
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
-from queuekeeper.compacted.mqtt_link import BrokerLink, NotStored, Published
+from queuekeeper.compacted.mqtt_link import CONNECT_TIMEOUT_S, BrokerLink, NotStored, Published
 from queuekeeper.compacted.mqtt_metrics import DoorMetrics
 from queuekeeper.compacted.mqtt_packets import Reason
 from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings
@@ -50,6 +50,10 @@ ERROR_AFTER = 3
 ASK_EVERY_S = 1.0
 """Time between two questions whether Redis answers."""
 
+SUBSCRIBED_WITHIN_S = 10.0
+"""How long a client waits for the door's own subscription at the broker."""
+
+NOT_SUBSCRIBED = "the door has no subscription there yet, so that nobody would store what the client publishes"
 REASON_CHARACTERS = 1_000
 
 _log = logging.getLogger(__name__)
@@ -203,7 +207,20 @@ class MqttDoor:
             del self._relays[relay]
 
     async def _open_broker(self) -> tuple[StreamReader, StreamWriter]:
-        reader, writer = await asyncio.open_connection(self._broker.host, self._broker.port, ssl=self._broker.tls)
+        """Connect to the broker for a client, which waits until the broker hands to the door what clients publish.
+
+        :raises OSError: when the broker cannot be reached, or the door has not subscribed there in time.
+        """
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(self._broker.host, self._broker.port, ssl=self._broker.tls)
+        try:
+            async with asyncio.timeout(SUBSCRIBED_WITHIN_S):
+                await self._link.subscribed.wait()
+        except BaseException as error:
+            writer.close()
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(NOT_SUBSCRIBED) from None
+            raise
         _stay_awake(writer)
         return reader, writer
 

@@ -24,12 +24,12 @@ from queuekeeper.compacted import mqtt_packets as packets
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules, WhenUnreadable
 from queuekeeper.compacted.model import CompactedMessage, property_pairs
 from queuekeeper.compacted.mqtt_health import FailedDeliveries
+from queuekeeper.compacted.mqtt_link import CONNECT_TIMEOUT_S
 from queuekeeper.compacted.mqtt_packets import Kind, MalformedPacket, Packet, Reason
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.topics import Topics
 from queuekeeper.errors import InvalidTopic, QueuekeeperError, ServerUnavailable, StaleEpoch
 
-CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
 KNOCK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a knock is waited for before the next one."""
@@ -93,7 +93,7 @@ class Surroundings:
     """What all connections of a door share.
 
     :param window: messages that a client gets before it has to acknowledge.
-    :param open_broker: opens a connection to the broker.
+    :param open_broker: opens a connection to the broker; raises an ``OSError`` when a client cannot be let in.
     :param knock: publishes to a topic by the door's own connection.
     :param has_redis: whether Redis answers, as far as is known.
     :param failures: to deliver, by client.
@@ -163,10 +163,9 @@ class Relay:
             if connect is None:
                 return
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    reader, broker = await self._world.open_broker()
-            except (OSError, TimeoutError) as error:
-                _log.warning("client %r cannot be let in: the broker cannot be reached: %s", self._client_id, error)
+                reader, broker = await self._world.open_broker()
+            except OSError as error:
+                _log.warning("client %r cannot be let in to the broker: %s", self._client_id, error)
                 self._client.write(packets.write_unavailable(self._level))
                 return
             broker.write(connect)
