@@ -18,7 +18,7 @@ SessionRouter, or the trigger for other writers is installed. Start with a dry r
   clear the failed copy task with its downstream tasks: the copy goes on where it stopped.
 - **arm**: a writer that began before has not ended, or the clocks differ: the log names it. Clear the task.
 - **catch_up**, **rehearse**, **cut_over**: clients that could not be moved stay where they are. Clear the task: it goes
-  on with those that are left. Back with all: trigger `session_rollback`.
+  on with those that are left. Back with all: trigger `session_rollback`. *Deferred*: the migration is paused.
 - **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or look into it and clear the task:
   it goes on where it was. While it waits it is *deferred*, which needs a triggerer.
 - **commit**: nobody agreed. Clients stay on Redis with the mirror at work; clear `approve_commit`, or roll back.

@@ -28,6 +28,7 @@ from queuekeeper.airflow.operators.online import (
 from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.migration.model import steps_of
+from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.sessions.model import SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
 
@@ -140,6 +141,98 @@ def test_soak_waits_in_the_triggerer_and_goes_on_where_it_was(world: OnlineWorld
     assert found["begun_ms"] == pytest.approx(1_000 * begun.timestamp() - 7 * 86_400_000, abs=2)
     # A worker is held for a look only: what cuts a task short counts for each look.
     assert dag_bag.dags["session_migration"].get_task("soak").execution_timeout == timedelta(hours=12)
+
+
+@pytest.fixture
+def pauses(world: OnlineWorld, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Returns what has somebody pause the migration as its first client is worked on, one client a second."""
+
+    def pauses(verb: str) -> None:
+        move, first = getattr(SessionMover, verb), iter([True])
+
+        async def paused(mover: SessionMover, client_id: str) -> Any:
+            if next(first, False):
+                world.ledger.set_paused(PLAN_ID, True)
+            return await move(mover, client_id)
+
+        monkeypatch.setattr(SessionMover, verb, paused)
+        world.ledger.set_throttle(PLAN_ID, 1)
+
+    return pauses
+
+
+def owned_by_redis(world: OnlineWorld) -> int:
+    return sum(each.redis for each in world.online.owner_counts(PLAN_ID))
+
+
+def test_paused_cut_over_holds_no_worker_and_goes_on_with_the_clients_that_are_left(
+    world: OnlineWorld, pauses: Callable[[str], None]
+) -> None:
+    run(ArmCohortsOperator)
+    run(CatchUpOperator)
+    world.ledger.approve(PLAN_ID, "alice")
+    wish = {"steps_percent": "50,100", "approval_limit_minutes": "60"}
+    pauses("cut_over")
+    with pytest.raises(TaskDeferred) as parked:
+        run(CutOverOperator, **wish)
+    assert parked.value.method_name == "look_again"
+    moved = owned_by_redis(world)
+    assert 0 < moved < len(CLIENTS)
+    # Nobody is left between the stores.
+    assert sum(each.fenced for each in world.online.owner_counts(PLAN_ID)) == 0
+
+    task = CutOverOperator(task_id="task", plan_id=PLAN_ID, mode="online", lease_ms="1000", **wish)
+    drivers = [each.driver for each in world.online.load(PLAN_ID)]
+    with pytest.raises(TaskDeferred):
+        task.look_again(context())
+    assert (owned_by_redis(world), [each.driver for each in world.online.load(PLAN_ID)]) == (moved, drivers)
+
+    # What was agreed to when it began still counts.
+    world.sql("UPDATE queuekeeper.plans SET approved_at = approved_at - interval '61 minutes'")
+    world.ledger.set_throttle(PLAN_ID, None)
+    world.ledger.set_paused(PLAN_ID, False)
+    steps = task.look_again(context())
+    assert sum(each["outcomes"].get("moved", 0) for each in steps) == len(CLIENTS) - moved
+    assert (world.all_owners(), world.states()) == ({"redis"}, {"on_redis"})
+    # Every client is equal in both stores.
+    assert run(SoakOperator, soak_minutes="0")["clients"] == len(CLIENTS)
+
+
+def test_cut_over_that_is_paused_before_it_begins_needs_an_approval_that_counts(world: OnlineWorld) -> None:
+    world.online.arm(world.ledger.load_plan(PLAN_ID), [0, 1, 2], actor="bob")
+    world.ledger.set_paused(PLAN_ID, True)
+    with pytest.raises(RefusedError, match="nobody has approved plan"):
+        run(CutOverOperator, steps_percent="100", approval_limit_minutes="60")
+
+
+def test_paused_way_back_holds_no_worker_and_asks_nobody_again(
+    world: OnlineWorld, pauses: Callable[[str], None]
+) -> None:
+    cut_over(world)
+    wish: dict[str, Any] = {"decision": YES, "four_eyes": "True", "max_lag_s": "10"}
+    pauses("roll_back")
+    with pytest.raises(TaskDeferred):
+        run(RollBackOperator, **wish)
+    left = owned_by_redis(world)
+    assert 0 < left < len(CLIENTS)
+
+    world.ledger.set_throttle(PLAN_ID, None)
+    world.ledger.set_paused(PLAN_ID, False)
+    task = RollBackOperator(task_id="task", plan_id=PLAN_ID, lease_ms="1000", **wish)
+    assert task.look_again(context())["outcomes"] == {"moved": left}
+    assert world.all_owners() == {"postgres"}
+    answers = world.sql("SELECT actor FROM queuekeeper.audit WHERE effect::json ->> 'kind' = 'online_roll_back'")
+    assert answers == [("alice",)]
+
+
+def test_soak_of_a_paused_migration_keeps_the_mirror_and_compares_once_it_goes_on(world: OnlineWorld) -> None:
+    cut_over(world)
+    world.ledger.set_paused(PLAN_ID, True)
+    with pytest.raises(TaskDeferred):
+        run(SoakOperator, soak_minutes="0")
+    assert world.states() == {"soaking"}
+    world.ledger.set_paused(PLAN_ID, False)
+    assert run(SoakOperator, soak_minutes="0")["clients"] == len(CLIENTS)
 
 
 def test_commit_needs_a_person_who_is_another_one(world: OnlineWorld) -> None:

@@ -244,13 +244,13 @@ class PausableOperator(LooksAgain):
     """A task that gives its worker back while its run is paused; the triggerer has it look again each minute."""
 
     @abstractmethod
-    def work(self, context: Context) -> dict[str, Any]:
+    def work(self, context: Context) -> Any:
         """Do it, in a way that can be called again when it was broken off.
 
         :raises RunPaused: when the run is paused.
         """
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> Any:
         """Return what was done."""
         try:
             return self.work(context)

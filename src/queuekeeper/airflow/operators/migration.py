@@ -60,7 +60,7 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
         return PlanRequest(run_id=self.run_id), self.asked(MigrationParameters)
 
 
-class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):  # type: ignore[misc]  # Spark returns nothing
+class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
     """Copy cohorts of an approved plan to Redis; repeating it changes nothing and finishes what was left.
 
     While the migration is paused, Spark has ended and the task holds no worker; it looks again once a minute.

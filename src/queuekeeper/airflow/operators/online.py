@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.audit import record_answer
 from queuekeeper.errors import CheckFailed
 from queuekeeper.jobs.common import FourEyes
+from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import parse_cohorts
 from queuekeeper.migration.model import Lease, Mode, OnlineWish, RollbackWish, steps_of
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class OnlineOperator(StoresOperator):
+class OnlineOperator(PausableOperator, StoresOperator):
     """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
+
+    While the migration is paused, clients at hand are finished and the task holds no worker; it looks again once a
+    minute, and goes on with those that are left.
+
+    :cvar rests: nothing of the step is to be done while the migration is paused.
 
     :param plan_id: the plan (templated).
     :param mode: whether devices are served meanwhile (templated).
@@ -39,6 +44,7 @@ class OnlineOperator(StoresOperator):
     """
 
     template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", "lease_ms", *StoresOperator.template_fields)
+    rests = False
 
     def __init__(
         self,
@@ -55,10 +61,16 @@ class OnlineOperator(StoresOperator):
         self.cohorts = cohorts
         self.lease_ms = lease_ms
 
-    def execute(self, context: Context) -> Any:
-        """Do the step, or skip it."""
+    def work(self, context: Context) -> Any:
+        """Do the step, or what a pause has left of it, or skip it.
+
+        :raises RunPaused: when the migration is paused.
+        """
         if self.mode != Mode.ONLINE:
             raise AirflowSkipException("the broker is stopped: nobody's owner has to change")
+        if self.rests:
+            with self.postgres_hook.ledger() as ledger:
+                control_of(ledger, self.plan_id, paused=lambda: None, stays=False)
         run = context["dag_run"]
         driver = OnlineDriver(
             postgres_url=self.postgres_hook.url,
@@ -67,12 +79,14 @@ class OnlineOperator(StoresOperator):
             actor=f"{run.triggering_user_name or 'a schedule'} (run {run.run_id})",
             lease_ms=Lease.one("lease_ms", self.lease_ms),
             tell=self.log.info,
+            # A worker is given back.
+            stays=False,
         )
         return self.step(driver)
 
     @abstractmethod
     def step(self, driver: OnlineDriver) -> Any:
-        """Do the step and return what it came to."""
+        """Do the step and return what it came to, since the last pause."""
 
     def chosen(self) -> list[int] | None:
         """Return the cohorts to work on; None means all that have reached this step."""
@@ -152,6 +166,8 @@ class ArmCohortsOperator(OnlineOperator):
 class CatchUpOperator(OnlineOperator):
     """Make the copies equal to what PostgreSQL holds, then compare every client."""
 
+    rests = True
+
     def step(self, driver: OnlineDriver) -> Any:
         """Copy what has changed since the copy, and compare."""
         self.told(driver.catch_up(self.chosen()))
@@ -165,6 +181,7 @@ class RehearseOperator(OnlineOperator):
     """
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "canary_percent")
+    rests = True
 
     def __init__(self, *, canary_percent: int | str = template("canary_percent"), **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -189,6 +206,7 @@ class CutOverOperator(OnlineOperator):
         "steps_percent",
         "approval_limit_minutes",
     )
+    rests = True
 
     def __init__(
         self,
@@ -201,11 +219,16 @@ class CutOverOperator(OnlineOperator):
         self.steps_percent = steps_percent
         self.approval_limit_minutes = approval_limit_minutes
 
+    def execute(self, context: Context) -> Any:
+        """Check the approval first; a pause after that makes it no older."""
+        if self.mode == Mode.ONLINE and not self.looks_again:
+            minutes = OnlineWish.one("approval_limit_minutes", self.approval_limit_minutes)
+            with self.postgres_hook.ledger() as ledger:
+                check_approval_age(ledger, self.plan_id, limit_s=60 * minutes)
+        return super().execute(context)
+
     def step(self, driver: OnlineDriver) -> Any:
         """Cut over step by step; the mirror is brought up to date after each."""
-        minutes = OnlineWish.one("approval_limit_minutes", self.approval_limit_minutes)
-        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
-            check_approval_age(ledger, self.plan_id, limit_s=60 * minutes)
         found = []
         for percent in steps_of(self.steps_percent):
             report = driver.cut_over_share(percent)
@@ -218,11 +241,12 @@ class CutOverOperator(OnlineOperator):
         return found
 
 
-class SoakOperator(LooksAgain, OnlineOperator):
+class SoakOperator(OnlineOperator):
     """Watch all cohorts on Redis for a while with the mirror at work.
 
     It holds no worker while it waits: it looks once a minute, and the triggerer keeps the time. When the soak began is
-    in the database, so a task that is tried again or cleared goes on where it was.
+    in the database, so a task that is tried again or cleared goes on where it was. A pause stops neither time nor
+    mirror; clients are compared once it is over.
 
     :param soak_minutes: how long, from the beginning of the soak (templated).
     """
@@ -303,6 +327,7 @@ class RollBackOperator(OnlineOperator):
     """
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision", "four_eyes", "max_lag_s")
+    rests = True
 
     def __init__(
         self,
@@ -318,10 +343,11 @@ class RollBackOperator(OnlineOperator):
         self.max_lag_s = max_lag_s
 
     def execute(self, context: Context) -> Any:
-        """Check the answer first."""
-        self.take_answer(
-            self.decision, context, four_eyes=self.four_eyes, kind="online_roll_back", store="either store"
-        )
+        """Check the answer first, once."""
+        if not self.looks_again:
+            self.take_answer(
+                self.decision, context, four_eyes=self.four_eyes, kind="online_roll_back", store="either store"
+            )
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.migration.online.cohorts import Control
 
 
@@ -57,29 +58,42 @@ class Brake:
 
     :param look: returns what people have asked for, and how busy the servers are.
     :param tell: is told the reason whenever it changes.
+    :param stays: whether to wait here while a person has paused the run.
     """
 
     def __init__(
-        self, *, look: Callable[[], tuple[Control, Load]], tell: Callable[[str], None], limits: Limits | None = None
+        self,
+        *,
+        look: Callable[[], tuple[Control, Load]],
+        tell: Callable[[str], None],
+        limits: Limits | None = None,
+        stays: bool = True,
     ) -> None:
         self._look = look
         self._tell = tell
         self._limits = limits or Limits()
+        self._stays = stays
         self._told = ""
         self._rate: float | None = None
         self._waits = False
+        self._paused = False
         self._looked_s = float("-inf")
         self._free_at_s = 0.0
         self._lock = asyncio.Lock()
 
     async def __call__(self) -> None:
-        """Wait until another client may be moved."""
+        """Wait until another client may be moved.
+
+        :raises RunPaused: when the run is paused, and nobody stays.
+        """
         async with self._lock:
             while True:
                 if time.monotonic() - self._looked_s >= 1.0:
                     await self._refresh()
                 if not self._waits:
                     break
+                if self._paused and not self._stays:
+                    raise RunPaused(self._told)
                 await asyncio.sleep(0.5)
             if self._rate is None:
                 return
@@ -96,6 +110,7 @@ class Brake:
         self._looked_s = time.monotonic()
         reason = reason_to_wait(control, load, self._limits)
         self._waits = bool(reason)
+        self._paused = control.paused
         self._rate = control.clients_per_s
         if not reason and self._rate is not None:
             reason = f"throttled to {self._rate:,} clients/s"

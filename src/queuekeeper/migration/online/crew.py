@@ -19,6 +19,7 @@ from queuekeeper.errors import (
     StaleEpoch,
     StoreFull,
 )
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.keyspace import check_served, session_keys
 from queuekeeper.migration.model import BadRows, MigrationPlan
 from queuekeeper.migration.online.brake import Brake, Limits, Load
@@ -53,6 +54,7 @@ class Crew:
     :param count: movers that work side by side.
     :param lease_ms: longest that a client is fenced.
     :param clock: by which lives are judged; none for that of the servers.
+    :param stays: whether the movers wait in their place while a person has paused the migration.
     """
 
     postgres_url: str
@@ -64,6 +66,7 @@ class Crew:
     limits: Limits
     clock: Clock | None
     tell: Callable[[str], None]
+    stays: bool = True
 
     def each(
         self,
@@ -76,7 +79,10 @@ class Crew:
         count: Callable[[Tally, Any], None],
         tally: Tally | None = None,
     ) -> StepReport:
-        """Do something with every client of cohorts that belongs to a store, side by side, and count."""
+        """Do something with every client of cohorts that belongs to a store, side by side, and count.
+
+        :raises RunPaused: when a person has paused it and nobody stays, once the clients at hand are done.
+        """
         begun = time.monotonic()
         tally = tally or Tally()
         asyncio.run(self._run(step, online, cohorts, owner, work, count, tally))
@@ -106,7 +112,9 @@ class Crew:
             look=lambda: (OnlineCohorts(look).control(self.plan.plan_id), _load(look, client)),
             tell=lambda reason: self._held_back(look, step, reason),
             limits=self.limits,
+            stays=self.stays,
         )
+        pauses: list[RunPaused] = []
         clustered = is_cluster(client)
         staying = STAYS[self.plan.parameters.bad_rows]
         waiting = _clients(online, cohorts, owner)
@@ -115,7 +123,12 @@ class Crew:
         async def one(mover: SessionMover) -> None:
             nonlocal checked_s, shown_s
             while (client_id := await last()) is not None:
-                await brake()
+                try:
+                    await brake()
+                except RunPaused as pause:
+                    # No other mover is cut short with a client in its hands: each stops where it would wait.
+                    pauses.append(pause)
+                    return
                 try:
                     if clustered:
                         # Before anything of it is touched.
@@ -145,6 +158,8 @@ class Crew:
             async with movers(**self._options(), clock=clock) as opened:
                 await _side_by_side(one(mover) for mover in opened)
             check_servers(look, client, self.plan.plan_id, numbers, self.driver)
+            if pauses:
+                raise pauses[0]
         finally:
             # Nothing is at work any more that could be held back.
             with suppress(QueuekeeperError):

@@ -55,6 +55,8 @@ class OnlineDriver:
     :param lease_ms: longest that a client is fenced, 50 to 1,000.
     :param count: movers that work side by side.
     :param clock: none for that of the servers.
+    :param stays: whether it waits in its place while a person has paused the migration; else a step gives up with
+        :class:`~queuekeeper.jobs.pace.RunPaused`, and goes on where it was when it is called again.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class OnlineDriver:
         limits: Limits | None = None,
         clock: Clock | None = None,
         tell: Callable[[str], None] = print,
+        stays: bool = True,
     ) -> None:
         self._postgres_url = postgres_url
         self._redis_url = redis_url
@@ -79,6 +82,7 @@ class OnlineDriver:
         self._limits = limits or Limits()
         self._clock = clock
         self._tell = tell
+        self._stays = stays
 
     # --- steps on the way --------------------------------------------------------------------------------------
 
@@ -494,6 +498,7 @@ class OnlineDriver:
             limits=self._limits,
             clock=self._clock,
             tell=self._tell,
+            stays=self._stays,
         )
 
     def _check_canary(self, online: OnlineCohorts, cohorts: Sequence[int]) -> None:
