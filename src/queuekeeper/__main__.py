@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 
 from queuekeeper.errors import MissingExtra
-from queuekeeper.extras import naming_extras
 
 
 def main() -> None:
     """Run the command line."""
     try:
-        with naming_extras():
-            from queuekeeper.cli import main as run  # noqa: PLC0415 - what it needs may not be installed
+        from queuekeeper.cli import main as run  # noqa: PLC0415 - what it needs may not be installed
     except MissingExtra as missing:
         sys.exit(f"queuekeeper: {missing}")
     run()

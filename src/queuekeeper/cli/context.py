@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 
 from queuekeeper.cli.output import printable, screen, stdout_for_results
 from queuekeeper.errors import MissingExtra, QueuekeeperError, RefusedError, UsageError
-from queuekeeper.extras import missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +66,7 @@ class CommandGroup(TyperGroup):
             code, sentence = error.exit_code, str(error)
             _trace()
         except ModuleNotFoundError as error:
-            code, sentence = UsageError.exit_code, str(missing_extra(error) or error)
+            code, sentence = UsageError.exit_code, str(error)
             _trace()
         except Exception as error:
             # Typer's own exceptions carry usage errors and exit codes; a reader that left ends a pipe quietly.

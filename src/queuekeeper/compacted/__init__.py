@@ -1,5 +1,5 @@
 """Compacted queues in Redis: the newest value of each key, in order, for one consumer at a time."""
 
-from queuekeeper.extras import exported
+from lazy_loader import attach_stub
 
-__getattr__, __dir__, __all__ = exported(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

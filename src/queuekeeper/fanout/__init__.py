@@ -1,5 +1,5 @@
 """Fan-out queues in Redis: a message is stored once, and every registered consumer works through all of them."""
 
-from queuekeeper.extras import exported
+from lazy_loader import attach_stub
 
-__getattr__, __dir__, __all__ = exported(__name__, __file__)
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

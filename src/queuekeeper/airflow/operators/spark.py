@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from queuekeeper.airflow.compatibility import is_supervised
@@ -22,12 +24,7 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, 
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
-from queuekeeper.extras import naming_extras
 from queuekeeper.jobs.parameters import Parameters
-
-with naming_extras():
-    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-    from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
