@@ -307,7 +307,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
             step("catch up again", driver.catch_up)
             step("verify again", driver.verify)
             step("cut over again", driver.cut_over)
-            step("soak", lambda: driver.soak(seconds=1))
+            step("soak", lambda: driver.soak(minutes=1 / 60))
             step("commit", driver.commit)
             step("load on Redis alone", wait)
         lines = [_line(name, begun_s, ended_s, report, calls, pings, lags) for name, begun_s, ended_s, report in steps]

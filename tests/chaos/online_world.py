@@ -46,7 +46,7 @@ COHORTS = 4
 LEASE_MS = 500
 LONGEST_LEASE_MS = 60_000
 CLIENTS_PER_S = 60
-SOAK_S = 0.5
+SOAK_MINUTES = 0.01
 HOSTILE = ("}brace first", "{}", "in{the}middle", "%percent", "смарт-😀")
 _BEHIND: dict[Step, OnlineState] = {
     "cut_over": OnlineState.ON_REDIS,
@@ -132,7 +132,7 @@ def drive(step: Step, settings: DriverSettings) -> None:
     driver.lease_ms = settings.lease_ms
     moving.LEASE_MS = max(moving.LEASE_MS, settings.lease_ms)
     steps: dict[str, Any] = {
-        "soak": partial(driver.soak, seconds=SOAK_S),
+        "soak": partial(driver.soak, minutes=SOAK_MINUTES),
         # Nobody may have had the time to mirror; how far behind it may be has tests of its own.
         "roll_back": partial(driver.roll_back, max_lag_s=PATIENCE_S),
     }

@@ -471,7 +471,7 @@ def test_what_is_not_verified_is_not_cut_over(few: OnlineWorld) -> None:
     with pytest.raises(RefusedError, match="to roll back it has to be"):
         driver.roll_back()
     with pytest.raises(RefusedError, match="to soak it has to be on_redis"):
-        driver.soak(seconds=0)
+        driver.soak(minutes=0)
 
 
 def test_cohort_that_was_never_armed_is_not_passed_over_in_silence(world: OnlineWorld) -> None:
@@ -501,7 +501,7 @@ def test_commit_comes_after_the_soak_and_nothing_comes_after_the_commit(few: Onl
     driver = few.to_redis()
     with pytest.raises(RefusedError, match="cohort 0 is on_redis: to commit it has to be soaking"):
         driver.commit()
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
     driver.commit()
 
     assert few.states() == {"committed"}
@@ -513,32 +513,32 @@ def test_commit_comes_after_the_soak_and_nothing_comes_after_the_commit(few: Onl
 
 def test_soak_that_was_interrupted_goes_on_from_its_beginning_whoever_watches(few: OnlineWorld) -> None:
     few.to_redis()
-    begun_ms, week_s = system_clock(), 10_080 * 60
-    first = few.driver(clock=lambda: begun_ms).look_at_soak(seconds=week_s)
+    begun_ms = system_clock()
+    first = few.driver(clock=lambda: begun_ms).look_at_soak(minutes=10_080)
     assert few.states() == {"soaking"}
-    assert first.left_s == pytest.approx(week_s, abs=60)
+    assert first.left_s == pytest.approx(7 * 86_400, abs=60)
 
     # The driver is gone; days later another one watches, and takes nothing over.
     before = few.cohort().driver
-    later = few.driver(clock=lambda: begun_ms + 6 * 86_400_000).look_at_soak(seconds=week_s)
+    later = few.driver(clock=lambda: begun_ms + 6 * 86_400_000).look_at_soak(minutes=10_080)
     assert later.left_s == pytest.approx(86_400, abs=60)
     assert later.begun_ms == first.begun_ms
     assert few.cohort().driver == before
 
     with few.router() as router:
         save(router, C, b"4")
-    over = few.driver(clock=lambda: begun_ms + 8 * 86_400_000).soak(seconds=week_s)
+    over = few.driver(clock=lambda: begun_ms + 8 * 86_400_000).soak(minutes=10_080)
     assert (over.is_over, over.begun_ms, over.written) == (True, first.begun_ms, 1)
     assert few.driver().commit().clients
 
 
 def test_soak_begins_anew_after_a_way_back(few: OnlineWorld) -> None:
     driver = few.to_redis()
-    first = driver.look_at_soak(seconds=0)
+    first = driver.look_at_soak(minutes=0)
     driver.roll_back()
     few.to_redis(driver)
 
-    assert driver.look_at_soak(seconds=0).begun_ms > first.begun_ms
+    assert driver.look_at_soak(minutes=0).begun_ms > first.begun_ms
 
 
 def test_cohorts_soak_by_themselves(world: OnlineWorld) -> None:
@@ -546,7 +546,7 @@ def test_cohorts_soak_by_themselves(world: OnlineWorld) -> None:
     world.plan(count=2)
     driver = world.to_redis()
 
-    driver.soak([1], seconds=0)
+    driver.soak([1], minutes=0)
 
     assert [str(each.state) for each in world.online.load(world.plan_id)] == ["on_redis", "soaking"]
 
@@ -557,7 +557,7 @@ def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld)
         save(router, C, b"4")
         save(router, "newcomer-1", b"a")
         assert few.client.ttl(session_keys("newcomer-1").session) == -1
-        driver.soak(seconds=0)
+        driver.soak(minutes=0)
         driver.commit()
 
         for client_id in (C, "newcomer-1"):
@@ -577,7 +577,7 @@ def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld)
 
 def test_commit_that_was_interrupted_is_finished_by_the_next_one(few: OnlineWorld) -> None:
     driver = few.to_redis()
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
     with postgres.connect(few.postgres_url) as other:
         other.execute("SELECT 1 FROM queuekeeper.session_owners WHERE client_id = %s FOR UPDATE", [C])
         with ThreadPoolExecutor(1) as pool:
@@ -597,7 +597,7 @@ def test_commit_that_was_interrupted_is_finished_by_the_next_one(few: OnlineWorl
 
 def test_commit_is_not_finished_over_a_later_plan(few: OnlineWorld) -> None:
     driver = few.to_redis()
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
     driver.commit()
     few.plan(count=2, plan_id="fedcba9876543210")
     later = few.driver()
@@ -622,7 +622,7 @@ def left_behind(world: OnlineWorld) -> None:
     spoil(world, C)
     world.plan(count=1, bad_rows="leave")
     driver = world.to_redis()
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
     driver.commit()
     for serial in ODD_ROWS:
         world.sql("DELETE FROM device_publish_msg WHERE client_id = %s AND serial_number = %s", C, serial)
@@ -1216,7 +1216,7 @@ def test_clock_of_the_drivers_machine_decides_neither_what_lives_nor_how_long_a_
     few.client.delete(payload_key(C, 1))
     with pytest.raises(CheckFailed, match=f"clients differ, the first '{C}'"):
         driver.verify()
-    assert driver.look_at_soak(seconds=86_400).left_s == pytest.approx(86_400, abs=600)
+    assert driver.look_at_soak(minutes=1_440).left_s == pytest.approx(86_400, abs=600)
 
 
 def test_approval_counts_for_a_while_only(few: OnlineWorld) -> None:
@@ -1253,8 +1253,8 @@ def test_what_is_done_is_found_done(few: OnlineWorld) -> None:
         driver.verify()
     assert driver.cut_over().outcomes == {"moved": len(STRANGE)}
     assert driver.cut_over().outcomes == {}
-    driver.soak(seconds=0)
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
+    driver.soak(minutes=0)
     assert driver.roll_back().outcomes == {"moved": len(STRANGE)}
     few.to_redis(driver)
     assert few.states() == {"on_redis"}
@@ -1366,7 +1366,7 @@ def test_client_of_such_rows_stays_where_the_plan_says_so_and_comes_when_they_ar
     assert world.all_owners() == {"redis"}
     assert payloads(world.at_redis, C) == [b"1", b"2", b"3", b"odd 10", b"odd 11", b"odd 12"]
     assert driver.verify().outcomes == {"equal": len(STRANGE)}
-    assert driver.soak(seconds=0).refused == 0
+    assert driver.soak(minutes=0).refused == 0
     assert until_none_is_late(driver.roll_back).left == {}
     assert world.all_owners() == {"postgres"}
 
@@ -1440,7 +1440,7 @@ def test_client_that_no_cluster_can_hold_is_served_until_the_commit_and_then_qua
     driver.catch_up()
     driver.verify()
     assert until_none_is_late(driver.cut_over).left == {}
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
     before = clustered.rows()
 
     assert driver.without_place([0, 1]) == {"}x": 6, "}y": 3, "}idle": 0}
@@ -1497,7 +1497,7 @@ def test_client_that_no_cluster_can_hold_stays_for_good_where_the_plan_says_so(c
     why = dict(reports[0].examples)["}x"]
     assert why.startswith(f"it stays in PostgreSQL (client_id_scattered): {SERVED}")
     assert ledger_sums(clustered) == (6, 6, 0, 0)
-    driver.soak(seconds=0)
+    driver.soak(minutes=0)
     assert driver.without_place([0, 1]) == {}
     for _ in range(2):
         assert driver.commit().set_aside == 0

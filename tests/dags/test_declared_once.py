@@ -144,6 +144,22 @@ def test_no_command_of_a_job_has_a_default_or_a_bound_of_its_own() -> None:
     assert own == []
 
 
+def test_no_command_of_a_job_measures_what_a_form_asks_for_in_a_unit_of_its_own() -> None:
+    units = {"ms", "s", "seconds", "minutes", "hours", "days", "percent"}
+    own = [
+        f"{path.name}: {node.name} {argument.arg}"
+        for path, tree in _trees(SOURCE / "queuekeeper" / "cli")
+        for node in ast.walk(tree)
+        if path.stem in JOBS
+        and isinstance(node, ast.FunctionDef)
+        and any(_is_call(each, "command") for each in node.decorator_list)
+        for argument in [*node.args.args, *node.args.kwonlyargs]
+        if argument.arg.split("_")[-1] in units
+    ]
+
+    assert own == []
+
+
 def test_no_record_of_a_job_repeats_a_default() -> None:
     own = []
     for folder in ("maintenance", "migration", "quality", "jobs"):

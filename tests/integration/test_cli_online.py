@@ -64,7 +64,7 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     world.at_redis.save_messages([SessionSave(client_id=CLIENTS[0], messages=(message(b"more"),))])
     assert ONLINE.as_json("mirror", PLAN_ID, "--dry-run")["behind"] == 1
     assert ONLINE.as_json("mirror", PLAN_ID)["written"] == 1
-    assert ONLINE.as_json("soak", PLAN_ID, "--seconds", "0")["behind"] == 0
+    assert ONLINE.as_json("soak", PLAN_ID, "--soak-minutes", "0")["behind"] == 0
 
     assert ONLINE.as_json("commit", PLAN_ID, "--dry-run")["dry_run"] is True
     assert ONLINE.as_json("roll-back", PLAN_ID, "--dry-run")["clients"] == len(CLIENTS)
@@ -83,7 +83,7 @@ def test_commit_is_the_end(world: OnlineWorld) -> None:
     world.to_redis()
     for how in ("--yes", "--dry-run"):
         ONLINE.fails("commit", PLAN_ID, how, code=4, words="cohort 0 is on_redis: to commit it has to be soaking")
-    ONLINE.as_json("soak", PLAN_ID, "--seconds", "0")
+    ONLINE.as_json("soak", PLAN_ID, "--soak-minutes", "0")
     assert moved("commit", PLAN_ID, "--yes")["clients"] == len(CLIENTS)
     for verb in ("roll-back", "cut-over"):
         ONLINE.fails(verb, PLAN_ID, "--yes", code=4, words="cohort 0 is committed: .* no way back but a new migration")
@@ -100,7 +100,7 @@ def test_dry_run_of_a_commit_counts_the_messages_that_it_will_put_aside(
             world.at_postgres.save_messages([SessionSave(client_id=client_id, messages=(message(SECRET.encode()),))])
         world.plan(count=2)
         world.to_redis()
-        ONLINE.as_json("soak", PLAN_ID, "--seconds", "0")
+        ONLINE.as_json("soak", PLAN_ID, "--soak-minutes", "0")
         would = ONLINE.as_json("commit", PLAN_ID, "--dry-run")
         assert (would["clients"], would["set_aside"], len(world.rows())) == (1, 2, 3)
         words = "2 messages of 1 clients that no cluster can hold would be put aside; nothing was changed."

@@ -100,15 +100,14 @@ def _longest(report: StepReport) -> str | None:
     return None if report.fenced_longest_ms is None else f"{report.fenced_longest_ms:,.1f} ms"
 
 
-@command(app)
-def arm(call: OnPlan, plan_id: PlanId, *, require_trigger: bool = False, cohorts: Cohorts = None) -> Shown:
+@command(app, asks=takes(lambda: OnlineWish, only=["require_trigger"]))
+def arm(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None) -> Shown:
     """Have writers look who owns a client. Nothing moves yet.
 
     Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
-
-    :param require_trigger: Refuse unless PostgreSQL refuses writers that do not ask.
     """
-    return _done(call.driver(plan_id).arm(call.chosen(plan_id, cohorts), require_trigger=require_trigger))
+    chosen, driver = call.chosen(plan_id, cohorts), call.driver(plan_id)
+    return _done(driver.arm(chosen, require_trigger=parameters.require_trigger))
 
 
 @command(app, "catch-up")
@@ -210,19 +209,16 @@ def mirror(call: OnPlan, plan_id: PlanId, *, follow: bool = False, cohorts: Coho
     return None
 
 
-@command(app)
-def soak(
-    call: OnPlan, plan_id: PlanId, *, seconds: Annotated[float, typer.Option(min=0)] = 600.0, cohorts: Cohorts = None
-) -> Shown:
+@command(app, asks=takes(lambda: OnlineWish, only=["soak_minutes"]))
+def soak(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None) -> Shown:
     """Watch cohorts on Redis for a while, with the mirror at work.
 
     Interrupted and repeated, it goes on: the time counts from when the cohorts began to soak.
 
-    Example: `queuekeeper online soak 0123456789abcdef --seconds 3600`
-
-    :param seconds: How long to watch, from the beginning of the soak.
+    Example: `queuekeeper online soak 0123456789abcdef --soak-minutes 60`
     """
-    return Shown(call.driver(plan_id).soak(call.chosen(plan_id, cohorts), seconds=seconds), "Soak")
+    chosen = call.chosen(plan_id, cohorts)
+    return Shown(call.driver(plan_id).soak(chosen, minutes=parameters.soak_minutes), "Soak")
 
 
 @command(app, also=PLANS)

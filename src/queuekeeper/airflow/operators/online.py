@@ -259,7 +259,7 @@ class SoakOperator(OnlineOperator):
 
     def step(self, driver: OnlineDriver) -> Any:
         """Look, and wait for the next look; compare every client in the end."""
-        report = driver.look_at_soak(seconds=60 * OnlineWish.one("soak_minutes", self.soak_minutes))
+        report = driver.look_at_soak(minutes=OnlineWish.one("soak_minutes", self.soak_minutes))
         if not report.is_over:
             self.log.info(
                 "%.0f s left; %s clients mirrored, %s behind by %.1f s",

@@ -20,7 +20,15 @@ from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import preflight
 from queuekeeper.migration.clients import clients_of
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState
+from queuekeeper.migration.model import (
+    BadRows,
+    CohortState,
+    Lease,
+    LedgerRow,
+    MigrationPlan,
+    PlanState,
+    RollbackWish,
+)
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.checks import (
     check_clean,
@@ -44,8 +52,6 @@ from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 MOVERS = 8
-MAX_LAG_S = 10.0
-"""A mirror that is further behind is brought up to date before anything goes back."""
 
 
 class OnlineDriver:
@@ -251,7 +257,7 @@ class OnlineDriver:
             ]
         return self.cut_over(waiting) if waiting else None
 
-    def soak(self, cohorts: Sequence[int] | None = None, *, seconds: float) -> SoakReport:
+    def soak(self, cohorts: Sequence[int] | None = None, *, minutes: float) -> SoakReport:
         """Watch cohorts that are on Redis until they have soaked for so long, and keep the mirror up to date meanwhile.
 
         Repeated, it goes on where it was: a soak counts from when its cohort began it, whoever watched.
@@ -259,7 +265,7 @@ class OnlineDriver:
         :raises CheckFailed: when in the end PostgreSQL does not take a client's changes.
         """
         while True:
-            report = self.look_at_soak(cohorts, seconds=seconds)
+            report = self.look_at_soak(cohorts, minutes=minutes)
             if report.is_over:
                 return report
             self._tell(
@@ -268,10 +274,10 @@ class OnlineDriver:
             )
             time.sleep(min(1.0, report.left_s))
 
-    def look_at_soak(self, cohorts: Sequence[int] | None = None, *, seconds: float) -> SoakReport:
+    def look_at_soak(self, cohorts: Sequence[int] | None = None, *, minutes: float) -> SoakReport:
         """Begin a soak, or look how far it is; bring the mirror up to date once.
 
-        :param seconds: how long each cohort is to be watched in all.
+        :param minutes: how long each cohort is to be watched in all.
         :raises RefusedError: when a cohort is not on Redis, or back on its way.
         :raises CheckFailed: when the time is over, and PostgreSQL does not take a client's changes.
         """
@@ -286,9 +292,9 @@ class OnlineDriver:
             begun_at = max(each.step_at for each in online.load(self._plan_id, numbers))
             mirrored = self.mirror(numbers)
             now_ms = self._now_ms(connection, client)
-        begun_ms = round(1_000 * begun_at.timestamp())
+        begun_ms, whole_s = round(1_000 * begun_at.timestamp()), 60 * minutes
         # PostgreSQL's clock when it began, perhaps another server's now: that makes it no longer than it is to be.
-        left_s = min(seconds, max(0.0, (begun_ms - now_ms) / 1_000 + seconds))
+        left_s = min(whole_s, max(0.0, (begun_ms - now_ms) / 1_000 + whole_s))
         report = SoakReport(**vars(mirrored), begun_ms=begun_ms, left_s=left_s)
         if report.is_over and report.refused:
             raise CheckFailed(
@@ -360,7 +366,9 @@ class OnlineDriver:
 
     # --- steps back --------------------------------------------------------------------------------------------
 
-    def roll_back(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float = MAX_LAG_S) -> StepReport:
+    def roll_back(
+        self, cohorts: Sequence[int] | None = None, *, max_lag_s: float = RollbackWish().max_lag_s
+    ) -> StepReport:
         """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
 
         :param max_lag_s: the mirror may be this far behind when it begins.
