@@ -160,19 +160,41 @@ def of_job(known: Mapping[str, T], job: str) -> T:
     return known[job]
 
 
-def check_text(name: str, value: Any, *, most_bytes: int) -> None:
-    """Refuse what is no text, or too long as UTF-8.
+def check_text(
+    name: str, value: Any, *, most_bytes: int | None = None, most_characters: int | None = None, filled: bool = False
+) -> None:
+    """Refuse what is no text, or is too long.
 
+    :param most_bytes: bound of its size in UTF-8; none without one.
+    :param filled: refuse an empty text, too, and a zero character, which is no text to MQTT and PostgreSQL.
     :raises UsageError: naming parameter and rule.
     """
     if type(value) is not str:
         raise UsageError(f"{name} is {value!r}: it must be text")
+    if filled and not value:
+        raise UsageError(f"{name} is empty")
+    if filled and "\0" in value:
+        raise UsageError(f"{name} holds a zero character, which is no text to MQTT and PostgreSQL")
     try:
         size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} holds half a surrogate pair: it cannot be written as UTF-8") from None
-    if size > most_bytes:
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} holds half a character, {value[error.start]!a} at place {error.start + 1}: it was decoded wrongly"
+        ) from None
+    if most_bytes is not None and size > most_bytes:
         raise UsageError(f"{name} has {size} bytes: at most {most_bytes}")
+    if most_characters is not None and len(value) > most_characters:
+        raise UsageError(f"{name} has {len(value)} characters: at most {most_characters}")
+
+
+def check_page(offset: int, limit: int, *, most: int) -> None:
+    """Refuse what is no part of a list, or more of it than one call reads.
+
+    :raises UsageError: naming parameter, value and rule.
+    """
+    check_integer("offset", offset, 0, 2**53 - 1)
+    if type(limit) is not int or not 1 <= limit <= most:
+        raise UsageError(f"limit is {limit!r}: it must be 1 to {most}; read longer queues page by page")
 
 
 def check_instant(name: str, value: Any) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import orjson
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, check_page
 from queuekeeper.clock import Clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     MAX_EXPIRY_INTERVAL_S,
+    MAX_PAGE,
     Ack,
     AckReport,
     ExportPage,
@@ -35,7 +36,6 @@ from queuekeeper.sessions.model import (
     StoreRules,
     check_expected,
     check_packet_id,
-    check_page,
     check_serial,
 )
 from queuekeeper.sessions.store import PAGE_BYTES
@@ -267,7 +267,7 @@ class ReferenceStore:
         mark_delivered: bool = False,
     ) -> PendingPage:
         check_client_id(client_id)
-        check_page(offset=0, limit=limit)
+        check_page(0, limit, most=MAX_PAGE)
         check_integer("after_serial", after_serial, -1, 2**53)
         if backlog_serial is not None:
             check_integer("backlog_serial", backlog_serial, -1, 2**53)
@@ -367,7 +367,7 @@ class ReferenceStore:
 
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> SessionView:
         check_client_id(client_id)
-        check_page(offset=offset, limit=limit)
+        check_page(offset, limit, most=MAX_PAGE)
         session = self._sessions.get(client_id)
         views = [self._view(session, message) for message in session.messages.values()]
         return SessionView(
@@ -410,7 +410,7 @@ class ReferenceStore:
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> ExportPage:
         check_client_id(client_id)
-        check_page(offset=0, limit=limit)
+        check_page(0, limit, most=MAX_PAGE)
         session = self._sessions.get(client_id)
         lines: list[dict[str, Any]] = []
         if after_serial is None:

@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
-from queuekeeper.checks import check_fields, check_integer, check_seconds, checked
+from queuekeeper.checks import check_fields, check_integer, check_seconds, check_text, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.model import (
     FETCH_BYTES,
     MAX_LEASE_MS,
+    MAX_TEXT_BYTES,
     MAX_VALUE_BYTES,
     MAX_WINDOW,
     CompactedMessage,
     Fence,
     Position,
     Refill,
-    check_name,
     chosen,
 )
 from queuekeeper.compacted.operations import CompactedOperations
@@ -391,7 +391,7 @@ def _consumption(
     check_client_id(client_id)
     if session is None:
         session = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-    check_name("session", session)
+    check_text("session", session, most_bytes=MAX_TEXT_BYTES, filled=True)
     return Consumption(
         operations, client_id, rules=rules or ConsumerRules(), session=session, now_s=time.monotonic, **options
     )

@@ -700,18 +700,6 @@ def check_key(key: Any) -> None:
         raise UsageError(f"key has {len(key)} bytes: at most {MAX_TEXT_BYTES}")
 
 
-def check_name(name: str, value: Any) -> None:
-    """Refuse what cannot be the name of a producer or a session.
-
-    :raises UsageError: naming the parameter and the rule.
-    """
-    check_text(name, value, most_bytes=MAX_TEXT_BYTES)
-    if not value:
-        raise UsageError(f"{name} is empty: name who calls")
-    if "\0" in value:
-        raise UsageError(f"{name} holds a zero character")
-
-
 def check_appends(appends: Sequence[Append], rules: QueueRules) -> None:
     """Refuse a batch that no queue may take.
 

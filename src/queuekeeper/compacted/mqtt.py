@@ -17,9 +17,9 @@ from asyncio import StreamReader, StreamWriter
 from types import TracebackType
 from typing import Self
 
-from queuekeeper.checks import check_integer, checked
+from queuekeeper.checks import check_integer, check_text, checked
 from queuekeeper.compacted.consumer import GRACE_S
-from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_name
+from queuekeeper.compacted.model import MAX_SEQUENCE, MAX_TEXT_BYTES, Append, Properties
 from queuekeeper.compacted.mqtt_address import BrokerAddress
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
 from queuekeeper.compacted.mqtt_link import CONNECT_TIMEOUT_S, BrokerLink, NotStored, Published
@@ -94,7 +94,7 @@ class MqttDoor:
         metrics: tuple[str, int] | None = None,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
-        check_name("client_id", client_id)
+        check_text("client_id", client_id, most_bytes=MAX_TEXT_BYTES, filled=True)
         check_integer("max_packet_bytes", max_packet_bytes, 1_024, 268_435_460, "MQTT 5 section 2.1.4")
         check_integer("error_after", error_after, 1, 1_000_000, "failures of a client in a row")
         self.report = DoorReport()

@@ -14,17 +14,17 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from queuekeeper.batches import Batches
-from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.checks import check_integer, check_seconds, check_text, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.closing import AsyncClosing
 from queuekeeper.compacted.model import (
     MAX_SEQUENCE,
+    MAX_TEXT_BYTES,
     MAX_VALUE_BYTES,
     Append,
     AppendReport,
     QueueRules,
     check_appends,
-    check_name,
 )
 from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
@@ -100,7 +100,7 @@ def _deliveries(
     operations: CompactedOperations, name: str | None, first_number: int | None, retry_for_s: float
 ) -> Deliveries:
     if name is not None:
-        check_name("producer", name)
+        check_text("producer", name, most_bytes=MAX_TEXT_BYTES, filled=True)
     if first_number is not None:
         check_integer("first_number", first_number, 0, MAX_SEQUENCE // 2, "later appends have greater numbers")
     check_seconds("retry_for_s", retry_for_s, least=0)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from queuekeeper.checks import check_integer, check_seconds
+from queuekeeper.checks import check_integer, check_seconds, check_text
 from queuekeeper.clock import HANDLER_BACKOFF
 from queuekeeper.closing import Closing
 from queuekeeper.events.model import (
@@ -20,7 +20,6 @@ from queuekeeper.events.model import (
     Handler,
     Interest,
     Splitter,
-    check_text,
 )
 from queuekeeper.operation import Operation, awaited, blocking, finished, keeps, refuse_coroutine
 
@@ -147,7 +146,7 @@ class ReliableHandler:
     resume_at_s: float = 0.0
 
     def __post_init__(self) -> None:
-        check_text("name of the handler", self.name, 255)
+        check_text("name of the handler", self.name, most_characters=255, filled=True)
         if self.retries_s is not None:
             check_integer("retries", len(self.retries_s) + 1, 1, MAX_RETRIES + 1)
             for pause_s in self.retries_s:

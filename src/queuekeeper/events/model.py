@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from queuekeeper.checks import check_all_seconds, check_fields, check_integers
+from queuekeeper.checks import check_all_seconds, check_fields, check_integers, check_text
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jsonl import holds, json_bytes
 
@@ -68,7 +68,7 @@ class NewEvent:
     metadata: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        check_text("topic", self.topic, MAX_TOPIC_CHARACTERS)
+        check_text("topic", self.topic, most_characters=MAX_TOPIC_CHARACTERS, filled=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ class Interest:
     expires_after: timedelta | None = None
 
     def __post_init__(self) -> None:
-        check_characters("condition", self.condition)
+        check_text("condition", self.condition, filled=True)
         if not isinstance(self.params, Mapping):
             raise UsageError(f"params is a {type(self.params).__name__}: it must be an object, {{name: value}}")
         check_fields(self, "expires_after")
@@ -139,7 +139,7 @@ class Interest:
         if not topics:
             raise UsageError("no topic is named: name one or more, or take every event by Interest()")
         for topic in topics:
-            check_text("topic", topic, MAX_TOPIC_CHARACTERS)
+            check_text("topic", topic, most_characters=MAX_TOPIC_CHARACTERS, filled=True)
         named = {"topics": sorted(set(topics))}
         return cls(condition=TOPIC_CONDITION, params=named, expires_after=expires_after)
 
@@ -362,35 +362,6 @@ def _shown(value: Any) -> str:
     return repr(value[:40]) if isinstance(value, str) else "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def check_text(name: str, value: Any, most: int) -> None:
-    """Refuse what the broker's columns cannot hold.
-
-    :raises UsageError: naming the field and the rule.
-    """
-    check_characters(name, value)
-    if not value:
-        raise UsageError(f"{name} is empty")
-    if len(value) > most:
-        raise UsageError(f"{name} has {len(value)} characters: at most {most}")
-
-
-def check_characters(name: str, value: Any) -> None:
-    """Refuse what PostgreSQL does not store as text.
-
-    :raises UsageError: naming the field and the rule.
-    """
-    if type(value) is not str:
-        raise UsageError(f"{name} is {value!r}: it must be text")
-    if "\0" in value:
-        raise UsageError(f"{name} holds a zero character, which PostgreSQL does not store")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{name} holds half a character, {value[error.start]!a} at place {error.start + 1}: it was decoded wrongly"
-        ) from None
-
-
 def check_group(group_id: Any) -> None:
     """Refuse what is not the id of a group."""
-    check_text("group id", group_id, MAX_GROUP_CHARACTERS)
+    check_text("group id", group_id, most_characters=MAX_GROUP_CHARACTERS, filled=True)

@@ -585,7 +585,7 @@ class RepairReport:
     dry_run: bool
 
 
-def check_name(kind: str, name: Any, *, separators: str = "") -> None:
+def _check_name(kind: str, name: Any, *, separators: str = "") -> None:
     """Refuse what cannot be a name.
 
     :param kind: ``queue`` or ``consumer``.
@@ -608,7 +608,7 @@ def check_queue(queue: Any) -> None:
 
     :raises InvalidName: naming the value and the rule.
     """
-    check_name("queue", queue)
+    _check_name("queue", queue)
 
 
 def check_consumer(consumer: Any) -> None:
@@ -616,7 +616,7 @@ def check_consumer(consumer: Any) -> None:
 
     :raises InvalidName: naming the value and the rule.
     """
-    check_name("consumer", consumer, separators=":{}")
+    _check_name("consumer", consumer, separators=":{}")
 
 
 def check_body(message: NewMessage, rules: FanoutRules) -> None:

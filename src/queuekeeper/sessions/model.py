@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
 
-from queuekeeper.checks import check_integer, shown
+from queuekeeper.checks import check_integer, check_text, shown
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.sessions.judge import (
@@ -19,8 +19,6 @@ from queuekeeper.sessions.judge import (
     BrokenRuleError,
     Reason,
     broken_rule,
-    text_bytes,
-    too_long,
 )
 
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
@@ -548,16 +546,6 @@ class ImportReport:
     last_packet_id: int | None
 
 
-def check_page(*, offset: int, limit: int) -> None:
-    """Refuse a page that no store would read.
-
-    :raises UsageError: naming the parameter, its value and the rule.
-    """
-    check_integer("offset", offset, 0, MAX_SERIAL)
-    if not 1 <= limit <= MAX_PAGE:
-        raise UsageError(f"limit is {limit}: it must be 1 to {MAX_PAGE}; read longer queues page by page")
-
-
 def check_packet_id(packet_id: Any) -> None:
     """Refuse what is not a packet id.
 
@@ -582,22 +570,6 @@ def check_serial(serial: Any) -> None:
     """
     if serial is not None:
         check_integer("serial", serial, -1, MAX_SERIAL, "of a message that was fetched")
-
-
-def check_text(name: str, value: Any, *, empty: bool = True) -> None:
-    """Refuse what MQTT cannot carry as a UTF-8 string (MQTT 5 section 1.5.4).
-
-    :raises UsageError: naming the field and the rule.
-    """
-    if type(value) is str and value and value.isascii() and len(value) <= MAX_TEXT_BYTES and "\0" not in value:
-        return
-    if type(value) is not str:
-        raise UsageError(f"{name} is {value!r}: it must be text")
-    if not value and not empty:
-        raise UsageError(f"{name} is empty: a session without an id cannot be stored")
-    size = text_bytes(value)
-    if size is None or size > MAX_TEXT_BYTES:
-        raise UsageError(too_long(name, value, most=MAX_TEXT_BYTES, rule="MQTT 5 section 1.5.4"))
 
 
 def check_message(message: NewMessage) -> None:
@@ -689,7 +661,5 @@ def check_save(save: SessionSave) -> None:
     if (save.source is None) != (save.offset is None):
         raise UsageError("source and offset go together: name both or neither")
     if save.source is not None:
-        check_text("source", save.source)
-        if not save.source:
-            raise UsageError("source is empty: name who numbers the batches")
+        check_text("source", save.source, most_bytes=MAX_TEXT_BYTES, filled=True)
         check_integer("offset", save.offset, 0, 2**53 - 1, "a number of the source's")

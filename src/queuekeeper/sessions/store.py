@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, check_page
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
+    MAX_PAGE,
     Ack,
     AckReport,
     ExportPage,
@@ -22,7 +23,6 @@ from queuekeeper.sessions.model import (
     SaveReport,
     SessionSave,
     SessionView,
-    check_page,
 )
 
 FIRST_SERIAL = -1
@@ -48,7 +48,7 @@ class PageWish:
         :param highest_serial: of the store.
         :raises UsageError: naming the parameter, its value and the rule.
         """
-        check_page(offset=0, limit=self.limit)
+        check_page(0, self.limit, most=MAX_PAGE)
         check_integer("after_serial", self.after_serial, FIRST_SERIAL, highest_serial, "from the page before")
         check_integer("max_bytes", self.max_bytes, 1, 2**53 - 1, "a page holds at least one message")
 

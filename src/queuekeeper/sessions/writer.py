@@ -12,12 +12,13 @@ from copy import copy
 from typing import NamedTuple, TypeAlias
 
 from queuekeeper.batches import take_batch
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, check_text
 from queuekeeper.clock import Backoff
 from queuekeeper.closing import AsyncClosing, Users
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave, check_text
+from queuekeeper.sessions.judge import MAX_TEXT_BYTES
+from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
@@ -95,7 +96,7 @@ class SessionWriter(AsyncClosing):
         if (source is None) != (first_offset is None):
             raise UsageError("source and first_offset go together: name both or neither")
         if source is not None:
-            check_text("source", source, empty=False)
+            check_text("source", source, most_bytes=MAX_TEXT_BYTES, filled=True)
             check_integer("first_offset", first_offset, 0, 2**52, "later batches have greater numbers")
         self._store = store
         self._source = source

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, check_text
 from queuekeeper.compacted.model import (
     FETCH_BYTES,
     MAX_ACKS,
     MAX_LEASE_MS,
     MAX_SEQUENCE,
+    MAX_TEXT_BYTES,
     MAX_VALUE_BYTES,
     MAX_WINDOW,
     AckReport,
@@ -21,7 +22,6 @@ from queuekeeper.compacted.model import (
     Refill,
     RewindReport,
     Subscription,
-    check_name,
     chosen,
 )
 from queuekeeper.compacted.operations.common import BYTES_PER_CALL, CommonOperations, Steps, ask
@@ -56,7 +56,7 @@ class ConsumeOperations(CommonOperations):
         :param start: none for where the consumer before ended.
         :raises QueueBusy: when another session holds its lease, without ``takeover``.
         """
-        check_name("session", session)
+        check_text("session", session, most_bytes=MAX_TEXT_BYTES, filled=True)
         _check_lease(lease_ms)
         keys = self._keys(client_id)
         reply = yield from ask(

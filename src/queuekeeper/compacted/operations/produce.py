@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from queuekeeper import lua
-from queuekeeper.checks import check_integer
-from queuekeeper.compacted.model import MAX_SEQUENCE, Append, AppendReport, check_appends, check_name
+from queuekeeper.checks import check_integer, check_text
+from queuekeeper.compacted.model import MAX_SEQUENCE, MAX_TEXT_BYTES, Append, AppendReport, check_appends
 from queuekeeper.compacted.operations.common import BYTES_PER_CALL, ENTRIES_PER_CALL, CommonOperations, parts_of
 from queuekeeper.compacted.records import digest_of, record_of
 from queuekeeper.errors import UsageError
@@ -42,7 +42,7 @@ class ProduceOperations(CommonOperations):
         if (producer is None) != (number is None):
             raise UsageError("producer and number go together: name both or neither")
         if producer is not None:
-            check_name("producer", producer)
+            check_text("producer", producer, most_bytes=MAX_TEXT_BYTES, filled=True)
             check_integer("number", number, 0, MAX_SEQUENCE, "a number of the producer's, which grows")
         keys = self._keys(client_id)
         parts: Iterable[list[lua.Value]] = parts_of(_entries(appends))

@@ -15,7 +15,6 @@ from queuekeeper.clock import Clock
 from queuekeeper.errors import MembershipChanged, QueuekeeperError
 from queuekeeper.fanout.model import (
     MAX_CLAIM,
-    MAX_PAGE,
     ConsumerOptions,
     ConsumerView,
     FanoutMessage,
@@ -287,15 +286,6 @@ def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
     for message_id in ids:
         check_integer("id", message_id, 1, MAX_ID)
     return [ids[start : start + most] for start in range(0, len(ids), most)]
-
-
-def check_page(offset: int, limit: int) -> None:
-    """Check what part of a list is asked for.
-
-    :raises UsageError: when it is none.
-    """
-    check_integer("offset", offset, 0, MAX_ID)
-    check_integer("limit", limit, 1, MAX_PAGE)
 
 
 def _pairs(values: Sequence[bytes]) -> dict[str, str]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from queuekeeper import lua
-from queuekeeper.fanout.model import DEFAULT_PAGE, DeadLetter, DeadPage, Mode, PurgeReport, RetryReport
+from queuekeeper.checks import check_page
+from queuekeeper.fanout.model import DEFAULT_PAGE, MAX_PAGE, DeadLetter, DeadPage, Mode, PurgeReport, RetryReport
 from queuekeeper.fanout.operations.common import (
     IDS_PER_CALL,
     CommonOperations,
     Steps,
     ask,
-    check_page,
     parts_of,
     read_message,
     walk_ids,
@@ -29,7 +29,7 @@ class DeadOperations(CommonOperations):
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE
     ) -> Operation[DeadPage]:
         """Return a page of a consumer's dead letters, oldest first."""
-        check_page(offset, limit)
+        check_page(offset, limit, most=MAX_PAGE)
         keys, own = self._own_keys(queue, consumer)
         yield from self._member(queue, consumer)
         reply = yield from ask(scripts.list_dead(keys, own, offset=offset, limit=limit))

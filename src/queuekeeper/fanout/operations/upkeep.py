@@ -6,10 +6,18 @@ from contextlib import suppress
 from dataclasses import replace
 
 from queuekeeper import lua
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, check_page
 from queuekeeper.errors import UnknownConsumer
-from queuekeeper.fanout.model import DEFAULT_PAGE, ConsumerView, ExpireReport, FanoutMessage, PurgeReport, QueueView
-from queuekeeper.fanout.operations.common import IDS_PER_CALL, Steps, ask, check_page, read_message
+from queuekeeper.fanout.model import (
+    DEFAULT_PAGE,
+    MAX_PAGE,
+    ConsumerView,
+    ExpireReport,
+    FanoutMessage,
+    PurgeReport,
+    QueueView,
+)
+from queuekeeper.fanout.operations.common import IDS_PER_CALL, Steps, ask, read_message
 from queuekeeper.fanout.operations.dead import DeadOperations
 from queuekeeper.keyspace import FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
@@ -121,7 +129,7 @@ class UpkeepOperations(DeadOperations):
         :param limit: at most; fewer come when they have more than a megabyte together.
         :param lane: of an ordered consumer with several, from 0.
         """
-        check_page(offset, limit)
+        check_page(offset, limit, most=MAX_PAGE)
         keys = self._keys(queue)
         member = yield from self._member(queue, consumer)
         own = member.keys

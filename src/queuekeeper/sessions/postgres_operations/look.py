@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from queuekeeper.checks import check_page
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import row_defect
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
+    MAX_PAGE,
     MessageView,
     PendingMessage,
     Problem,
     SessionCounts,
     SessionView,
     check_packet_id,
-    check_page,
 )
 from queuekeeper.sessions.postgres_operations.common import (
     JUDGED_COLUMNS,
@@ -38,7 +39,7 @@ class LookOperations(CommonOperations):
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
         """It needs the vendor's tables only, and tells more where schema ``queuekeeper`` is there and may be read."""
         check_client_id(client_id)
-        check_page(offset=offset, limit=limit)
+        check_page(offset, limit, most=MAX_PAGE)
         parameters = {"client_id": client_id}
         (session,), rows = yield Step(
             begin=True,

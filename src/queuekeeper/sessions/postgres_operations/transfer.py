@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, check_page
 from queuekeeper.errors import MovedOn, UsageError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, check_page
+from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, ExportPage, ImportReport
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, check_vendor_id, retried, signed
 from queuekeeper.sessions.postgres_operations.deliver import HIGHEST_SERIAL, LOWEST_SERIAL, DeliverOperations
 from queuekeeper.sessions.postgres_operations.look import LookOperations
@@ -27,7 +27,7 @@ class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
     ) -> Operation[ExportPage]:
         """Where two messages have one packet id, since ids have wrapped, the older one is left out as unreadable."""
         check_vendor_id(client_id)
-        check_page(offset=0, limit=limit)
+        check_page(0, limit, most=MAX_PAGE)
         if after_serial is not None:
             check_integer("after_serial", after_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
         lines: list[bytes] = []

@@ -6,11 +6,13 @@ from typing import Any
 
 import orjson
 
+from queuekeeper.checks import check_page
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
+    MAX_PAGE,
     ImportView,
     MessageView,
     PendingMessage,
@@ -18,7 +20,6 @@ from queuekeeper.sessions.model import (
     SessionCounts,
     SessionView,
     check_packet_id,
-    check_page,
 )
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
@@ -45,7 +46,7 @@ class LookOperations(CommonOperations):
 
     @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        check_page(offset=offset, limit=limit)
+        check_page(offset, limit, most=MAX_PAGE)
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         references: list[Reference] = []

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from queuekeeper import lua
+from queuekeeper.checks import check_page
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, StaleEpoch
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.portions import portions
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, PendingMessage, check_page
+from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, ExportPage, ImportReport, PendingMessage
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_operations.common import ask, imported_json, known_serial, packet_id_of
 from queuekeeper.sessions.redis_operations.deliver import DeliverOperations
@@ -25,7 +26,7 @@ class TransferOperations(DeliverOperations):
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> Operation[ExportPage]:
-        check_page(offset=0, limit=limit)
+        check_page(0, limit, most=MAX_PAGE)
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         lines: list[bytes] = []
