@@ -43,6 +43,13 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
+NO_SUBSCRIBERS = 0x10
+CONNECTS = {
+    MQTT_3: b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01c",
+    MQTT_5: b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x01c",
+}
+"""CONNECT of the client ``c``."""
+
 MAKES_PASSWORDS = shutil.which("mosquitto_passwd") or "mosquitto_passwd"
 GUIDE = Path(__file__).parents[2] / "docs" / "compacted.md"
 
@@ -769,7 +776,7 @@ def test_client_that_comes_back_to_a_broker_without_memory_is_let_in_once_the_do
 def test_client_of_a_door_that_cannot_subscribe_is_told_and_the_log_says_why(
     broker: Mosquitto, valkey_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mqtt, "SUBSCRIBED_WITHIN_S", 0.2)
+    monkeypatch.setattr(mqtt, "LET_IN_WITHIN_S", 0.2)
 
     async def test() -> None:
         HeldLink(monkeypatch)
@@ -791,6 +798,132 @@ def test_door_that_takes_no_writes_lets_clients_in_without_a_subscription_of_its
             pass
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("version", [MQTT_3, MQTT_5])
+@pytest.mark.parametrize("says_so", [True, False])
+def test_client_that_leaves_while_it_waits_takes_nothing_from_its_newer_connection(
+    broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, says_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "LET_IN_WITHIN_S", PATIENCE_S)
+
+    async def test() -> None:
+        link = HeldLink(monkeypatch)
+        async with opening(broker, valkey_url) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
+            writer.write(CONNECTS[version])
+            if says_so:
+                writer.write(b"\xe0\x00")
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+            async with world.stranger("c") as client:
+                link.may_open.set()
+                async with world.client("d"):
+                    assert await client.publish("$ECQ/w/c/key", b"first") == 0
+                await world.stored("c", 1)
+                assert not client.lost.is_set()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("version", [MQTT_3, MQTT_5])
+def test_client_that_waits_is_told_when_the_door_is_shut(
+    broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "GRACE_S", PATIENCE_S)
+    monkeypatch.setattr(mqtt, "LET_IN_WITHIN_S", PATIENCE_S)
+
+    async def test() -> None:
+        HeldLink(monkeypatch)
+        async with opening(broker, valkey_url) as world:
+            coming = asyncio.create_task(world.client("c", version=version).__aenter__())
+            await world.reports(connections=1)
+            await asyncio.wait([coming], timeout=QUIET_S)
+        with pytest.raises(ConnectionRefusedError, match="Server unavailable"):
+            await coming
+
+    asyncio.run(test())
+
+
+def test_client_that_waits_is_let_in_by_a_broker_that_hangs_up_on_the_silent(
+    broker: Mosquitto, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        link = HeldLink(monkeypatch)
+        silent: set[asyncio.StreamWriter] = set()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            silent.add(writer)
+            first = await reader.read(1)
+            silent.discard(writer)
+            if first:
+                its_reader, its_writer = await asyncio.open_connection("127.0.0.1", broker.port)
+                its_writer.write(first)
+                await asyncio.wait(
+                    [asyncio.create_task(pass_on(reader, its_writer)), asyncio.create_task(pass_on(its_reader, writer))]
+                )
+            writer.close()
+
+        async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65_536):
+                sink.write(data)
+            sink.close()
+
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+            address = BrokerAddress.parse(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            async with (
+                asyncio.timeout(PATIENCE_S),
+                await connect(valkey_url) as caller,
+                MqttDoor(AsyncCompactedQueues(caller), address) as door,
+            ):
+                coming = asyncio.create_task(MqttClient("c", door.port).__aenter__())
+                await asyncio.wait([coming], timeout=QUIET_S)
+                for writer in silent:
+                    writer.close()
+                link.may_open.set()
+                client = await coming
+                assert await client.publish("free/topic", b"first") == NO_SUBSCRIBERS
+                await client.__aexit__(None, None, None)
+
+    asyncio.run(test())
+
+
+def test_client_that_comes_while_nothing_can_be_stored_waits_for_a_broker_that_has_forgotten_the_door(
+    server_home: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", keeps=False)
+    broker.start()
+
+    async def test() -> None:
+        link = HeldLink(monkeypatch)
+        link.may_open.set()
+        async with opening(broker, valkey_url) as world:
+            with monkeypatch.context() as failing:
+                failing.setattr(MqttDoor, "_append", fails)
+                async with world.client("c") as client:
+                    link.may_open.clear()
+                    assert await client.publish("$ECQ/w/c/key", b"first") == 0
+                while link.attempts < 2:
+                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(broker.stop)
+            await asyncio.to_thread(broker.start)
+            coming = asyncio.create_task(world.client("c").__aenter__())
+            await asyncio.wait([coming], timeout=QUIET_S)
+            assert not coming.done()
+            link.may_open.set()
+            client = await coming
+            assert await client.publish("$ECQ/w/c/key", b"second") == 0
+            await world.stored("c", 1)
+            await client.__aexit__(None, None, None)
+
+    async def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("nothing can be stored")
+
+    try:
+        asyncio.run(test())
+    finally:
+        broker.stop()
 
 
 def test_publish_is_not_acknowledged_before_it_is_stored(

@@ -22,7 +22,7 @@ from queuekeeper.compacted.consumer import GRACE_S
 from queuekeeper.compacted.model import MAX_SEQUENCE, MAX_TEXT_BYTES, Append, Properties
 from queuekeeper.compacted.mqtt_address import BrokerAddress
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
-from queuekeeper.compacted.mqtt_link import CONNECT_TIMEOUT_S, BrokerLink, NotStored, Published
+from queuekeeper.compacted.mqtt_link import BrokerLink, NotStored, Published
 from queuekeeper.compacted.mqtt_metrics import DoorMetrics
 from queuekeeper.compacted.mqtt_packets import Reason
 from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings
@@ -50,9 +50,10 @@ ERROR_AFTER = 3
 ASK_EVERY_S = 1.0
 """Time between two questions whether Redis answers."""
 
-SUBSCRIBED_WITHIN_S = 10.0
-"""How long a client waits for the door's own subscription at the broker."""
+LET_IN_WITHIN_S = 10.0
+"""How long a client waits for the broker, and for the door's own subscription there."""
 
+NO_ANSWER = "it does not answer"
 NOT_SUBSCRIBED = "the door has no subscription there yet, so that nobody would store what the client publishes"
 REASON_CHARACTERS = 1_000
 
@@ -211,16 +212,19 @@ class MqttDoor:
 
         :raises OSError: when the broker cannot be reached, or the door has not subscribed there in time.
         """
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(self._broker.host, self._broker.port, ssl=self._broker.tls)
         try:
-            async with asyncio.timeout(SUBSCRIBED_WITHIN_S):
-                await self._link.subscribed.wait()
-        except BaseException as error:
-            writer.close()
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(NOT_SUBSCRIBED) from None
-            raise
+            async with asyncio.timeout(LET_IN_WITHIN_S):
+                while True:
+                    reader, writer = await asyncio.open_connection(
+                        self._broker.host, self._broker.port, ssl=self._broker.tls
+                    )
+                    if self._link.loses_nothing:
+                        break
+                    # Brokers hang up on who says nothing, and the next one may have forgotten what this one knew.
+                    writer.close()
+                    await self._link.connected.wait()
+        except TimeoutError:
+            raise TimeoutError(NO_ANSWER if self._link.loses_nothing else NOT_SUBSCRIBED) from None
         _stay_awake(writer)
         return reader, writer
 

@@ -68,14 +68,10 @@ class BrokerLink:
     def __init__(self, address: BrokerAddress, *, client_id: str, write_filter: str | None, store: Store) -> None:
         self.address = address
         self.connected = asyncio.Event()
-        self.subscribed = asyncio.Event()
-        """Set while the broker keeps for the door what producers publish; always where it takes nothing."""
         self._client_id = client_id
         self._write_filter = write_filter
         self._store = store
         self._session: _Session | None = None
-        if write_filter is None:
-            self.subscribed.set()
 
     async def run(self) -> None:
         """Serve until it is cancelled; a broker that is away is waited for."""
@@ -85,7 +81,6 @@ class BrokerLink:
             try:
                 await session.open()
                 self._session = session
-                self.subscribed.set()
                 self.connected.set()
                 _log.info("connected to the broker at %s as %r", self.address, self._client_id)
                 await session.lost
@@ -93,9 +88,6 @@ class BrokerLink:
                 # Nothing is wrong with the broker: it is to send again what it has.
                 _log.debug("the connection to the broker at %s is made anew: it sends again", self.address)
             except Exception as error:
-                # A broker that comes back may have forgotten the subscription.
-                if self._write_filter is not None:
-                    self.subscribed.clear()
                 _log.warning("the broker at %s: %s; trying again", self.address, str(error) or type(error).__name__)
             finally:
                 self.connected.clear()
@@ -105,6 +97,14 @@ class BrokerLink:
             attempt = 0 if session.has_acknowledged else attempt
             await asyncio.sleep(SERVER_BACKOFF.after(attempt))
             attempt += 1
+
+    @property
+    def loses_nothing(self) -> bool:
+        """Whether the broker keeps for the door what producers publish, or the door takes nothing.
+
+        A broker that was lost may have forgotten the subscription.
+        """
+        return self._write_filter is None or self.connected.is_set()
 
     async def publish(
         self,

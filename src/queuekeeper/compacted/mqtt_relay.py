@@ -18,7 +18,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from queuekeeper.compacted import mqtt_packets as packets
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules, WhenUnreadable
@@ -41,6 +41,7 @@ NO_REDIS = "the queue cannot be read now, since Redis does not answer: try again
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(kw_only=True)
@@ -103,7 +104,7 @@ class Surroundings:
     topics: Topics
     window: int
     max_packet_bytes: int
-    open_broker: Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
+    open_broker: Callable[[], Coroutine[Any, Any, tuple[StreamReader, StreamWriter]]]
     knock: Callable[[str], Awaitable[None]]
     has_redis: Callable[[], bool]
     failures: FailedDeliveries
@@ -153,23 +154,28 @@ class Relay:
         self._unanswered = 0
         self._has_acknowledged = self._is_ended_by_us = False
         self._tasks: set[asyncio.Task[None]] = set()
+        # To the broker, once the client is let in.
+        self._let_in: asyncio.Future[StreamWriter] = asyncio.Future()
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
         """Pass packets on until either side ends."""
         broker: StreamWriter | None = None
         try:
-            connect = await self._read_connect()
+            connect = await self._unless_it_ends(self._read_connect())
             if connect is None:
                 return
+            # Read from now on, since a client may leave before it is let in: the broker is not to hear of it then.
+            self._spawn(self._pass_on(self._reader, None, self._from_client))
             try:
-                reader, broker = await self._world.open_broker()
+                opened = await self._unless_it_ends(self._world.open_broker())
             except OSError as error:
                 _log.warning("client %r cannot be let in to the broker: %s", self._client_id, error)
                 self._client.write(packets.write_unavailable(self._level))
                 return
+            reader, broker = opened
             broker.write(connect)
-            self._spawn(self._pass_on(self._reader, broker, self._from_client))
+            self._let_in.set_result(broker)
             self._spawn(self._pass_on(reader, self._client, lambda packet: self._from_broker(packet, broker)))
             await self._ended.wait()
         except (MalformedPacket, ConnectionError, TimeoutError) as error:
@@ -191,14 +197,33 @@ class Relay:
                     writer.transport.abort()
 
     def end(self, reason: Reason, why: str | None = None) -> None:
-        """End the connection, and say why where the client understands it."""
+        """End the connection, and say why where the client understands it; one that waits is told by its CONNACK."""
         self._is_ended_by_us = True
+        self._ended.set()
+        if not self._let_in.done():
+            return
         properties = b"\0" if why is None else packets.reason_string(why)
         said = packets.write_disconnect(reason, level=self._level, properties=properties)
         if len(said) > self._max_packet_bytes:
             said = packets.write_disconnect(reason, level=self._level)
         self._client.write(said)
-        self._ended.set()
+
+    async def _unless_it_ends(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for something, but no longer than for the end of the connection.
+
+        :raises ConnectionAbortedError: at that end.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        ending = asyncio.get_running_loop().create_task(self._ended.wait())
+        ending.add_done_callback(lambda _: task.cancel())
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._ended.is_set():
+                raise ConnectionAbortedError("it has left, or the door is shut") from None
+            raise
+        finally:
+            ending.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -230,11 +255,17 @@ class Relay:
             self._own_filter = self._topics.subscription(client_id)
             self._own_topics = self._topics.delivery(client_id, b"")
 
-    async def _pass_on(self, source: StreamReader, sink: StreamWriter, look_at: Callable[[Packet], bytes]) -> None:
+    async def _pass_on(
+        self, source: StreamReader, sink: StreamWriter | None, look_at: Callable[[Packet], bytes]
+    ) -> None:
+        """Pass packets on; with no sink, to the broker."""
         try:
             while packet := await packets.read_packet(source, max_bytes=self._world.max_packet_bytes):
-                sink.write(look_at(packet))
-                await sink.drain()
+                if packet.kind == Kind.DISCONNECT and not self._let_in.done():
+                    return
+                writer = sink or await self._let_in
+                writer.write(look_at(packet))
+                await writer.drain()
         except (MalformedPacket, ConnectionError) as error:
             _log.info("connection of client %r ends: %s", self._client_id, error)
         finally:
