@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from tbmq_broker import Broker
 from queuekeeper import lua, postgres
 from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
 from queuekeeper.fanout.model import ConsumerOptions, Start
+from queuekeeper.jobs import engine
+from queuekeeper.jobs.pace import Breaker
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
@@ -723,6 +726,117 @@ def test_what_changes_during_an_undo_is_left_alone(world: Any, name: str, monkey
         # What is left to take back is taken back as it is said.
         said, done = (job.undo(planned, dry_run=dry_run) for dry_run in (True, False))
         assert said == done, change
+
+
+PACED = tuple(name for name in JOBS if name != "migration_undo")
+"""Jobs of the engine."""
+
+OF_ONE_SIZE = {"maintenance/refused_commands", "maintenance/finish_registry"}
+"""Scripts that are given many arguments, but no more where there is more to do."""
+
+FULL = 1_024
+
+
+@dataclass
+class Answers:
+    """Answers of a server, which take as long as a test says by a clock of their own.
+
+    :param before_s: how long those took that a pass has had when it begins.
+    :param each_s: how long each takes from then on.
+    :ivar most: script -> most that one trip to the server has asked of it.
+    :ivar breakers: of each pass, with what a full step of 1,024 was cut down to when the pass began.
+    """
+
+    before_s: Sequence[float]
+    each_s: float
+    now_s: float = 0.0
+    most: Counter[str] = field(default_factory=Counter)
+    breakers: list[tuple[Breaker, int]] = field(default_factory=list)
+
+    def begin(self, say: Callable[[str], None]) -> Breaker:
+        """Return the breaker of a pass."""
+        breaker = Breaker(say, now_s=lambda: self.now_s)
+        for took_s in self.before_s:
+            breaker.sent()
+            self.now_s += took_s
+            breaker.answered()
+        self.breakers.append((breaker, breaker.size(FULL)))
+        return breaker
+
+    def come(self, calls: Sequence[lua.Call]) -> None:
+        """Take the time of a trip, and keep how much it asked for."""
+        self.now_s += self.each_s
+        trip: Counter[str] = Counter()
+        for call in calls:
+            trip[call.script.name] += asked_for(call)
+        self.most |= trip
+
+
+def asked_for(call: lua.Call) -> int:
+    """Return how much a call takes in, by the header of its script: what it names, or its limit."""
+    declared = call.script
+    given = [(declared.args, call.args), (declared.keys, call.keys)]
+    named = (len(values) - len(some) + 1 for some, values in given if any(each.repeats for each in some))
+    limits = [int(str(value)) for each, value in zip(declared.args, call.args, strict=False) if each.name == "limit"]
+    return max(1, next(named, 1), *limits)
+
+
+@contextmanager
+def answering(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[None]:
+    execute = lua.ScriptCaller.execute
+
+    def timed(caller: lua.ScriptCaller, calls: Any) -> Any:
+        answers.come(calls)
+        return execute(caller, calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lua.ScriptCaller, "execute", timed)
+        patch.setattr(engine, "Breaker", answers.begin)
+        yield
+
+
+def carried_out(job: Any, name: str) -> Counts:
+    """Plan a job, do it, and take it back where it can be."""
+    planned = job.plan()
+    done: Counts = job.do(planned)
+    if name in UNDONE:
+        job.undo(planned, dry_run=False)
+    return {kind: count for kind, count in done.items() if kind != "freed_bytes"}
+
+
+@pytest.mark.parametrize("name", PACED)
+def test_while_a_server_is_slow_each_job_does_the_same_in_smaller_steps(
+    world: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick, slow = Answers(before_s=[], each_s=0.0), Answers(before_s=[2.0] * 18, each_s=2.0)
+    job = world(name)
+    with answering(monkeypatch, quick):
+        done = carried_out(job, name)
+    job = world(name)
+    with answering(monkeypatch, slow):
+        assert carried_out(job, name) == done
+    large = {script: most for script, most in quick.most.items() if most >= 10 and script not in OF_ONE_SIZE}
+    assert large
+    assert {script: slow.most[script] for script, most in large.items() if slow.most[script] > most / 2} == {}
+
+
+@pytest.mark.parametrize("name", PACED)
+def test_each_job_tells_how_long_answers_take_so_that_its_steps_shrink_and_grow_back(
+    world: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The next slow answer halves the steps, and the next quick one doubles them again.
+    shrinking = Answers(before_s=[2.0, 2.0], each_s=2.0)
+    growing = Answers(before_s=[2.0] * 6 + [0.1] * 19, each_s=0.1)
+    for answers in (shrinking, growing):
+        job = world(name)
+        with answering(monkeypatch, answers):
+            carried_out(job, name)
+    # The plan, the work, and the way back; that of a remedy is one trip here.
+    for at in (0, 1, *([-1] if name in {"cleanup", "collection"} else [])):
+        breaker, size = shrinking.breakers[at]
+        assert (size, breaker.size(FULL) < FULL) == (FULL, True)
+        breaker, size = growing.breakers[at]
+        assert (size, breaker.size(FULL) > FULL // 4) == (FULL // 4, True)
 
 
 WORK = {

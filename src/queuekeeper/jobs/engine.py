@@ -187,6 +187,8 @@ class Engine:
                     counts.add_changes(work.begun or self.job.Counts())
                     runs.save_progress(run_id, _progress(share, cursor, counts))
                     raise
+                # What is kept of it now is none of the server's time.
+                work.world.breaker.answered()
                 cursor = step.cursor
                 runs.save_progress(run_id, _progress(share, cursor, counts))
                 rest()

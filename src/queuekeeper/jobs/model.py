@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
@@ -25,6 +26,7 @@ from queuekeeper.report.files import ReportKind
 P = TypeVar("P", bound=Parameters)
 C = TypeVar("C", bound=Counts)
 F = TypeVar("F")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +286,12 @@ class World(Generic[P]):
     def size(self, full: int) -> int:
         """Return how much the next step may take in: all of it, or less while the server struggles."""
         return self.breaker.size(full)
+
+    def batches(self, items: Iterable[T], full: int) -> Iterator[list[T]]:
+        """Cut items into what a step may take in, which is asked before each; see :meth:`size`."""
+        iterator = iter(items)
+        while batch := list(islice(iterator, self.size(full))):
+            yield batch
 
 
 @dataclass(frozen=True)

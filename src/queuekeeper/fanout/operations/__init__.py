@@ -30,5 +30,6 @@ class FanoutOperations(RegisterOperations, PublishOperations, DeliverOperations,
     :param clock: says what time it is; the server does when there is none.
     :param new_token: makes up the tokens of leases, letters and digits.
     :param counts_only: who answers the calls writes nothing: pages step over what would be gone by then.
+    :param size: says how much the next step of upkeep takes in, given how much is usual.
     :raises UsageError: for a prefix with a brace.
     """

@@ -105,12 +105,14 @@ class CommonOperations:
         clock: Clock | None = None,
         new_token: Callable[[], str] = lambda: secrets.token_hex(8),
         counts_only: bool = False,
+        size: Callable[[int], int] = lambda full: full,
     ) -> None:
         self._prefix = check_prefix(prefix)
         self._rules = rules or FanoutRules()
         self._clock = clock
         self._new_token = new_token
         self._counts_only = counts_only
+        self._size = size
         self._memberships: OrderedDict[str, Membership] = OrderedDict()
         self._lock = threading.Lock()
         # To put the names together takes as long as all else that a call of one message does here.
@@ -269,6 +271,30 @@ class CommonOperations:
         with self._lock:
             self._memberships.pop(queue, None)
 
+    def _walk_ids(self, key: str, *, most: int = IDS_PER_WALK) -> Steps[list[int]]:
+        """Return the ids that a key holds."""
+        found: list[int] = []
+        cursor: lua.Value = 0
+        while True:
+            limit = self._size(most)
+            reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
+            cursor = reply.cursor
+            found += map(int, reply.ids)
+            if cursor == b"0":
+                return found
+
+    def _walk_values(self, key: str) -> Steps[dict[int, bytes]]:
+        """Return what a hash has of each id."""
+        found: dict[int, bytes] = {}
+        cursor: lua.Value = 0
+        while True:
+            limit = self._size(IDS_PER_WALK)
+            reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=1))
+            cursor = reply.cursor
+            found.update((int(raw_id), value) for raw_id, value in zip(reply.ids[::2], reply.ids[1::2], strict=True))
+            if cursor == b"0":
+                return found
+
 
 def ask(call: lua.Call) -> Steps[Reply]:
     """Return the reply of one call by the names of its header, or raise what stands in its place."""
@@ -291,30 +317,6 @@ def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
 def _pairs(values: Sequence[bytes]) -> dict[str, str]:
     """Return the fields of a hash as scripts answer them, names and values in turn."""
     return {name.decode(): value.decode() for name, value in zip(values[::2], values[1::2], strict=True)}
-
-
-def walk_ids(key: str, *, limit: int = IDS_PER_WALK) -> Steps[list[int]]:
-    """Return the ids that a key holds."""
-    found: list[int] = []
-    cursor: lua.Value = 0
-    while True:
-        reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
-        cursor = reply.cursor
-        found += map(int, reply.ids)
-        if cursor == b"0":
-            return found
-
-
-def walk_values(key: str) -> Steps[dict[int, bytes]]:
-    """Return what a hash has of each id."""
-    found: dict[int, bytes] = {}
-    cursor: lua.Value = 0
-    while True:
-        reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=IDS_PER_WALK, with_values=1))
-        cursor = reply.cursor
-        found.update((int(raw_id), value) for raw_id, value in zip(reply.ids[::2], reply.ids[1::2], strict=True))
-        if cursor == b"0":
-            return found
 
 
 def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:

@@ -15,7 +15,6 @@ from queuekeeper.fanout.operations.common import (
     ask,
     parts_of,
     read_message,
-    walk_ids,
 )
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
@@ -58,7 +57,7 @@ class DeadOperations(CommonOperations):
         :param ids: none for all of them.
         """
         member = yield from self._member(queue, consumer)
-        wanted = sorted((yield from walk_ids(member.keys.dead)) if ids is None else ids)
+        wanted = sorted((yield from self._walk_ids(member.keys.dead)) if ids is None else ids)
         parts = parts_of(wanted, IDS_PER_CALL)
         if member.options is not None and member.options.mode is Mode.ORDERED:
             # Each part goes to the head.
@@ -84,7 +83,7 @@ class DeadOperations(CommonOperations):
         parts = parts_of(ids or (), IDS_PER_CALL)
         member = yield from self._member(queue, consumer)
         if dry_run:
-            dead = set((yield from walk_ids(member.keys.dead)))
+            dead = set((yield from self._walk_ids(member.keys.dead)))
             return PurgeReport(released=len(dead if ids is None else dead.intersection(ids)), freed=None, dry_run=True)
         if ids is None:
             return (yield from self._purge_dead(queue, consumer))
@@ -108,7 +107,7 @@ class DeadOperations(CommonOperations):
                     keys,
                     own,
                     died_before_ms="" if died_before_ms is None else died_before_ms,
-                    limit=IDS_PER_CALL,
+                    limit=self._size(IDS_PER_CALL),
                     behind=behind,
                     ids=ids,
                 )

@@ -216,7 +216,7 @@ class DeliverOperations(CommonOperations):
                 own,
                 consumer=consumer,
                 max_stalls=max_stalls,
-                limit=IDS_PER_CALL,
+                limit=limit,
                 lane=lane,
                 offset=offset,
                 now_ms=self._now(),
@@ -226,6 +226,7 @@ class DeliverOperations(CommonOperations):
             )
 
         while more:
+            limit = self._size(IDS_PER_CALL)
             reply = yield from self._ask_with_lanes(queue, consumer, call)
             requeued += reply.requeued
             dead += reply.dead
@@ -233,7 +234,7 @@ class DeliverOperations(CommonOperations):
             unseen += reply.unseen
             revived += map(int, reply.revived)
             more, lane, offset = reply.more, reply.lane, reply.offset
-            behind += IDS_PER_CALL
+            behind += limit
             offset += reply.here if self._counts_only else 0
         return ReapReport(requeued=requeued, dead=dead, skipped=skipped, gone_in_line=unseen, revived=tuple(revived))
 

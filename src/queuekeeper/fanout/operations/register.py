@@ -23,7 +23,6 @@ from queuekeeper.fanout.operations.common import (
     Steps,
     ask,
     read_options,
-    walk_ids,
     written_options,
 )
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys
@@ -88,7 +87,7 @@ class RegisterOperations(CommonOperations):
         ids: list[int] = []
         if start == Start.RETAINED:
             # Every message has a count of references, and counts are small to walk through.
-            counts = yield from walk_ids(self._keys(queue).references)
+            counts = yield from self._walk_ids(self._keys(queue).references)
             ids = sorted({message_id for message_id in counts if message_id < int(below)}, reverse=True)
         adopted = at = 0
         more = 1
@@ -98,15 +97,16 @@ class RegisterOperations(CommonOperations):
                 keys,
                 own,
                 consumer=consumer,
-                limit=IDS_PER_CALL,
+                limit=limit,
                 is_last=int(at >= len(ids)),
                 now_ms=self._now(),
                 ids=page,
             )
 
         while more:
-            page = ids[at : at + IDS_PER_CALL]
-            at += IDS_PER_CALL
+            limit = self._size(IDS_PER_CALL)
+            page = ids[at : at + limit]
+            at += limit
             reply = yield from self._ask_with_lanes(queue, consumer, call)
             adopted += reply.adopted
             more = reply.more
@@ -225,7 +225,7 @@ class RegisterOperations(CommonOperations):
                 consumer=consumer,
                 force=int(force),
                 unseen_since_ms="" if unseen_since_ms is None else unseen_since_ms,
-                limit=IDS_PER_CALL,
+                limit=self._size(IDS_PER_CALL),
                 # Between pages others may finish the removal, and a new consumer of the name register: that one stays.
                 begun=int(begun or pages > 0),
                 now_ms=self._now(),

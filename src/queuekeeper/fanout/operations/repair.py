@@ -19,8 +19,6 @@ from queuekeeper.fanout.operations.common import (
     Reply,
     Steps,
     ask,
-    walk_ids,
-    walk_values,
 )
 from queuekeeper.lua.bind import Bound
 from queuekeeper.lua.scripts import fanout as scripts
@@ -100,7 +98,7 @@ class RepairOperations(CommonOperations):
         counts: Counter[Problem] = Counter()
         at = 0
         while at < len(walk.suspects):
-            found = yield from self._judge(queue, walk, walk.suspects[at : at + SUSPECTS_PER_CALL])
+            found = yield from self._judge(queue, walk, walk.suspects[at : at + self._size(SUSPECTS_PER_CALL)])
             at += found.judged
             counts.update(finding.problem for finding in found.findings)
             named += found.findings[: findings - len(named)]
@@ -122,7 +120,9 @@ class RepairOperations(CommonOperations):
         counts: Counter[Problem] = Counter()
         freed = at = tries = 0
         while at < len(walk.suspects):
-            found = yield from self._judge(queue, walk, walk.suspects[at : at + SUSPECTS_PER_CALL], over_ms=over_ms)
+            found = yield from self._judge(
+                queue, walk, walk.suspects[at : at + self._size(SUSPECTS_PER_CALL)], over_ms=over_ms
+            )
             try:
                 freed += 0 if dry_run else (yield from self._mend(queue, found))
             except MembershipChanged:
@@ -145,21 +145,21 @@ class RepairOperations(CommonOperations):
         facts = yield from self._queue_facts(queue)
         membership = yield from self._membership(queue, fresh=True)
         # The server takes the messages along when it walks through their ids.
-        limit = max(1, min(IDS_PER_WALK, BYTES_PER_CALL * facts.messages // max(1, facts.stored_bytes)))
-        messages = set((yield from walk_ids(keys.messages, limit=limit)))
-        expiries = set((yield from walk_ids(keys.expiries)))
-        references = yield from walk_values(keys.references)
-        held = yield from walk_ids(keys.held)
+        most = max(1, min(IDS_PER_WALK, BYTES_PER_CALL * facts.messages // max(1, facts.stored_bytes)))
+        messages = set((yield from self._walk_ids(keys.messages, most=most)))
+        expiries = set((yield from self._walk_ids(keys.expiries)))
+        references = yield from self._walk_values(keys.references)
+        held = yield from self._walk_ids(keys.held)
         owed = Counter(held)
         lengths: dict[str, int] = {}
         expired_references = 0
         suspects: set[int] = set()
         for name, member in membership.members.items():
             own = member.keys
-            leased = yield from walk_ids(own.leases)
+            leased = yield from self._walk_ids(own.leases)
             ready: list[int] = []
             for key in own.ready:
-                ready += yield from walk_ids(key)
+                ready += yield from self._walk_ids(key)
             lengths[name] = len(ready)
             # What was published since the beginning is among them.
             expired_references += sum(
@@ -168,9 +168,9 @@ class RepairOperations(CommonOperations):
             places = Counter(leased)
             places.update(ready)
             for key in (own.delayed, own.dead):
-                places.update((yield from walk_ids(key)))
-            notes = yield from walk_values(own.details)
-            noted = {*notes, *(yield from walk_ids(own.details))}
+                places.update((yield from self._walk_ids(key)))
+            notes = yield from self._walk_values(own.details)
+            noted = {*notes, *(yield from self._walk_ids(own.details))}
             owed.update(places.keys())
             suspects |= {message_id for message_id, count in places.items() if count > 1}
             suspects |= {message_id for message_id in leased if notes.get(message_id, b"-").endswith(b"-")}
@@ -191,7 +191,9 @@ class RepairOperations(CommonOperations):
         """
         for tries in range(TRIES + 1):
             membership = yield from self._membership(queue, fresh=bool(tries))
-            groups = _groups(membership, walk)
+            # Half of what a call does: lists may grow.
+            entries, keys = self._size(ENTRIES_PER_CALL // 2), self._size(KEYS_PER_CALL)
+            groups = _groups(membership, walk, most_entries=entries, most_keys=keys)
             wanted = list(ids)
             answers: list[dict[int, Any]] = []
             try:
@@ -255,14 +257,13 @@ class RepairOperations(CommonOperations):
         )
 
 
-def _groups(membership: Membership, walk: _Walk) -> list[list[str]]:
+def _groups(membership: Membership, walk: _Walk, *, most_entries: int, most_keys: int) -> list[list[str]]:
     """Return the consumers in groups whose lists can be looked through in one call, as far as is known."""
     groups: list[list[str]] = [[]]
     entries = keys = 0
     for name, member in membership.members.items():
         length, width = walk.lengths.get(name, 0), len(member.keys.ready) + 4
-        # Half of what a call does: they may grow.
-        if groups[-1] and (walk.held + entries + length > ENTRIES_PER_CALL // 2 or keys + width > KEYS_PER_CALL):
+        if groups[-1] and (walk.held + entries + length > most_entries or keys + width > most_keys):
             groups.append([])
             entries = keys = 0
         groups[-1].append(name)

@@ -54,14 +54,15 @@ class UpkeepOperations(DeadOperations):
         expired = held_at = behind = 0
         more = 1
         while more:
+            limit = self._size(IDS_PER_CALL)
             reply = yield from ask(
-                scripts.expire(keys, limit=IDS_PER_CALL, held_at=held_at, now_ms=self._now(), behind=behind)
+                scripts.expire(keys, limit=limit, held_at=held_at, now_ms=self._now(), behind=behind)
             )
             expired += reply.expired
             more, held_at = reply.more, reply.held_at
             if self._counts_only:
                 held_at += reply.here
-                behind += IDS_PER_CALL
+                behind += limit
         return expired
 
     def purge(self, queue: str, *, consumer: str | None = None, dry_run: bool = False) -> Operation[PurgeReport]:
@@ -156,7 +157,7 @@ class UpkeepOperations(DeadOperations):
         views: list[ConsumerView] = []
         for consumer in sorted(membership.members):
             with suppress(UnknownConsumer):
-                views.append((yield from self._consumer_view(queue, consumer, sample=SAMPLE)))
+                views.append((yield from self._consumer_view(queue, consumer, sample=self._size(SAMPLE))))
         return replace(facts, consumers=tuple(views))
 
 

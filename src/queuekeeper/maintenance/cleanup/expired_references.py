@@ -76,7 +76,7 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
 
     def __init__(self, world: World[CleanupParameters]) -> None:
         super().__init__(world)
-        self._sweep = Sweep(world.writer, world.parameters)
+        self._sweep = Sweep(world)
         self._narrator: _Narrator | None = None
 
     @classmethod
@@ -110,14 +110,10 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
         """Clean a page of keys."""
         with _named_rules(self.world.client, self.world.parameters.key_prefix):
             self.begun = counts = CleanupCounts()
-            self._sweep.page(step.work, self._pace, counts)
+            self._sweep.page(step.work, counts)
         if self._narrator is not None and self.world.total is not None:
             self._narrator(self.world.total)
         return counts
-
-    def _pace(self, amount: float) -> None:
-        self.world.rest()
-        self.world.pace(amount)
 
     def done_words(self, share: str, counts: CleanupCounts) -> str:
         """Return what was done in a share, all told, in a sentence."""
@@ -138,7 +134,7 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
 
     def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
         """Put dead references back and take expiries off again; messages that were removed do not come back."""
-        return undo_cleanup(self.world.client, run_id=run_id, files=files, dry_run=self.world.counts_only)
+        return undo_cleanup(self.world, run_id=run_id, files=files)
 
     def _server_run_id(self, share: str) -> str:
         address = share.partition(" slots ")[0]
@@ -263,6 +259,7 @@ def _pages(world: World[CleanupParameters], shard: str, *, cursor: int) -> Itera
     pattern = session_scan_pattern(world.parameters.key_prefix)
     while True:
         with _named_rules(world.client, world.parameters.key_prefix), redis_errors(address):
+            world.pace(0)
             page: Any = node.scan(cursor=cursor, match=pattern, count=world.size(KEYS_PER_PAGE))
         cursor, names = page
         yield cursor, [name for name in names if not slots or first <= hash_slot(name) <= last]

@@ -6,46 +6,35 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import redis
 
 from queuekeeper import lua
 from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
-from queuekeeper.jobs.writer import Writer
+from queuekeeper.jobs.model import World
+from queuekeeper.jobs.pace import RunPaused, TimeIsUp
 from queuekeeper.keyspace import raw_session_keys, split_session_key
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters
-from queuekeeper.maintenance.cleanup.undo import name_of
+from queuekeeper.maintenance.cleanup.undo import REFERENCES_PER_CALL, name_of
 from queuekeeper.portions import portions
 
-REFERENCES_PER_CALL = 1_000
 RECORDS_PER_CALL = 100
 CALLS_PER_TRIP = 200
 COST_PER_TRIP = 2_000
 """Keys, or what takes as long, of the calls that are sent at once: a server may run them in one go, and others wait."""
 
 LIST_COST = 200
+"""Of a full page of references."""
+
 RECORD_COST = 10
 WORST_QUEUES = 10
 CROWDED_SHARE = 0.9
 """From nine tenths of the limit on, dead references cost the live messages beside them their place."""
 
-T = TypeVar("T")
-
-
-def _slices(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
-
-
-def _trips(calls: Sequence[lua.Call], cost: int | None) -> Iterator[list[lua.Call]]:
-    """Yield the calls in portions that keep a server busy for a few milliseconds."""
-
-    def price(call: lua.Call) -> int:
-        return len(call.keys) if cost is None else cost
-
-    return portions(calls, size=price, most=COST_PER_TRIP, most_items=CALLS_PER_TRIP)
+_Stop: TypeAlias = QueuekeeperError | RunPaused | TimeIsUp
+"""What ends a page before its end."""
 
 
 def _positions(text: bytes) -> list[int]:
@@ -91,21 +80,23 @@ class _Queue:
 
 
 class Sweep:
-    """Cleans pages of keys, or counts what there is to clean; the writer makes the difference.
+    """Cleans pages of keys, or counts what there is to clean; the writer of its world makes the difference.
+
+    What takes keys takes as many as the world allows, and each trip is at the pace of the run.
 
     :ivar worst: ``(dead, references, stem)`` of the queues with most dead references.
     """
 
-    def __init__(self, writer: Writer, parameters: CleanupParameters) -> None:
+    def __init__(self, world: World[CleanupParameters]) -> None:
         self.worst: list[tuple[int, int, bytes]] = []
-        self._writer = writer
-        self._parameters = parameters
+        self._world, self._writer = world, world.writer
+        self._parameters = parameters = world.parameters
         self._prefix = parameters.key_prefix.encode()
         # A tag that is empty scatters a session's keys over slots: no script of a cluster may touch two of them.
-        self._scattered = self._prefix + b"{}" if isinstance(writer.client, redis.RedisCluster) else None
+        self._scattered = self._prefix + b"{}" if isinstance(world.client, redis.RedisCluster) else None
         self._default_ttl_ms, self._grace_ms = parameters.default_ttl_s * 1_000, parameters.grace_s * 1_000
 
-    def page(self, names: Iterable[bytes], pace: Callable[[int], None], counts: CleanupCounts) -> None:
+    def page(self, names: Iterable[bytes], counts: CleanupCounts) -> None:
         """Clean some keys, and add to counts what there was to do, or was done, as soon as it was."""
         queues: set[bytes] = set()
         payloads: dict[bytes, list[bytes]] = defaultdict(list)
@@ -124,12 +115,29 @@ class Sweep:
                 payloads[stem].append(name)
             else:
                 idle[stem].add(kind)
-        pace(counts.keys)
+        self._pace(counts.keys)
         self._orphans(payloads, counts)
-        emptied = self._queues([_Queue(stem) for stem in sorted(queues)], counts, pace)
+        emptied = self._queues([_Queue(stem) for stem in sorted(queues)], counts)
         self._idle({stem: {"last_packet_id", "session"} for stem in emptied}, counts, all_dead=True)
         # A session whose set has gone by now has been judged above.
         self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
+
+    def _pace(self, amount: int = 0) -> None:
+        """Wait until the next trip may be sent, and see how long the last one took."""
+        self._world.rest()
+        self._world.pace(amount)
+
+    def _trips(self, calls: Sequence[lua.Call], cost: int | None) -> Iterator[list[lua.Call]]:
+        """Yield the calls in portions that keep a server busy for a few milliseconds."""
+
+        def price(call: lua.Call) -> int:
+            return len(call.keys) if cost is None else cost
+
+        size = self._world.size
+        while calls:
+            trip = next(portions(calls, size=price, most=size(COST_PER_TRIP), most_items=size(CALLS_PER_TRIP)))
+            calls = calls[len(trip) :]
+            yield trip
 
     def _call(self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None) -> list[lua.Reply]:
         """Return the replies; none where a key is of another type.
@@ -143,14 +151,19 @@ class Sweep:
 
     def _call_until_error(
         self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None
-    ) -> tuple[list[lua.Reply], QueuekeeperError | None]:
+    ) -> tuple[list[lua.Reply], _Stop | None]:
         """Return the replies, and the first error; whoever changes notes what was done before raising it.
 
         :returns: none for a reply where a key is of another type, the session is not Redis's, or an error has cost it.
         """
         replies: list[lua.Reply] = []
-        error: QueuekeeperError | None = None
-        for trip in _trips(calls, cost):
+        error: _Stop | None = None
+        for trip in self._trips(calls, cost):
+            try:
+                self._pace()
+            except (RunPaused, TimeIsUp) as stop:
+                error = stop
+                break
             for call, reply in zip(trip, self._writer.execute(trip), strict=True):
                 if _is_wrong_type(reply):
                     counts.wrong_type_keys += 1
@@ -165,30 +178,31 @@ class Sweep:
 
     # --- references ----------------------------------------------------------------------------------------------
 
-    def _queues(self, queues: list[_Queue], counts: CleanupCounts, pace: Callable[[int], None]) -> set[bytes]:
+    def _queues(self, queues: list[_Queue], counts: CleanupCounts) -> set[bytes]:
         """Go through sets page by page; return the sessions of which nothing is left but dead references."""
         emptied: set[bytes] = set()
         counts.sessions += len(queues)
         while queues:
             going_on: list[_Queue] = []
             # As many sets at once as may come with a full page each.
-            for some in _slices(queues, CALLS_PER_TRIP // 4):
+            for some in self._world.batches(queues, CALLS_PER_TRIP // 4):
+                limit, cost = self._world.size(REFERENCES_PER_CALL), self._world.size(LIST_COST)
                 calls = [
                     scripts.sessions.list_references(
-                        raw_session_keys(each.stem), by="rank", start=each.start, limit=REFERENCES_PER_CALL
+                        raw_session_keys(each.stem), by="rank", start=each.start, limit=limit
                     )
                     for each in some
                 ]
                 listed: list[_Queue] = []
-                for queue, reply in zip(some, self._call(calls, counts, cost=LIST_COST), strict=True):
+                for queue, reply in zip(some, self._call(calls, counts, cost=cost), strict=True):
                     if reply is None:
                         continue
                     queue.page = [_Reference(row.member, float(row.score)) for row in reply.references]
                     listed.append(queue)
-                pace(sum(len(each.page) for each in listed))
+                self._pace(sum(len(each.page) for each in listed))
                 self._references(listed, counts)
                 for queue in listed:
-                    if len(queue.page) == REFERENCES_PER_CALL:
+                    if len(queue.page) == limit:
                         going_on.append(queue)
                     elif self._end(queue, counts):
                         emptied.add(queue.stem)
@@ -257,20 +271,23 @@ class Sweep:
             )
             for queue, gone in dead
         ]
-        for (queue, _), reply in zip(dead, self._call(calls, counts), strict=True):
+        replies, error = self._call_until_error(calls, counts)
+        for (queue, _), reply in zip(dead, replies, strict=True):
             number = 0 if reply is None else int(reply.removed)
             memory, of = queue.dead_share
             counts.dead_references += number
             counts.freed_bytes += memory * number // of
             queue.dead += number
             queue.start -= number - self._writer.still_there(number)
+        if error is not None:
+            raise error
 
     def _repair(self, lasting: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
         """Give messages without expiry one."""
         work = [
             (queue.stem, [each.member for each in page])
             for queue, without in lasting
-            for page in _slices(without, RECORDS_PER_CALL)
+            for page in self._world.batches(without, RECORDS_PER_CALL)
         ]
 
         def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
@@ -284,7 +301,7 @@ class Sweep:
 
         for judged in self._records(work, call, 1, counts):
             counts.unreadable += sum(answer == b"unreadable" for each in judged for _, (answer,) in each.answers)
-            counts.expiries_repaired += self._limit(
+            self._limit(
                 [each._replace(answers=[pair for pair in each.answers if pair[1][0].isdigit()]) for each in judged],
                 call,
                 1,
@@ -295,14 +312,16 @@ class Sweep:
 
     def _orphans(self, payloads: dict[bytes, list[bytes]], counts: CleanupCounts) -> None:
         """Judge payload keys that no reference names."""
-        asked = [(stem, page) for stem, keys in payloads.items() for page in _slices(keys, REFERENCES_PER_CALL)]
+        asked = [
+            (stem, page) for stem, keys in payloads.items() for page in self._world.batches(keys, REFERENCES_PER_CALL)
+        ]
         calls = [scripts.sessions.find_orphans(raw_session_keys(stem), payloads=keys) for stem, keys in asked]
         replies = self._call(calls, counts)
         work = [
-            (stem, list(some))
+            (stem, some)
             for (stem, keys), reply in zip(asked, replies, strict=True)
             if reply is not None
-            for some in _slices(
+            for some in self._world.batches(
                 [key for key, found in zip(keys, reply.expiries, strict=True) if found != -2], RECORDS_PER_CALL
             )
         ]
@@ -327,7 +346,7 @@ class Sweep:
                     counts.unreadable += 1
                 elif outcome == b"wrong_type":
                     counts.wrong_type_keys += 1
-            counts.expiries_repaired += self._limit(
+            self._limit(
                 [each._replace(answers=[pair for pair in each.answers if pair[1][0] == b"limited"]) for each in judged],
                 call,
                 2,
@@ -349,7 +368,7 @@ class Sweep:
         """
         while work:
             again: list[tuple[bytes, list[bytes]]] = []
-            for some in _slices(work, CALLS_PER_TRIP):
+            for some in self._world.batches(work, CALLS_PER_TRIP):
                 done: list[_Judged] = []
                 cost = RECORD_COST * max(len(keys) for _, keys in some)
                 calls = [call(stem, keys) for stem, keys in some]
@@ -372,15 +391,15 @@ class Sweep:
         call: Callable[[bytes, list[bytes], int], lua.Call],
         width: int,
         counts: CleanupCounts,
-    ) -> int:
-        """Note the expiries that were announced, set them, and return how many.
+    ) -> None:
+        """Note the expiries that were announced, set them, and count them.
 
         :param said: of records that are to get an expiry, the last value of their answers.
         :param call: makes the call that sets what was said for an instant.
         """
         said = [each for each in said if each.answers]
         if not said:
-            return 0
+            return
         announced = {key: int(answer[-1]) for each in said for key, answer in each.answers}
         self._note(announced.items())
         calls = [call(each.stem, [key for key, _ in each.answers], each.as_of_ms) for each in said]
@@ -395,9 +414,9 @@ class Sweep:
         }
         # Of records that were written anew in between the script has judged anew.
         self._note((key, at_ms) for key, at_ms in done.items() if at_ms != announced[key])
+        counts.expiries_repaired += len(done)
         if error is not None:
             raise error
-        return len(done)
 
     # --- what outlives its session -------------------------------------------------------------------------------
 
@@ -454,7 +473,7 @@ class Sweep:
             lines[found[0]].append((name_of(key), expires_at_ms))
         if lines:
             self._writer.note(
-                {"expiries": page} for each in lines.values() for page in _slices(each, REFERENCES_PER_CALL)
+                {"expiries": page} for each in lines.values() for page in self._world.batches(each, REFERENCES_PER_CALL)
             )
 
 

@@ -7,26 +7,28 @@ from hashlib import blake2b
 from pathlib import Path
 
 from queuekeeper import lua
+from queuekeeper.jobs.model import World
 from queuekeeper.jobs.undo import read_undo_file
-from queuekeeper.jobs.writer import Writer
 from queuekeeper.keyspace import raw_session_keys
 from queuekeeper.lua import scripts
-from queuekeeper.maintenance.cleanup.model import KIND, UndoReport
-from queuekeeper.redis_client import RedisClient
+from queuekeeper.maintenance.cleanup.model import KIND, CleanupParameters, UndoReport
+
+REFERENCES_PER_CALL = 1_000
+"""Of a set, or expiries of keys; a line of an undo file has as many."""
 
 
-def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry_run: bool) -> UndoReport:
+def undo_cleanup(world: World[CleanupParameters], *, run_id: str, files: Sequence[Path]) -> UndoReport:
     """Put dead references back and take expiries off again. Messages that were removed do not come back.
 
     A reference that is there by now belongs to a newer message, an expiry that is another by now to somebody else, and
     a set that is of another type by now to another program: all are left as they are, and counted.
 
+    :param world: where nothing is to be changed the scripts decide all the same, and only count.
     :param files: undo files of the run.
-    :param dry_run: the scripts decide all the same, and only count.
     :raises UsageError: when one of them is none of a cleanup.
     """
-    writer = Writer(client, counts_only=dry_run)
-    references = expiries = wrong_type_keys = noted = 0
+    references = expiries = noted = 0
+    wrong_type_keys: set[bytes] = set()
     # A cleanup that was killed may have noted a change twice.
     known: set[bytes] = set()
 
@@ -36,6 +38,10 @@ def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry
         known.add(digest)
         return len(known) > before
 
+    def ask(call: lua.Call) -> int:
+        world.pace(len(call.keys))
+        return int(world.writer.execute([call]).or_raise()[0])
+
     for path in files:
         _, lines = read_undo_file(path, kind=KIND)
         for line in lines:
@@ -44,29 +50,29 @@ def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry
                 members = {raw_of(member): score for member, score in line["references"]}
                 members = {member: score for member, score in members.items() if is_new(messages, member)}
                 noted += len(members)
-                pairs: list[lua.Value] = [each for pair in members.items() for each in (repr(pair[1]), pair[0])]
                 session = raw_session_keys(messages.removesuffix(b"_messages"))
-                call = scripts.maintenance.restore_references(session, references=pairs)
-                restored = int(writer.execute([call]).or_raise()[0]) if pairs else 0
-                wrong_type_keys += restored < 0
-                references += max(0, restored)
+                for batch in world.batches(members.items(), REFERENCES_PER_CALL):
+                    pairs: list[lua.Value] = [each for member, score in batch for each in (repr(score), member)]
+                    restored = ask(scripts.maintenance.restore_references(session, references=pairs))
+                    references += max(0, restored)
+                    if restored < 0:
+                        wrong_type_keys.add(messages)
             else:
                 fresh = [(raw_of(name), str(at_ms)) for name, at_ms in line["expiries"]]
                 fresh = [(key, at_ms) for key, at_ms in fresh if is_new(key, at_ms.encode())]
                 noted += len(fresh)
-                if fresh:
-                    keys, instants = zip(*fresh, strict=True)
-                    call = scripts.maintenance.persist_keys(keys=keys, instants_ms=instants)
-                    expiries += int(writer.execute([call]).or_raise()[0])
+                for some in world.batches(fresh, REFERENCES_PER_CALL):
+                    keys, instants = zip(*some, strict=True)
+                    expiries += ask(scripts.maintenance.persist_keys(keys=keys, instants_ms=instants))
     return UndoReport(
         maintenance_run_id=run_id,
-        dry_run=dry_run,
+        dry_run=world.counts_only,
         files=len(files),
         noted=noted,
         references=references,
         expiries=expiries,
         left=noted - references - expiries,
-        wrong_type_keys=wrong_type_keys,
+        wrong_type_keys=len(wrong_type_keys),
     )
 
 

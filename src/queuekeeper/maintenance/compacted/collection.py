@@ -32,12 +32,9 @@ from queuekeeper.maintenance.compacted.model import (
     Restoration,
 )
 from queuekeeper.maintenance.compacted.registry import QUEUES_PER_STEP, Registry
-from queuekeeper.maintenance.compacted.restoration import restore_collected, undo_mark
+from queuekeeper.maintenance.compacted.restoration import ROWS_PER_STEP, restore_collected, undo_mark
 from queuekeeper.report.figures import duration, instant, number, size
 from queuekeeper.report.files import ReportKind
-
-ROWS_PER_STEP = 100
-"""Finding and removing so many takes a server about a millisecond each, also in a queue of 200,000."""
 
 PAUSE_S = 0.01
 """Between steps of 100 queues, so that other clients of a busy server come in."""
@@ -139,7 +136,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         """Yield the queues of the registry, whatever it says of them."""
         for part in range(COMPACTED_REGISTRIES):
             looked_at = 0
-            for queues in self._registry.every(part):
+            for queues in self._every(part):
                 if looked_at >= PROOF_QUEUES_PER_PART:
                     self.proved = False
                     break
@@ -172,9 +169,18 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
 
     def undo(self, run_id: str, files: Sequence[Path]) -> Restoration:
         """Put messages back whose key has no value now; see :mod:`queuekeeper.maintenance.compacted.restoration`."""
-        return restore_collected(self._queues, run_id=run_id, files=files, dry_run=self.world.counts_only)
+        return restore_collected(self._queues, self.world, run_id=run_id, files=files)
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _every(self, part: int) -> Iterator[Queues]:
+        """Yield all queues of a part of the registry, in steps."""
+
+        def count() -> int:
+            self.world.pace(0)
+            return self.world.size(QUEUES_PER_STEP)
+
+        return self._registry.every(part, count=count)
 
     def _held(self, part: int) -> Iterator[Step]:
         """Yield what is due in a part that is held; note that it was collected when all of it was."""
@@ -204,14 +210,14 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         parameters = self.world.parameters
         # By other rules than those that it was last collected by, the registry does not say what is due.
         if not parameters.is_regular or beat is None or beat.retention != parameters.retention:
-            yield from self._registry.every(part)
+            yield from self._every(part)
             return
-        every = chain.from_iterable(self._registry.every(part))
+        every = chain.from_iterable(self._every(part))
         found: Queues = []
         for queue in every:
             if queue[1] <= self.world.now_ms + LOOK_AHEAD_MS:
                 found.append(queue)
-            if len(found) >= QUEUES_PER_STEP:
+            if len(found) >= self.world.size(QUEUES_PER_STEP):
                 yield found
                 found = []
         if found:
@@ -293,6 +299,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         """Yield what is due in a queue, page by page; then the rows of the page without what the filter leaves."""
         parameters, after_sequence = self.world.parameters, 0
         while True:
+            self.world.pace(1)
             found = self._queues.find_due(
                 client_id,
                 retention=parameters.retention,
@@ -302,7 +309,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
                 with_values=parameters.keep_values and not self.world.counts_only,
                 now_ms=self.world.now_ms,
             )
-            self.world.pace(1 + found.looked_at)
+            self.world.pace(found.looked_at)
             yield found, [row for row in found.rows if parameters.wants_key(row.key)]
             after_sequence = found.next_after_sequence
             if not found.more:

@@ -47,15 +47,21 @@ class Registry:
         with redis_errors(self._address):
             return int(self._client.zcard(self._due_keys[part]))
 
-    def every(self, part: int) -> Iterator[list[tuple[bytes, int]]]:
-        """Yield all queues of a part in steps, with the times at which they are due; one may come twice."""
+    def every(
+        self, part: int, *, count: Callable[[], int] = lambda: QUEUES_PER_STEP
+    ) -> Iterator[list[tuple[bytes, int]]]:
+        """Yield all queues of a part in steps, with the times at which they are due; one may come twice.
+
+        :param count: says, before each page is asked for, how many queues a step has.
+        """
         cursor = 0
         while True:
+            most = count()
             with redis_errors(self._address):
-                cursor, found = self._client.zscan(self._due_keys[part], cursor, count=QUEUES_PER_STEP)
+                cursor, found = self._client.zscan(self._due_keys[part], cursor, count=most)
             found = [(client_id, int(due_ms)) for client_id, due_ms in found]
             # A small set is answered as a whole, whatever the count.
-            yield from (found[at : at + QUEUES_PER_STEP] for at in range(0, len(found), QUEUES_PER_STEP))
+            yield from (found[at : at + most] for at in range(0, len(found), most))
             if cursor == 0:
                 return
 

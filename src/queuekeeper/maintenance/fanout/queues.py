@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queuekeeper import lua
 from queuekeeper.clock import Clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, UsageError
-from queuekeeper.fanout.operations import Step
+from queuekeeper.fanout.operations import FanoutOperations, Step
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_names
 from queuekeeper.keyspace import fanout_queue_of, fanout_scan_pattern
@@ -21,6 +21,7 @@ class PacedFanoutQueues(FanoutQueues):
     """Fan-out queues that keep to a pace.
 
     :param pace: told of each call, and of what comes back, before the next one is sent.
+    :param size: says how much the next call takes in, given how much is usual.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class PacedFanoutQueues(FanoutQueues):
         *,
         clock: Clock | None = None,
         pace: Callable[[int], None],
+        size: Callable[[int], int] = lambda full: full,
         counts_only: bool = False,
     ) -> None:
         super().__init__(client, prefix, clock=clock, counts_only=counts_only)
+        self.operations = FanoutOperations(prefix=prefix, clock=clock, counts_only=counts_only, size=size)
         self.counts_only = counts_only
         self._pace = pace
         self._passed = 0

@@ -63,6 +63,7 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
             world.parameters.key_prefix,
             clock=(lambda: world.now_ms) if world.counts_only else world.clock,
             pace=world.pace,
+            size=world.size,
             counts_only=world.counts_only,
         )
         self._names: list[str] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -31,7 +31,7 @@ from queuekeeper.maintenance.remedies.model import (
     UndoReport,
 )
 from queuekeeper.maintenance.remedies.queues import failed_queues
-from queuekeeper.maintenance.remedies.sessions import KEYS_PER_CALL, Sessions, batches
+from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, address_of, facts, unfit
 from queuekeeper.report.files import ReportKind
@@ -377,10 +377,11 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         visit.counts.not_planned = len(found) - len(effects)
         return effects
 
-    def _batches(self, effects: Sequence[Effect]) -> Sequence[list[Effect]]:
+    def _batches(self, effects: list[Effect]) -> Iterable[list[Effect]]:
         """Cut the effects of a queue into what is done at once."""
-        size = self.world.size(KEYS_PER_CALL)
-        return list(batches(effects, max(1, len(effects)) if self.whole else size))
+        if self.whole:
+            return [effects] if effects else []
+        return self.sessions.batches(effects)
 
     def _end(self, visit: _Visit) -> RemedyCounts:
         """Return what the end of a queue adds, and keep what became of it."""

@@ -19,7 +19,6 @@ from queuekeeper.portions import portions
 from queuekeeper.redis_client import is_cluster
 
 BYTES_PER_WRITE = 524_288
-MESSAGES_PER_WRITE = 200
 
 _MOVED = "message moved"
 _DEAD = "dead reference left behind"
@@ -171,7 +170,8 @@ class _Move:
         done: dict[int, bool] = {}
         messages = [(place, each) for place, each in enumerate(effects) if each.kind == _MOVED]
         records = self._read([self._payload(each.packet_id) for _, each in messages])
-        for part in _parts([(place, each, record) for (place, each), record in zip(messages, records, strict=True)]):
+        read = [(place, each, record) for (place, each), record in zip(messages, records, strict=True)]
+        for part in _parts(read, size_bytes=self._sessions.world.size(BYTES_PER_WRITE)):
             gone = self._move([(each, record) for _, each, record in part], last_packet_id)
             done |= {place: each in gone for place, each, _ in part}
         for place, each in enumerate(effects):
@@ -314,8 +314,8 @@ def _counter(content: bytes) -> str:
 
 
 def _parts(
-    records: Sequence[tuple[int, Effect, _Record | None]],
+    records: Sequence[tuple[int, Effect, _Record | None]], *, size_bytes: int
 ) -> Iterator[list[tuple[int, Effect, _Record]]]:
     """Cut messages into calls of bounded size; those that have gone meanwhile are left out."""
     there = ((place, effect, record) for place, effect, record in records if record is not None)
-    return portions(there, size=lambda each: len(each[2].content), most=BYTES_PER_WRITE, most_items=MESSAGES_PER_WRITE)
+    return portions(there, size=lambda each: len(each[2].content), most=size_bytes)

@@ -11,7 +11,7 @@ from queuekeeper.errors import SchemaMismatch
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused
-from queuekeeper.maintenance.remedies.sessions import Reference, Sessions, Verdict, batches
+from queuekeeper.maintenance.remedies.sessions import Reference, Sessions, Verdict
 from queuekeeper.postgres import address, server_words, statement
 
 _MAX_SERIAL = 2**53
@@ -148,9 +148,11 @@ def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: 
     elif _would_come_between(effects, last_score):
         return [False] * len(moves)
     keys = sessions.keys(queue)
-    steps = list(batches(enumerate(zip(moves, serials, strict=True))))
+    places = list(enumerate(zip(moves, serials, strict=True)))
     done = [False] * len(moves)
-    for step in reversed(steps) if back else steps:
+    # Taken back from the end, and within a step in the order in which it was made.
+    for batch in sessions.batches(reversed(places) if back else places):
+        step = batch[::-1] if back else batch
         moved = sessions.ask(
             scripts.reorder_messages(
                 keys,

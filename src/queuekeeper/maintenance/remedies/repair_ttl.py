@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
-from queuekeeper.maintenance.remedies.sessions import Sessions, Verdict, batches
+from queuekeeper.maintenance.remedies.sessions import Sessions, Verdict
 from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, expires_at_ms
 
@@ -78,7 +78,7 @@ def _set(
 ) -> list[bool]:
     keys = sessions.keys(queue)
     done: list[bool] = []
-    for batch in batches(changes):
+    for batch in sessions.batches(changes):
         call = scripts.set_expiry(
             keys,
             payloads=(sessions.payload(queue, effect.packet_id or 0) for effect, _, _ in batch),

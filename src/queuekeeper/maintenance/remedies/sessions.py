@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from queuekeeper import lua
@@ -104,7 +103,7 @@ class Sessions:
         :raises QueueRefused: when a key of the session holds another type than it should.
         """
         found: list[Any] = []
-        for batch in batches(calls):
+        for batch in self.batches(calls):
             self.world.pace(sum(len(call.keys) for call in batch))
             try:
                 replies = self.world.writer.execute(batch).or_raise()
@@ -147,18 +146,19 @@ class Sessions:
         """Read all members of a sorted set with their scores, lowest first."""
         found: list[tuple[bytes, str]] = []
         while True:
-            call = scripts.list_references(keys, by="rank", start=len(found), limit=REFERENCES_PER_CALL)
-            page = self.ask(call).references
+            limit = self.world.size(REFERENCES_PER_CALL)
+            page = self.ask(scripts.list_references(keys, by="rank", start=len(found), limit=limit)).references
             found += ((each.member, each.score.decode()) for each in page)
-            if len(page) < REFERENCES_PER_CALL:
+            if len(page) < limit:
                 return found
 
     def judge(self, queue: Queue, keys: Sequence[bytes | str]) -> list[Verdict]:
         """Have the server judge records of a session."""
         found: list[Verdict] = []
         while len(found) < len(keys):
-            batch = keys[len(found) : len(found) + KEYS_PER_CALL]
-            call = scripts.judge_messages(payloads=batch, client_id=queue.client_id, max_bytes=JUDGED_BYTES_PER_CALL)
+            batch = keys[len(found) : len(found) + self.world.size(KEYS_PER_CALL)]
+            max_bytes = self.world.size(JUDGED_BYTES_PER_CALL)
+            call = scripts.judge_messages(payloads=batch, client_id=queue.client_id, max_bytes=max_bytes)
             found += map(_verdict, self.ask(call).verdicts)
         return found
 
@@ -186,12 +186,9 @@ class Sessions:
                     found.setdefault(client_id, set()).add(int(number))
         return {client_id: sorted(numbers) for client_id, numbers in found.items()}
 
-
-def batches(items: Iterable[T], size: int = KEYS_PER_CALL) -> Iterator[list[T]]:
-    """Cut items into lists of bounded length."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
+    def batches(self, items: Iterable[T]) -> Iterator[list[T]]:
+        """Cut what takes a key each into what one call may take in."""
+        return self.world.batches(items, KEYS_PER_CALL)
 
 
 def _reference(member: bytes, score: str, stem: bytes) -> Reference:

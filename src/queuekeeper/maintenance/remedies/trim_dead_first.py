@@ -8,7 +8,6 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, text_of
-from queuekeeper.maintenance.remedies.sessions import batches
 
 _DEAD = "dead reference removed"
 _TRIMMED = "message trimmed"
@@ -48,14 +47,14 @@ class TrimDeadFirst(Remedy):
         dead = [each for each in effects if each.kind == _DEAD]
         live = [each for each in effects if each.kind == _TRIMMED]
         done: list[bool] = []
-        for batch in batches(dead):
+        for batch in self.sessions.batches(dead):
             members = [each.raw_member for each in batch]
             call = scripts.remove_dead_references(
                 keys, payloads=members, epoch="", earliest_expiry_ms="", complete_for=""
             )
             removed = self.sessions.ask(call).removed
             done += [position < removed for position in range(len(batch))]
-        for batch in batches(live):
+        for batch in self.sessions.batches(live):
             reply = self.sessions.ask(
                 scripts.trim_messages(
                     keys,

@@ -9,7 +9,7 @@ from queuekeeper.keyspace import orphan_key
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
-from queuekeeper.maintenance.remedies.sessions import Sessions, batches
+from queuekeeper.maintenance.remedies.sessions import Sessions
 
 _ABSENT = -2
 _LEFT = {
@@ -38,7 +38,7 @@ class UnlinkOrphans(Remedy):
         old_ms = self.sessions.state(queue).now_ms - 1_000 * self.sessions.parameters.grace_s
         session = self.sessions.keys(queue)
         found: list[int] = []
-        for batch in batches(surveyed):
+        for batch in self.sessions.batches(surveyed):
             keys = [self.sessions.payload(queue, packet_id) for packet_id in batch]
             expiries = self.sessions.ask(scripts.find_orphans(session, payloads=keys)).expiries
             found += (packet_id for packet_id, expiry in zip(batch, expiries, strict=True) if expiry != _ABSENT)
