@@ -116,6 +116,10 @@ bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--me
 bench-online-migration: setup ## Measure fences and latencies of a migration under load (ARGS="--clients 5000 --json")
 	@$(BIN)/python benchmarks/online_migration.py $(ARGS)
 
+.PHONY: bench-imports
+bench-imports: setup ## Measure what importing each store takes (ARGS="--rounds 20")
+	@$(BIN)/python benchmarks/imports.py $(ARGS)
+
 ##@ One lane at a time
 
 .PHONY: $(LANES:%=test-%)
