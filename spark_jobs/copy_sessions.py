@@ -17,7 +17,7 @@ def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice, mann
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
         plan_id=plan.plan_id,
-        cohorts=chosen.cohorts or None,
+        cohorts=chosen.cohorts,
         manner=manner,
     )
     return asdict(report)

@@ -19,7 +19,7 @@ def _profile(environment: Environment, place: ProfilePlace, parameters: ProfileP
         "parameters": parameters,
         "now_ms": system_clock(),
         "profile_id": place.profile_id,
-        "parquet_dir": place.parquet_dir,
+        "parquet_dir": place.parquet_directory or None,
     }
     if place.store == "redis":
         return asdict(profile_redis(spark, redis_url=environment.redis_url, **common))

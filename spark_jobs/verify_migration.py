@@ -18,7 +18,7 @@ def _verify(environment: Environment, plan: PlanChoice, chosen: CohortChoice) ->
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
         plan_id=plan.plan_id,
-        cohorts=chosen.cohorts or None,
+        cohorts=chosen.cohorts,
     )
     if not report.balanced:
         unaccounted = sum(abs(row.unaccounted) for row in report.ledger)

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
+from typer.main import get_command
 
 from queuekeeper.airflow.forms import field_of
+from queuekeeper.cli import app
 from queuekeeper.cli.options import Taken
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Described, Kind, Parameters, describe
+from tests.unit.test_command_options import commands
 
 pytestmark = pytest.mark.dags
 
@@ -36,10 +39,31 @@ OTHERS = {("quarantine", "limit"): "rows to list", ("judge", "suite"): "the suit
 DECLARATIONS = frozenset(
     {
         "parameter", "seconds", "minutes", "days", "percent", "_age", "_filter", "connection", "approval_minutes",
-        "common.approval_minutes", "common.needed",
+        "common.approval_minutes", "common.needed", "needed", "_folder",
     }
 )  # fmt: skip
 """What declares the parameter to which a model assigns it."""
+
+OPTIONS = {
+    "dry_run": "of commands whose job is not led by a model, as all of them have it",
+    "key_prefix": "of commands of stores; without it the settings say it",
+    "limit": "how many are listed or taken",
+    "mode": "of a consumer of a fan-out queue",
+    "policy": "of a compacted queue's retention",
+    "retention": "of a compacted queue",
+    "store": "of a session; and what a run looks at, in words of its own",
+    "directory": "of reports",
+    "suite": "the suite that judges",
+    "contents": "what is said of a profile",
+    "run_id": "the name of a request, which nobody has to give",
+}
+"""Options that commands declare themselves: they have the name of a parameter of a job and mean another thing."""
+
+ALIKE = {
+    ("incidents.py", "sample_percent"): "what a suite has looked at: all of it",
+    ("status.py", "limit"): "differences to list",
+}
+"""Values of records and functions that happen to be the default of a parameter of this name."""
 
 JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partitions", "quality", "repair")
 """Modules of commands that start jobs; names such as ``limit`` mean other things to the commands of the stores."""
@@ -160,6 +184,53 @@ def test_no_command_of_a_job_measures_what_a_form_asks_for_in_a_unit_of_its_own(
     assert own == []
 
 
+def test_no_command_has_an_option_of_its_own_for_what_a_model_declares() -> None:
+    every = [
+        (f"{path} --{option.name}", option.name)
+        for path, each in commands(get_command(app))
+        for option in getattr(each, "_own", each.params)
+        if option.param_type_name == "option" and option.name in PARAMETERS
+    ]
+
+    assert [words for words, name in every if name not in OPTIONS] == []
+    assert {name for _, name in every} == set(OPTIONS)
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield what a statement gives a name by: values of fields and constants, defaults of functions."""
+    if isinstance(node, ast.AnnAssign):
+        yield ast.unparse(node.target), node.value
+    elif isinstance(node, ast.Assign):
+        yield from ((ast.unparse(each), node.value) for each in node.targets)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        # What several jobs share is a function of the name of the parameter.
+        yield from ((node.name, each) for each in ast.walk(node) if _declares(each) and isinstance(each, ast.Call))
+        given = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        yield from zip(given[len(given) - len(node.args.defaults) :], node.args.defaults, strict=True)
+        yield from zip((each.arg for each in node.args.kwonlyargs), node.args.kw_defaults, strict=True)
+
+
+def test_default_of_a_parameter_is_written_in_one_place() -> None:
+    defaults = {(name, each.default) for model in MODELS for name, each in describe(model).items()}
+    written = defaultdict(list)
+    for path, tree in _trees(SOURCE / "queuekeeper", ROOT / "dags", ROOT / "spark_jobs"):
+        for node in ast.walk(tree):
+            for name, value in _named_values(node):
+                literal = value.args[0] if _declares(value) and value.args else value  # type: ignore[union-attr]
+                found = (re.sub(r"^_?(default_(?!ttl))?", "", name.lower()), getattr(literal, "value", None))
+                if (
+                    isinstance(found[1], int | float)
+                    and found[1] > 1
+                    and found in defaults
+                    and (path.name, found[0]) not in ALIKE
+                ):
+                    written[found].append(f"{path.name}:{node.lineno}")  # type: ignore[attr-defined]
+    several = {found: places for found, places in written.items() if len(places) > 1}
+
+    assert several == {}
+    assert len(written) > 20
+
+
 def test_no_record_of_a_job_repeats_a_default() -> None:
     own = []
     for folder in ("maintenance", "migration", "quality", "jobs"):
@@ -182,6 +253,15 @@ def test_no_record_of_a_job_repeats_a_default() -> None:
                 own += [f"{path.name}: {node.name} has {repeated}"] * (len(repeated) > 2)
 
     assert own == []
+
+
+def _others(model: type[Parameters], each: Described) -> dict[str, Any]:
+    """Return examples of the other parameters that somebody has to say."""
+    return {
+        name: other.said.examples[0]
+        for name, other in describe(model).items()
+        if other.said.needed and other.said.examples and name != each.name
+    }
 
 
 def _wrong(each: Described) -> Iterator[tuple[str, Any]]:
@@ -226,12 +306,14 @@ def test_form_command_operator_program_and_library_refuse_in_the_same_words(
 ) -> None:
     parser = ArgumentParser()
     model.declare(parser)
+    others = _others(model, each)
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in {**others, each.name: text}.items()]
     taken = Taken(model=lambda: model, argument="", fixed={}, only=(), names=MappingProxyType({}))
     surfaces: dict[str, Callable[[], Any]] = {
-        "library": lambda: model(**{each.name: value}),
-        "operator": lambda: model.of_texts({each.name: text}),
-        "program": lambda: model.take(vars(parser.parse_args([f"--{each.name.replace('_', '-')}={text}"]))),
-        "command": lambda: taken.read({each.name: text}),
+        "library": lambda: model(**{**others, each.name: value}),
+        "operator": lambda: model.of_texts({**others, each.name: text}),
+        "program": lambda: model.take(vars(parser.parse_args(argv))),
+        "command": lambda: taken.read({**others, each.name: text}),
     }
     words = {}
     for surface, ask in surfaces.items():
@@ -266,6 +348,6 @@ def test_defaults_and_examples_are_allowed_by_form_and_model(model: type[Paramet
         field = field_of(each)
         if not each.said.needed:
             field.resolve()
-            assert getattr(model(), each.name) == each.default
+            assert getattr(model(**_others(model, each)), each.name) == each.default
         for example in each.said.examples:
             field.resolve(example)

@@ -157,7 +157,7 @@ def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) 
         mode="fast", turn=55, contents=True, limit=7, default_ttl_s=8, max_payload_bytes=9, sample_percent=10
     )
     place, by_form = taken(asked | {"turn": "0", "parquet_directory": "/srv/profiles"})
-    assert place.parquet_dir == "/srv/profiles"
+    assert place.parquet_directory == "/srv/profiles"
     assert by_form == replace(by_time, turn=0)
 
 

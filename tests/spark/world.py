@@ -113,14 +113,14 @@ class World:
             now_ms=now_ms,
         )  # fmt: skip
 
-    def copy(self, plan_id: str, cohorts: str | None = None, **manner: bool) -> CopyReport:
+    def copy(self, plan_id: str, cohorts: str = "", **manner: bool) -> CopyReport:
         """Carry a plan out."""
         return copy_sessions(
             self.spark, postgres_url=self.postgres_url, redis_url=self.redis_url, plan_id=plan_id, cohorts=cohorts,
             manner=CopyManner(**manner),
         )  # fmt: skip
 
-    def verify(self, plan_id: str, cohorts: str | None = None) -> VerifyReport:
+    def verify(self, plan_id: str, cohorts: str = "") -> VerifyReport:
         """Compare both sides."""
         return verify_migration(
             self.spark, postgres_url=self.postgres_url, redis_url=self.redis_url, plan_id=plan_id, cohorts=cohorts

@@ -155,7 +155,7 @@ def test_partitions_reach_ahead_of_the_clock(table: Connection) -> None:
 
 
 def test_new_partition_is_like_its_table(table: Connection) -> None:
-    create(table, replace(POLICY, storage={"fillfactor": "90"}))
+    create(table, replace(POLICY, storage=("fillfactor=90",)))
     insert(table, "2026-11-21 01:00:00")
 
     assert table.execute("SELECT value, doubled FROM readings").fetchall() == [(1, 2)]
@@ -314,7 +314,7 @@ def test_coverage_says_when_inserts_fail(table: Connection) -> None:
 
 def test_policies_are_kept(table: Connection) -> None:
     save_policy(table, POLICY)
-    changed = replace(POLICY, step="1 week", storage={"fillfactor": "90"})
+    changed = replace(POLICY, step="1 week", storage=("fillfactor=90",))
     save_policy(table, changed)
 
     assert load_policies(table) == [changed]

@@ -43,7 +43,6 @@ class Reading:
     :param most: how many things at most.
     :param wait: time to wait, such as 5s.
     :param again: read again.
-    :param once: read once.
     :param unasked: for the library only.
     :raises ValueError: for what is no order.
     """
@@ -52,7 +51,6 @@ class Reading:
     most: int = 7
     wait: str = "5s"
     again: bool = False
-    once: bool = True
     unasked: int = 1
 
 
@@ -105,7 +103,7 @@ def test_docstring_is_the_help_of_what_the_signature_declares() -> None:
 
 def test_options_and_their_help_are_those_of_the_record_of_the_library_that_takes_them() -> None:
     of = group("Things.")
-    taken = options(Reading, "order", "most", "wait", "again", "once", opposites=["once"], wait="DURATION")
+    taken = options(Reading, "order", "most", "wait", "again", wait="DURATION")
 
     @command(of, more=taken)
     def read(call: Plain, **given: Any) -> Shown:
@@ -122,10 +120,9 @@ def test_options_and_their_help_are_those_of_the_record_of_the_library_that_take
         "most": (["--most"], [], None, 7, "How many things at most."),
         "wait": (["--wait"], [], "DURATION", "5s", "Time to wait, such as 5s."),
         "again": (["--again"], [], None, False, "Read again."),
-        "once": (["--once"], ["--no-once"], None, True, "Read once."),
         "as_json": (["--json"], [], None, False, "Write the result as JSON to stdout."),
     }
-    done = CliRunner().invoke(of, ["read", "--order", "newest", "--wait", "1s", "--no-once", "--json"])
-    assert json.loads(done.stdout) == {"order": "newest", "most": 7, "wait": "1s", "again": False, "once": False}
+    done = CliRunner().invoke(of, ["read", "--order", "newest", "--wait", "1s", "--json"])
+    assert json.loads(done.stdout) == {"order": "newest", "most": 7, "wait": "1s", "again": False}
     refused = CliRunner().invoke(of, ["read", "--order", "any"])
     assert (refused.exit_code, "'oldest', 'newest'" in refused.stderr) == (2, True)

@@ -3,7 +3,6 @@
 -- rows: the fields of PartitionPolicy in their order, by table
 -- index: none, the table is small
 SELECT
-    table_name,
     step,
     ahead,
     retention,
@@ -16,6 +15,7 @@ SELECT
     storage,
     lock_timeout_ms,
     deadline_s,
-    at_most
+    at_most,
+    table_name
 FROM queuekeeper.partition_policies
 ORDER BY table_name

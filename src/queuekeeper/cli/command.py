@@ -50,16 +50,15 @@ _OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:|\Z)", re.MULTILINE | re.D
 _CODE = re.compile(r"``(\w+)``")
 
 
-def options(declared: Callable[..., Any], *names: str, opposites: Collection[str] = (), **metavars: str) -> Options:
+def options(declared: Callable[..., Any], *names: str, **metavars: str) -> Options:
     """Return options that a function declares as a command does its own, or a function or record of the library.
 
     :param names: of the parameters that are options; all when none is named.
-    :param opposites: switches that can be turned off, too.
     :param metavars: by parameter, what the usage shows for a value.
     """
     hints, words = get_type_hints(declared, include_extras=True), _words_of(declared)
-    for name in {*opposites, *metavars}:
-        hints[name] = Annotated[hints[name], typer.Option(metavar=metavars.get(name))]
+    for name, metavar in metavars.items():
+        hints[name] = Annotated[hints[name], typer.Option(metavar=metavar)]
     given = inspect.signature(declared).parameters
     return {
         name: (_helped(given[name], _chosen(hints[name]), words.get(name, "")), given[name].default)

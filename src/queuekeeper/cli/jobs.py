@@ -318,6 +318,7 @@ def take_run_back(
     :param max_operations_per_s: how fast; none for as fast as the run was.
     """
     from queuekeeper.cli import migrate
+    from queuekeeper.migration.model import CohortChoice
 
     # Counting what a file tells of needs no record.
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
@@ -326,7 +327,7 @@ def take_run_back(
         if refusal := no_undo(recorded):
             raise UsageError(refusal)
         if recorded.kind in MIGRATIONS:
-            return migrate.undo(call, run_id)
+            return migrate.undo(call, run_id, parameters=CohortChoice())
         job, asked = job_of(recorded.kind), recorded.parameters
     else:
         # The first line of an undo file says what a run without a record was; remedies called it otherwise once.

@@ -26,7 +26,14 @@ from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.jobs.control import chosen
 from queuekeeper.migration import clients
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow, Step
-from queuekeeper.migration.model import CohortState, LedgerRow, MigrationParameters, MigrationPlan, PlanState
+from queuekeeper.migration.model import (
+    CohortChoice,
+    CohortState,
+    LedgerRow,
+    MigrationParameters,
+    MigrationPlan,
+    PlanState,
+)
 from queuekeeper.migration.report_model import Verdict
 from queuekeeper.migration.undo import drop_imports
 from queuekeeper.postgres import connect
@@ -41,9 +48,7 @@ app.add_typer(foreign_writers.app, name="trigger")
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id of the plan; the newest if left out.")]
-Cohorts = Annotated[
-    str | None, typer.Option("--cohorts", help="Such as 0-3,7; all cohorts of the plan if left out.", metavar="CHOICE")
-]
+_CHOOSES = takes(lambda: CohortChoice)
 
 _TONES = {"verified": "green", "failed": "red", "refused": "red", "copying": "yellow", "copied": "yellow"}
 REFRESH_S = 0.5
@@ -120,9 +125,9 @@ def plan(
     return Shown(_plan_facts(made), lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
 
 
-@command(app, also=CONFIRMS)
+@command(app, also=CONFIRMS, asks=_CHOOSES)
 def copy(
-    call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None, spark_master: context.SparkMaster = None
+    call: OnServers, plan_id: PlanId, *, parameters: CohortChoice, spark_master: context.SparkMaster = None
 ) -> Shown:
     """Write the planned sessions into Redis. Repeat it after an interruption: it goes on where it stopped.
 
@@ -132,23 +137,25 @@ def copy(
     """
     source, target = context.reachable(call.postgres_url, call.redis_url)
     planned = call.ledger.load_plan(plan_id)
-    total = planned.total_of(planned.choose(cohorts), "to_copy")
+    total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
     question = f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?"
     agree(call, call.ledger, plan_id, question)
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.apply import copy_sessions
 
         with _bar(source, plan_id=plan_id, step="copy", total=total):
-            report = copy_sessions(spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=cohorts)
+            report = copy_sessions(
+                spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=parameters.cohorts
+            )
     return Shown(report, "Copy", then=f"Next: queuekeeper migrate verify {plan_id}")
 
 
-@command(app)
+@command(app, asks=_CHOOSES)
 def verify(
     call: OnServers,
     plan_id: PlanIdOrNewest = None,
     *,
-    cohorts: Cohorts = None,
+    parameters: CohortChoice,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Read both stores again and balance the ledger. Exit code 1 when it does not balance.
@@ -158,12 +165,14 @@ def verify(
     source, target = context.reachable(call.postgres_url, call.redis_url)
     plan_id = _newest(call, plan_id)
     planned = call.ledger.load_plan(plan_id)
-    total = planned.total_of(planned.choose(cohorts), "to_copy")
+    total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
     with context.spark("queuekeeper migrate verify", spark_master, source, target) as spark:
         from queuekeeper.migration.verify import verify_migration
 
         with _bar(source, plan_id=plan_id, step="verify", total=total):
-            report = verify_migration(spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=cohorts)
+            report = verify_migration(
+                spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=parameters.cohorts
+            )
     unaccounted = _unaccounted(report.ledger)
     words = f"\nDigest {report.digest}, {report.seconds:,.1f} s. Report: queuekeeper migrate report {plan_id}"
     failed = (
@@ -366,8 +375,8 @@ def replay(
     return replay_shown(call, done)
 
 
-@command(app, also=PLANS)
-def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
+@command(app, also=PLANS, asks=_CHOOSES)
+def undo(call: OnServers, plan_id: PlanId, *, parameters: CohortChoice) -> Shown:
     """Take out of Redis what a plan has imported. Sessions used since are left alone.
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
@@ -377,7 +386,7 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
     missing = "undo finds the sessions by the source's tables: restore them first"
     ledger, client = call.ledger, call.client
     found = ledger.load_plan(plan_id)
-    wanted = found.choose(cohorts)
+    wanted = found.choose(parameters.cohorts)
     check_same_target(client, found)
     if not call.dry_run:
         question = f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
-from queuekeeper.migration.model import BadRows, Lease, OnlineWish, RollbackWish
+from queuekeeper.migration.model import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.states import BEGINS, ends
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 app = group()
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
-Cohorts = Annotated[
-    str | None,
-    typer.Option(
-        "--cohorts", help="Cohorts such as 0-3,7. Default: all that have reached this step.", metavar="CHOICE"
-    ),
-]
-MOVERS = 8
-Movers = Annotated[int, typer.Option("--movers", min=1, max=64, help="Clients that are worked on side by side.")]
 
 _TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verified": "green", "rolling_back": "yellow"}
 
@@ -42,7 +34,7 @@ _TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verifi
 class OnPlan(OnServers):
     """A call of a command that works on the clients of a plan."""
 
-    def driver(self, plan_id: str, *, movers: int = MOVERS, lease: Lease | None = None) -> OnlineDriver:
+    def driver(self, plan_id: str, wish: StepWish) -> OnlineDriver:
         """Return what does the steps."""
         from queuekeeper.migration.online.driver import OnlineDriver
 
@@ -53,14 +45,14 @@ class OnPlan(OnServers):
             redis_url=target,
             plan_id=plan_id,
             actor=context.person(),
-            lease_ms=(lease or Lease()).lease_ms,
-            count=movers,
+            lease_ms=wish.lease_ms,
+            count=wish.movers,
             tell=lambda line: print(line, file=out, flush=True),
         )
 
-    def chosen(self, plan_id: str, cohorts: str | None) -> list[int] | None:
+    def chosen(self, plan_id: str, wish: StepWish) -> list[int] | None:
         """Return the cohorts to work on; None means all that have reached this step."""
-        return None if cohorts is None else self.ledger.load_plan(plan_id).choose(cohorts)
+        return self.ledger.load_plan(plan_id).choose(wish.cohorts) if wish.cohorts else None
 
     def agree(self, plan_id: str, question: str, *, kind: str) -> None:
         """Ask, and put the answer on record.
@@ -68,6 +60,11 @@ class OnPlan(OnServers):
         :param kind: of the question, as the audit has it.
         """
         self.confirm(question, note=partial(record_answer, self.connection, subject=plan_id, kind=kind))
+
+
+def _asks(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what lets the command of a step take the cohorts that it works on, and parameters of these names."""
+    return takes(lambda: StepWish, only=["cohorts", *names])
 
 
 def _done(report: StepReport) -> Shown:
@@ -100,45 +97,45 @@ def _longest(report: StepReport) -> str | None:
     return None if report.fenced_longest_ms is None else f"{report.fenced_longest_ms:,.1f} ms"
 
 
-@command(app, asks=takes(lambda: OnlineWish, only=["require_trigger"]))
-def arm(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None) -> Shown:
+@command(app, asks=_asks("require_trigger"))
+def arm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Have writers look who owns a client. Nothing moves yet.
 
     Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
     """
-    chosen, driver = call.chosen(plan_id, cohorts), call.driver(plan_id)
+    driver, chosen = call.driver(plan_id, parameters), call.chosen(plan_id, parameters)
     return _done(driver.arm(chosen, require_trigger=parameters.require_trigger))
 
 
-@command(app, "catch-up")
-def catch_up(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None, movers: Movers = MOVERS) -> Shown:
+@command(app, "catch-up", asks=_asks("movers"))
+def catch_up(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Make the copies in Redis equal to PostgreSQL, without a fence.
 
     Example: `queuekeeper online catch-up 0123456789abcdef`
     """
-    return _done(call.driver(plan_id, movers=movers).catch_up(call.chosen(plan_id, cohorts)))
+    return _done(call.driver(plan_id, parameters).catch_up(call.chosen(plan_id, parameters)))
 
 
-@command(app)
-def verify(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None, movers: Movers = MOVERS) -> Shown:
+@command(app, asks=_asks("movers"))
+def verify(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Compare every client in both stores. A copy that is behind is made good first.
 
     Example: `queuekeeper online verify 0123456789abcdef --json`
     """
-    return _done(call.driver(plan_id, movers=movers).verify(call.chosen(plan_id, cohorts)))
+    return _done(call.driver(plan_id, parameters).verify(call.chosen(plan_id, parameters)))
 
 
 @command(
     app,
     also=CONFIRMS,
-    asks=takes(lambda: OnlineWish, only=["canary_percent"], names={"canary_percent": ["--percent"]}),
+    asks=takes(lambda: StepWish, only=["canary_percent"], names={"canary_percent": ["--percent"]}),
 )
-def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish) -> Shown:
+def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Take the canary to Redis and back before all others.
 
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
-    driver = call.driver(plan_id)
+    driver = call.driver(plan_id, parameters)
     percent = parameters.canary_percent
     question = f"Cohorts with at least {percent} % of the clients will go to Redis and back."
     call.agree(plan_id, question, kind="online_rehearsal")
@@ -149,46 +146,42 @@ def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish) -> Shown:
     return Shown(reports, lambda: [listing("Rehearsal", reports, columns)])
 
 
-@command(app, "cut-over", also=PLANS, asks=takes(lambda: OnlineWish, only=["lease_ms"]))
-def cut_over(
-    call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None, movers: Movers = MOVERS
-) -> Shown:
+@command(app, "cut-over", also=PLANS, asks=_asks("movers", "lease_ms"))
+def cut_over(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Give the clients of verified cohorts to Redis.
 
     Example: `queuekeeper online cut-over 0123456789abcdef --cohorts 0-3 --lease-ms 500`
     """
-    chosen = call.chosen(plan_id, cohorts)
+    chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
-        return _would(call, plan_id, chosen, "cut over", "would be given to Redis")
+        return _would(call, plan_id, parameters, "cut over", "would be given to Redis")
     call.agree(plan_id, "Clients of verified cohorts will be Redis's.", kind="online_cut_over")
-    return _done(call.driver(plan_id, movers=movers, lease=parameters).cut_over(chosen))
+    return _done(call.driver(plan_id, parameters).cut_over(chosen))
 
 
-@command(app, "roll-back", also=PLANS, asks=takes(lambda: RollbackWish, only=["lease_ms", "max_lag_s"]))
-def roll_back(
-    call: OnPlan, plan_id: PlanId, *, parameters: RollbackWish, cohorts: Cohorts = None, movers: Movers = MOVERS
-) -> Shown:
+@command(app, "roll-back", also=PLANS, asks=_asks("movers", "lease_ms", "max_lag_s"))
+def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Give clients back to PostgreSQL, with all that Redis holds.
 
     Example: `queuekeeper online roll-back 0123456789abcdef --dry-run`
     """
-    chosen = call.chosen(plan_id, cohorts)
+    chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
-        return _would(call, plan_id, chosen, "roll back", "would go back to PostgreSQL")
+        return _would(call, plan_id, parameters, "roll back", "would go back to PostgreSQL")
     call.agree(plan_id, "Clients will be PostgreSQL's again.", kind="online_roll_back")
-    driver = call.driver(plan_id, movers=movers, lease=parameters)
+    driver = call.driver(plan_id, parameters)
     return _done(driver.roll_back(chosen, max_lag_s=parameters.max_lag_s))
 
 
-@command(app, also=("dry_run",))
-def mirror(call: OnPlan, plan_id: PlanId, *, follow: bool = False, cohorts: Cohorts = None) -> Shown | None:
+@command(app, also=("dry_run",), asks=_asks())
+def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool = False) -> Shown | None:
     """Write to PostgreSQL what has changed in Redis since.
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
 
     :param follow: Go on until a signal ends it.
     """
-    chosen, driver = call.chosen(plan_id, cohorts), call.driver(plan_id)
+    chosen, driver = call.chosen(plan_id, parameters), call.driver(plan_id, parameters)
     if not follow:
         return Shown(driver.mirror(chosen, dry_run=call.dry_run), "Mirror")
     going = True
@@ -209,42 +202,42 @@ def mirror(call: OnPlan, plan_id: PlanId, *, follow: bool = False, cohorts: Coho
     return None
 
 
-@command(app, asks=takes(lambda: OnlineWish, only=["soak_minutes"]))
-def soak(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None) -> Shown:
+@command(app, asks=_asks("soak_minutes"))
+def soak(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Watch cohorts on Redis for a while, with the mirror at work.
 
     Interrupted and repeated, it goes on: the time counts from when the cohorts began to soak.
 
     Example: `queuekeeper online soak 0123456789abcdef --soak-minutes 60`
     """
-    chosen = call.chosen(plan_id, cohorts)
-    return Shown(call.driver(plan_id).soak(chosen, minutes=parameters.soak_minutes), "Soak")
+    driver, chosen = call.driver(plan_id, parameters), call.chosen(plan_id, parameters)
+    return Shown(driver.soak(chosen, minutes=parameters.soak_minutes), "Soak")
 
 
-@command(app, also=PLANS)
-def commit(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
+@command(app, also=PLANS, asks=_asks())
+def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """End the mirror. There is no way back after this.
 
     Example: `queuekeeper online commit 0123456789abcdef --dry-run`
     """
-    chosen = call.chosen(plan_id, cohorts)
+    chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
-        return _would(call, plan_id, chosen, "commit", "would stay Redis's for good")
+        return _would(call, plan_id, parameters, "commit", "would stay Redis's for good")
     question = (
         "The mirror will end: there is no way back but a new migration. Unless the plan leaves them, messages of "
         "clients that no cluster can hold go into quarantine."
     )
     call.agree(plan_id, question, kind="online_commit")
-    return _done(call.driver(plan_id).commit(chosen))
+    return _done(call.driver(plan_id, parameters).commit(chosen))
 
 
-@command(app)
-def disarm(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
+@command(app, asks=_asks())
+def disarm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Have nobody look for owners any more; all are PostgreSQL's.
 
     Example: `queuekeeper online disarm 0123456789abcdef`
     """
-    call.driver(plan_id).disarm(call.chosen(plan_id, cohorts))
+    call.driver(plan_id, parameters).disarm(call.chosen(plan_id, parameters))
     words = f"Plan {plan_id}: PostgreSQL serves, nobody looks for owners any more."
     return Shown({"plan_id": plan_id, "disarmed": True}, lambda: [words])
 
@@ -286,9 +279,9 @@ def status(call: OnPostgres, plan_id: PlanId) -> Shown:
 jobs.add_aliases(app, "online_migration", {name: name for name in ("pause", "resume", "throttle")})
 
 
-def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, verb: str, words: str) -> Shown:
+def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) -> Shown:
     """Return what a step would work on; it is refused as the step would be."""
-    online = OnlineCohorts(call.connection)
+    online, cohorts = OnlineCohorts(call.connection), call.chosen(plan_id, wish)
     leaves_clients = call.ledger.load_plan(plan_id).parameters.bad_rows is BadRows.LEAVE
     done = ends(verb, leaves_clients=leaves_clients)
     chosen = online.chosen(plan_id, cohorts, BEGINS[verb], verb=verb, done=done)
@@ -301,7 +294,7 @@ def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, verb: str,
     clients = sum(getattr(counts[each.cohort], owner) for each in found)
     would: dict[str, Any] = {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True}
     if verb == "commit":
-        aside = call.driver(plan_id).without_place(cohorts)
+        aside = call.driver(plan_id, wish).without_place(cohorts)
         would["set_aside"] = sum(aside.values())
         words += (
             f", {would['set_aside']:,} messages of {len(aside):,} clients that no cluster can hold would be put aside"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import PLANS, OnPostgres, command, group, options
+from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, printable, record, told_tables
 from queuekeeper.cli.run_control import note_on, say
@@ -21,7 +22,7 @@ from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, PartitionWish, Purpose
 from queuekeeper.maintenance.partitions.plan import plan_for, plan_reattachment
 from queuekeeper.maintenance.partitions.policies import delete_policy, load_policies, load_policy, save_policy
-from queuekeeper.maintenance.partitions.policy import PartitionPolicy, spans
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy, PartitionRules, spans
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
@@ -52,27 +53,18 @@ ArchiveFolder = Annotated[
     ),
 ]
 
-_RULES = options(
-    PartitionPolicy, "step", "ahead", "retention", "far_future", "lowest_needed_sql", "archive", "quarantine_schema",
-    "quarantine_days", "blocking_detach", "lock_timeout_ms", "deadline_s", "at_most",
-    opposites=("archive", "blocking_detach"),
-)  # fmt: skip
 
-
-@command(app, "set", more=_RULES)
-def set_policy(call: OnPostgres, name: TableName, *, storage: list[str] | None = None, **rules: Any) -> Shown:
+@command(app, "set", asks=takes(lambda: PartitionRules))
+def set_policy(call: OnPostgres, name: TableName, *, parameters: PartitionRules) -> Shown:
     """Set how a table is partitioned.
 
     The step may be changed at any time. Nothing is created yet.
 
     Example: `queuekeeper partitions set public.readings --step '1 day' --ahead '7 days' --retention '30 days'`
-
-    :param storage: Storage parameter of new partitions, name=value; repeatable.
     """
     migrate(call.connection)
     found = read_table(call.connection, name)
-    parts = [each.partition("=") for each in storage or []]
-    policy = PartitionPolicy(table=found.name, storage={option: value for option, _, value in parts}, **rules)
+    policy = PartitionPolicy(table=found.name, **asdict(parameters))
     spans(policy, found.key)
     save_policy(call.connection, policy)
     following = f"Next: queuekeeper partitions plan {policy.table}"

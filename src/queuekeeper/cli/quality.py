@@ -47,13 +47,6 @@ REDIS: Final = "redis"
 STORES = {"redis": (REDIS,), "postgres": ("postgres",), "both": ("redis", "postgres")}
 """What may be chosen -> stores that are profiled for it; anything but sessions needs none."""
 
-ParquetDirectory = Annotated[
-    Path | None,
-    typer.Option(
-        "--parquet-directory",
-        help="Folder to which the rows of queues are written as Parquet, too. Without it, no Parquet is written.",
-    ),
-]
 ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Show client ids in examples. Without it, only their hashes.")
 ]
@@ -77,7 +70,6 @@ def _profiles(
     *,
     stores: Sequence[str],
     now_ms: int,
-    parquet: Path | None,
     spark_master: str | None,
 ) -> list[ProfileReport]:
     """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
@@ -96,7 +88,7 @@ def _profiles(
         "postgres_url": source,
         "parameters": parameters,
         "now_ms": now_ms,
-        "parquet_dir": None if parquet is None else str(parquet.absolute()),
+        "parquet_dir": str(folder.absolute()) if (folder := _folder(wish.parquet_directory)) else None,
     }
     reports = []
     with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
@@ -125,7 +117,6 @@ def profile(
     *,
     parameters: ProfileWish,
     store: Literal["redis", "postgres", "both"] = REDIS,
-    parquet_directory: ParquetDirectory = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Put a row of numbers for each queue on record.
@@ -136,8 +127,7 @@ def profile(
 
     :param store: Which store to read.
     """
-    read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
-    reports = _profiles(call, parameters, stores=STORES[store], now_ms=system_clock(), **read)
+    reports = _profiles(call, parameters, stores=STORES[store], now_ms=system_clock(), spark_master=spark_master)
     named = " ".join(f"--profile {report.profile_id}" for report in reports)
     return Shown(
         reports,
@@ -154,9 +144,7 @@ def run_command(
     store: Literal["redis", "postgres", "both", "events", "compacted", "fanout"] = REDIS,
     profiles: Annotated[list[str] | None, typer.Option("--profile")] = None,
     suites: Annotated[list[str] | None, typer.Option("--suite")] = None,
-    compare: bool = False,
     run_id: str | None = None,
-    parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -168,7 +156,6 @@ def run_command(
         kind.
     :param profiles: Judge this profile instead of reading the store. Repeat the option for more.
     :param suites: Judge by this suite. Repeat the option for more. Without it, all that fit.
-    :param compare: Also compare source and target, after a migration. Needs both stores.
     :param run_id: Name of the run. A run of the same name is replaced. Without it, a new name.
     """
     now_ms = system_clock()
@@ -181,14 +168,13 @@ def run_command(
     on_queues = not QUEUE_SUITES.keys().isdisjoint([store, *(suites or ())])
     on_redis = "redis" in stores or on_queues
     subjects = (store,) if store in QUEUE_SUITES else stores
-    chosen = list(suites or suites_for(subjects, servers=on_redis, compare=compare))
-    if compare and COMPARISON_SUITE not in chosen:
+    chosen = list(suites or suites_for(subjects, servers=on_redis, compare=parameters.compare))
+    if parameters.compare and COMPARISON_SUITE not in chosen:
         chosen.append(COMPARISON_SUITE)
     check_suites(chosen, stores=stores, servers=on_redis)
     profile_ids = list(profiles or ())
     if stores and not profiles:
-        read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
-        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, **read)
+        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master)
         profile_ids = [each.profile_id for each in made]
     now = _moment(now_ms)
     with screen(stderr=True).status("Judging"):

@@ -14,8 +14,10 @@ from queuekeeper import audit, sessions
 from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, ClientId, opened
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, screen, table
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
@@ -25,17 +27,14 @@ from queuekeeper.sessions.transfer import SessionStore
 
 app = group()
 
-DEFAULT_TTL_S = 604_800
 StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Store that holds the session.")]
 StoreChoice = Literal["owner", "redis", "postgres"]
-DefaultTtl = Annotated[
-    int, typer.Option(help="Seconds after which a message without an expiry expires, as set in the broker.")
-]
+_TOLD_LIFE = takes(lambda: SessionRules, only=["default_ttl_s"])
 
 
-def _store(call: OnBoth, name: str, default_ttl_s: int = DEFAULT_TTL_S) -> SessionStore:
+def _store(call: OnBoth, name: str, told: SessionRules | None = None) -> SessionStore:
     """Open one store; only its server has to run."""
-    rules = transfer.rules(default_ttl_s=default_ttl_s)
+    rules = transfer.rules() if told is None else transfer.rules(default_ttl_s=told.default_ttl_s)
     if name == "postgres":
         return sessions.PostgresSessionStore(call.connection, rules=rules)
     return sessions.RedisSessionStore(call.client, call.key_prefix, rules)
@@ -66,15 +65,15 @@ def inspect(
     return Shown(facts, lambda: _side_by_side(source, target))
 
 
-@command(app)
+@command(app, asks=_TOLD_LIFE)
 def peek(
     call: OnBoth,
     client_id: ClientId,
     packet_id: Annotated[int, typer.Argument(metavar="PACKET_ID")],
     *,
+    parameters: SessionRules,
     content: Annotated[bool, typer.Option("--payload")] = False,
     store: StoreName = "redis",
-    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
     """Show one message and change nothing. Its content is shown only when asked for.
 
@@ -83,7 +82,7 @@ def peek(
     :param packet_id: The MQTT packet id of the message.
     :param content: Also show payload, correlation data and user properties.
     """
-    message = _store(call, store, default_ttl_s).peek(client_id, packet_id=packet_id)
+    message = _store(call, store, parameters).peek(client_id, packet_id=packet_id)
     if message is None:
         raise UsageError(
             f"{_product(store)} holds no message of {client_id!r} with packet id {packet_id}: "
@@ -101,14 +100,14 @@ def peek(
     return Shown({"client_id": client_id, "store": store} | facts, pretty)
 
 
-@command(app, "export", also=CONFIRMS)
+@command(app, "export", also=CONFIRMS, asks=_TOLD_LIFE)
 def export_session(
     call: OnBoth,
     client_id: ClientId,
     *,
+    parameters: SessionRules,
     output: Annotated[str, typer.Option(metavar="FILE")] = STANDARD_STREAM,
     store: StoreName = "redis",
-    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
     """Write one session with its content as JSON Lines. The session stays as it is.
 
@@ -123,7 +122,7 @@ def export_session(
     path = Path(output)
     if output != STANDARD_STREAM and path.is_file():
         call.confirm(f"{printable(output)} exists and will be replaced.")
-    held = _store(call, store, default_ttl_s)
+    held = _store(call, store, parameters)
     if output == STANDARD_STREAM:
         report = transfer.export_session(held, client_id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
@@ -139,14 +138,14 @@ def export_session(
     )
 
 
-@command(app, "import")
+@command(app, "import", asks=_TOLD_LIFE)
 def import_session(
     call: OnBoth,
     client_id: ClientId,
     *,
+    parameters: SessionRules,
     source: Annotated[str, typer.Option("--input", metavar="FILE")],
     store: StoreName = "redis",
-    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
     """Store an exported session where none of this client is. Order, packet ids and expiry stay.
 
@@ -157,7 +156,7 @@ def import_session(
     :param source: File to read; - is stdin.
     """
     with opened(source) as lines:
-        report = _store(call, store, default_ttl_s).import_session(client_id, lines)
+        report = _store(call, store, parameters).import_session(client_id, lines)
     return Shown(plain(report) | {"store": store}, "Import")
 
 
@@ -245,16 +244,16 @@ def owners_stores(call: Call, *, key_prefix: str, default_ttl_s: int, choice: St
     return Stores(call.connection, postgres=at_postgres, redis=at_redis, router=router, choice=choice)
 
 
-@command(app, also=PLANS)
+@command(app, also=PLANS, asks=_TOLD_LIFE)
 def replay(
     call: OnBoth,
     rows: Annotated[list[int] | None, typer.Argument(metavar="ROW")] = None,
     *,
+    parameters: SessionRules,
     reason: AsideReason = None,
     client_id: AsideClient = None,
     drop_user_properties: bool = False,
     store: StoreChoice = "owner",
-    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
     """Put messages that stores have set aside into their sessions.
 
@@ -269,7 +268,7 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param store: The broker's store, for sessions of which no owner is on record; postgres needs no Redis.
     """
-    connection = call.connection
+    connection, default_ttl_s = call.connection, parameters.default_ttl_s
     stores = owners_stores(call, key_prefix=call.key_prefix, default_ttl_s=default_ttl_s, choice=store)
 
     def act(dry_run: bool) -> aside.ReplayReport:

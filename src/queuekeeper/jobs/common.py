@@ -6,6 +6,7 @@ from typing import Any
 
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, days, minutes, parameter, same, seconds
 from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
+from queuekeeper.sessions.model import StoreRules
 
 
 def key_prefix() -> Any:
@@ -25,13 +26,13 @@ def key_prefix() -> Any:
 def limit() -> Any:
     """Declare how many messages a session holds; earlier releases called it ``session_limit`` in some places."""
     return parameter(
-        10_000,
+        StoreRules.limit,
         title="Limit (messages per session)",
         help="Most messages that a session holds. Set it to what TBMQ has in persisted-messages.limit.",
         section=Section.RULES,
         least=1,
         most=MAX_PACKET_ID,
-        examples=[1_000, 10_000, MAX_PACKET_ID],
+        examples=[1_000, StoreRules.limit, MAX_PACKET_ID],
         aliases={"session_limit": same},
     )
 
@@ -39,12 +40,12 @@ def limit() -> Any:
 def default_ttl_s() -> Any:
     """Declare how long a message lives whose publisher did not say."""
     return seconds(
-        604_800,
+        StoreRules.default_ttl_s,
         title="Default life",
         help="Seconds that a message lives whose publisher set no expiry, counted from the message's own time. Set it "
         "to what TBMQ has in persisted-messages.ttl.",
         section=Section.RULES,
-        examples=[86_400, 604_800, 2_592_000],
+        examples=[86_400, StoreRules.default_ttl_s, 2_592_000],
     )
 
 

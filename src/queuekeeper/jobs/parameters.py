@@ -39,14 +39,12 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from queuekeeper.errors import UsageError
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 
 P = ParamSpec("P")
 
 MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name."""
-
-MAX_SECONDS = 4_294_967_295
-"""Longest life of a message: an expiry interval of MQTT has 32 bits."""
 
 
 class Section(StrEnum):
@@ -151,7 +149,7 @@ def _measured(unit: str, *, most: float) -> Callable[..., Any]:
     return declared
 
 
-seconds = _measured("seconds", most=MAX_SECONDS)
+seconds = _measured("seconds", most=MAX_EXPIRY_INTERVAL_S)
 minutes = _measured("minutes", most=10_080)
 days = _measured("days", most=3_650)
 percent = _measured("percent", most=100)

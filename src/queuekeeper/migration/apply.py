@@ -391,13 +391,13 @@ def copy_sessions(
     postgres_url: str,
     redis_url: str,
     plan_id: str,
-    cohorts: str | None = None,
+    cohorts: str = "",
     manner: CopyManner = CopyManner(),  # noqa: B008 - it is frozen
     clock: Clock = system_clock,
 ) -> CopyReport:
     """Write the planned sessions into Redis; what an earlier run has written is recognised and left as it is.
 
-    :param cohorts: some of the plan's cohorts; all of them when absent.
+    :param cohorts: some of the plan's cohorts; all of them when empty.
     :param manner: whether it ends when the migration is paused, and goes on with what is missing.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.

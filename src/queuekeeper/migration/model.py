@@ -298,6 +298,17 @@ class RollbackWish(Lease, FourEyes):
     )
 
 
+class StepWish(OnlineWish, RollbackWish):
+    """What a command of one step is asked for while devices are connected."""
+
+    cohorts: str = common.cohorts(
+        what="Which of the plan's cohorts.", default="", unset="all that have reached this step"
+    )
+    movers: int = parameter(
+        8, title="Movers", help="Clients that are worked on side by side.", section=Section.PACE, least=1, most=64
+    )
+
+
 EPOCH = "1"
 """Of sessions that a copy writes, the first one: nobody has changed their owner yet."""
 
@@ -383,13 +394,13 @@ class MigrationPlan:
         wanted = set(cohorts)
         return sum(getattr(cohort, name) for cohort in self.cohorts if cohort.cohort in wanted)
 
-    def choose(self, cohorts: str | None) -> list[int]:
+    def choose(self, cohorts: str = "") -> list[int]:
         """Return the numbers of the cohorts to work on.
 
-        :param cohorts: such as ``0-3,7``; all chosen cohorts when absent.
+        :param cohorts: such as ``0-3,7``; all chosen cohorts when empty.
         :raises UsageError: when one does not exist or is not part of the plan's choice.
         """
-        if cohorts is None:
+        if not cohorts:
             return list(self.chosen)
         wanted = parse_cohorts(cohorts, count=len(self.cohorts))
         strangers = sorted(set(wanted) - set(self.chosen)) if cohorts.strip() != "all" else []

@@ -74,12 +74,12 @@ def verify_migration(
     postgres_url: str,
     redis_url: str,
     plan_id: str,
-    cohorts: str | None = None,
+    cohorts: str = "",
     clock: Clock = system_clock,
 ) -> VerifyReport:
     """Compare source and target and put the ledger and the differences on record.
 
-    :param cohorts: some of the plan's cohorts; all of them when absent.
+    :param cohorts: some of the plan's cohorts; all of them when empty.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     """
     started = time.monotonic()

@@ -13,8 +13,9 @@ from pydantic import model_validator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, describe, parameter, percent
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, describe, parameter, percent, same
 from queuekeeper.keyspace import SLOTS, parse_cohorts
+from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
 
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
@@ -55,13 +56,9 @@ The others occur in healthy queues, too: ``dead`` references, ``serial_gaps``, `
 that repeats itself, and ``idle_keys`` of a session that is up to date.
 """
 
-_FOLDER = r"^/[^{}\x00-\x1F]+$"
 
 RECORD_ROOM_BYTES = 4_096
 """What a record may hold beside its payload; topics and properties are longer only where something is wrong."""
-
-LARGEST_PAYLOAD_BYTES = 268_435_455
-"""MQTT 5 section 2.1.4: no packet is larger."""
 
 # Of the server's time, relative to one another.
 _KEY_COST, _REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 0.6, 1.0, 2.6, 8.0
@@ -107,6 +104,33 @@ def _turn_or_now() -> Any:
     )
 
 
+def _folder(*, title: str, help: str, unset: str, example: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
+    """Declare a folder to which something is written, too; a form asks for one that any host can mean."""
+    return parameter(
+        "",
+        title=title,
+        help=help,
+        unset=unset,
+        section=Section.RECORDS,
+        form_pattern=r"^/[^{}\x00-\x1F]+$",
+        longest=1_024,
+        rule="it must name a folder by at most 1,024 characters; a form asks for an absolute path without braces",
+        examples=[None, example],
+        **said,
+    )
+
+
+def parquet_directory() -> Any:
+    """Declare where the rows of queues go as Parquet."""
+    return _folder(
+        title="Folder for Parquet",
+        help="Write the rows of queues there as Parquet, too. They hold client ids. All of Spark has to reach it.",
+        unset="no Parquet is written",
+        example="/srv/queue-profiles",
+        aliases={"parquet_dir": same},
+    )
+
+
 class ProfilePlace(Parameters):
     """Which store is read, and where what is read goes."""
 
@@ -114,9 +138,7 @@ class ProfilePlace(Parameters):
     profile_id: str | None = parameter(
         None, title="Profile", help="Name of the profile; another one of this name is replaced.", unset="a new name"
     )
-    parquet_dir: str | None = parameter(
-        None, title="Folder for Parquet", help="Folder for the rows of queues as Parquet, too.", unset="no such file"
-    )
+    parquet_directory: str = parquet_directory()
 
 
 class ProfileRules(SessionRules):
@@ -139,13 +161,13 @@ class ProfileRules(SessionRules):
         section=Section.RULES,
     )
     max_payload_bytes: int = parameter(
-        1_048_576,
+        StoreRules.max_payload_bytes,
         title="Largest payload (bytes)",
         help="A message whose payload has more bytes counts as oversized.",
         section=Section.RULES,
         least=1,
-        most=LARGEST_PAYLOAD_BYTES,
-        examples=[65_536, 1_048_576],
+        most=MAX_PAYLOAD_BYTES,
+        examples=[65_536, StoreRules.max_payload_bytes],
     )
     throttle_references_per_s: int | None = parameter(
         None,
@@ -219,6 +241,7 @@ class ProfileWish(ProfileRules):
 
     mode: Mode = _mode()
     turn: int | None = _turn_or_now()
+    parquet_directory: str = parquet_directory()
 
     def at(self, moment: datetime) -> ProfileParameters:
         """Return the parameters at an instant, which chooses the turn where nobody has."""
@@ -229,17 +252,22 @@ class ProfileWish(ProfileRules):
 
 def data_docs() -> Any:
     """Declare where Great Expectations' own pages go."""
-    return parameter(
-        "",
+    return _folder(
         title="Folder for Data Docs",
         help="Write Great Expectations' own pages of each suite and what it found there, too. They load nothing from "
         "other hosts; open index.html.",
         unset="no such pages",
-        section=Section.RECORDS,
-        form_pattern=_FOLDER,
-        longest=1_024,
-        rule="it must name a folder by at most 1,024 characters; a form asks for an absolute path without braces",
-        examples=[None, "/srv/data-docs"],
+        example="/srv/data-docs",
+    )
+
+
+def compare() -> Any:
+    """Declare whether both stores are compared."""
+    return parameter(
+        False,
+        title="Compare the stores",
+        help="Compare source and target, too. They agree after a migration, until a broker uses the target. Needs both "
+        "stores.",
     )
 
 
@@ -252,6 +280,7 @@ class JudgeWish(Parameters):
 class RunWish(ProfileWish):
     """What the command of a quality run is asked for: a profile, and what its judgement leaves."""
 
+    compare: bool = compare()
     data_docs: str = data_docs()
 
 
@@ -279,24 +308,9 @@ class QualityWish(Parameters):
             "fanout": "Fan-out queues",
         },
     )
-    compare: bool = parameter(
-        False,
-        title="Compare the stores",
-        help="Compare source and target, too. They agree after a migration, until a broker uses the target. Needs both "
-        "stores.",
-    )
+    compare: bool = compare()
     turn: int | None = _turn_or_now()
-    parquet_directory: str = parameter(
-        "",
-        title="Folder for Parquet",
-        help="Write the rows of queues there as Parquet, too. They hold client ids.",
-        unset="no Parquet is written",
-        section=Section.RECORDS,
-        pattern=_FOLDER,
-        longest=1_024,
-        rule="it must be an absolute path that all of Spark can write to, without braces",
-        examples=[None, "/srv/queue-profiles"],
-    )
+    parquet_directory: str = parquet_directory()
     data_docs: str = data_docs()
 
 

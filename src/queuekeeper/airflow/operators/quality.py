@@ -86,7 +86,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
                 "store": self.store,
                 # A task that is tried again replaces what it has written.
                 "profile_id": id_of(context, self.store),
-                "parquet_dir": wish.parquet_directory,
+                "parquet_directory": wish.parquet_directory,
             }
         )
         chosen: dict[str, Any] = {"mode": wish.suite, "turn": turn_at(context, wish)}

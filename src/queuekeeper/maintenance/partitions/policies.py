@@ -48,7 +48,7 @@ def save_policy(connection: Connection, policy: PartitionPolicy) -> None:
     with translated_errors(connection, missing=_MIGRATE):
         connection.execute(
             statement(f"{_QUERIES}save_policy"),
-            values | {"table": policy.table, "storage": Jsonb(dict(policy.storage))},
+            values | {"storage": Jsonb(dict(each.split("=") for each in policy.storage))},
         )
 
 

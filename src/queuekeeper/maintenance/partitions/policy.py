@@ -4,76 +4,122 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from queuekeeper.errors import InvalidPolicy
+from queuekeeper.jobs.common import needed
+from queuekeeper.jobs.parameters import Parameters, days, parameter, seconds
 from queuekeeper.maintenance.partitions.keys import Key, Span, parse_span, parse_step
 from queuekeeper.maintenance.partitions.names import NAME_BYTES
 
-_STORAGE_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)?")
-_STORAGE_VALUE = re.compile(r"[A-Za-z0-9_.\-]+")
-_LIMITS = {
-    "quarantine_days": (0, 3_650),
-    "lock_timeout_ms": (10, 60_000),
-    "deadline_s": (1, 86_400),
-    "at_most": (1, 10_000),
-}
+_STORAGE = re.compile(r"[a-z_]+(\.[a-z_]+)?=[A-Za-z0-9_.\-]+")
+_SPAN: dict[str, Any] = {"rule": "it must be a number and a unit, such as 1 day, or for an integer a number of keys"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionPolicy:
-    """How one table is to be partitioned, how far ahead, and when its partitions go.
+def _check_storage(text: str) -> None:
+    if not _STORAGE.fullmatch(text):
+        name, _, value = text.partition("=")
+        raise InvalidPolicy(f"storage holds {name}={value}: write such as autovacuum_enabled=true")
+
+
+class PartitionRules(Parameters):
+    """How a table is to be partitioned, how far ahead, and when its partitions go.
 
     Spans are a number and a unit, such as ``1 month``; for tables partitioned by an integer a number of keys.
-
-    :param table: ``schema.name``.
-    :param step: length of a partition: '1 day', '1 month', or a number of keys. Edges lie on the calendar in UTC.
-    :param ahead: how far beyond clock and data partitions reach.
-    :param retention: how long keys are kept; for ever if left out.
-    :param far_future: how far ahead a row may lie for partitions to be created up to it. Default: as far as ``ahead``.
-    :param lowest_needed_sql: query that answers the lowest key that a consumer still needs, or null when none waits.
-    :param archive: drop only what was archived and verified.
-    :param quarantine_schema: where retired partitions wait.
-    :param quarantine_days: days until a retired partition may be dropped.
-    :param blocking_detach: where a DEFAULT partition asks for it, detach by a lock that others wait for.
-    :param storage: storage parameters of new partitions, such as autovacuum_vacuum_insert_scale_factor.
-    :param lock_timeout_ms: longest wait for a lock, and so the longest that anybody waits behind it.
-    :param deadline_s: seconds after which one apply stops trying.
-    :param at_most: partitions that one plan creates.
     """
 
-    table: str
-    step: str
-    ahead: str
-    retention: str | None = None
-    far_future: str | None = None
-    lowest_needed_sql: str | None = None
-    archive: bool = True
-    quarantine_schema: str = "queuekeeper_retired"
-    quarantine_days: int = 7
-    blocking_detach: bool = False
-    storage: Mapping[str, str] = field(default_factory=dict)
-    lock_timeout_ms: int = 1_000
-    deadline_s: int = 300
-    at_most: int = 400
+    step: str = needed(
+        title="Step",
+        help="Length of a partition: '1 day', '1 month', or a number of keys. Edges lie on the calendar in UTC.",
+        examples=["1 day", "1 month", "1000000"],
+        **_SPAN,
+    )
+    ahead: str = needed(
+        title="Ahead", help="How far beyond clock and data partitions reach.", examples=["7 days"], **_SPAN
+    )
+    retention: str | None = parameter(
+        None, title="Retention", help="How long keys are kept.", unset="for ever", examples=[None, "30 days"], **_SPAN
+    )
+    far_future: str | None = parameter(
+        None,
+        title="Far future",
+        help="How far ahead a row may lie for partitions to be created up to it.",
+        unset="as far as partitions reach",
+        **_SPAN,
+    )
+    lowest_needed_sql: str | None = parameter(
+        None,
+        title="Query of what is needed",
+        help="Query that answers the lowest key that a consumer still needs, or null when none waits.",
+        unset="no consumer is asked about",
+    )
+    archive: bool = parameter(True, title="Archive first", help="Drop only what was archived and verified.")
+    quarantine_schema: str = parameter(
+        "queuekeeper_retired", title="Schema of the quarantine", help="Where retired partitions wait."
+    )
+    quarantine_days: int = days(7, title="Quarantine", help="Days until a retired partition may be dropped.", least=0)
+    blocking_detach: bool = parameter(
+        False,
+        title="Detach by a lock",
+        help="Where a DEFAULT partition asks for it, detach by a lock that others wait for.",
+    )
+    storage: tuple[str, ...] = parameter(
+        (),
+        title="Storage parameters",
+        help="Storage parameters of new partitions, name=value.",
+        noun="NAME=VALUE",
+        check=_check_storage,
+        examples=[["autovacuum_vacuum_insert_scale_factor=0.05"]],
+    )
+    lock_timeout_ms: int = parameter(
+        1_000,
+        title="Wait for a lock (milliseconds)",
+        help="Longest wait for a lock, and so the longest that anybody waits behind it.",
+        least=10,
+        most=60_000,
+    )
+    deadline_s: int = seconds(300, title="Deadline", help="Seconds after which one apply stops trying.", most=86_400)
+    at_most: int = parameter(
+        400, title="Most partitions", help="Partitions that one plan creates.", least=1, most=10_000
+    )
 
-    def __post_init__(self) -> None:
-        for name, (lowest, highest) in _LIMITS.items():
-            value = getattr(self, name)
-            if type(value) is not int or not lowest <= value <= highest:
-                raise InvalidPolicy(f"{name} is {value!r}: it must be an integer from {lowest:,} to {highest:,}")
+    def __init__(self, **values: Any) -> None:
+        storage = values.get("storage")
+        if isinstance(storage, Mapping) and all(isinstance(value, str) for value in storage.values()):
+            # So they are kept, in plans of earlier releases, too.
+            values["storage"] = tuple(f"{name}={value}" for name, value in storage.items())
+        super().__init__(**values)
+
+    @model_validator(mode="after")
+    def _quarantine_can_be_created(self) -> Self:
+        if not self.quarantine_schema or len(self.quarantine_schema.encode()) > NAME_BYTES:
+            raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: name a schema")
+        if self.quarantine_schema.startswith("pg_") or self.quarantine_schema == "information_schema":
+            raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: that belongs to PostgreSQL")
+        return self
+
+
+class PartitionPolicy(PartitionRules):
+    """How one table is to be partitioned."""
+
+    table: str = needed(
+        title="Table",
+        help="Name of the table with its schema, as SQL writes it.",
+        rule="it must be the name of a table with its schema, such as public.readings",
+        examples=["public.readings"],
+    )
+
+    @model_validator(mode="after")
+    def _schemas_are_two(self) -> Self:
         schema, dot, name = self.table.partition(".")
         if not (schema and dot and name):
             raise InvalidPolicy(f"table is {self.table!r}: write it with its schema, such as public.{self.table}")
         if self.quarantine_schema == schema:
             raise InvalidPolicy(f"quarantine_schema is {schema!r}, the table's own: name another one")
-        if not self.quarantine_schema or len(self.quarantine_schema.encode()) > NAME_BYTES:
-            raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: name a schema")
-        if self.quarantine_schema.startswith("pg_") or self.quarantine_schema == "information_schema":
-            raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: that belongs to PostgreSQL")
-        for option, value in self.storage.items():
-            if not _STORAGE_NAME.fullmatch(option) or not _STORAGE_VALUE.fullmatch(value):
-                raise InvalidPolicy(f"storage holds {option}={value}: write such as autovacuum_enabled=true")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,13 +29,13 @@ def create_like(table: PartitionedTable, target: sql.Identifier, policy: Partiti
 
     A partition gets identity from its parent when it is attached, and may have none of its own before.
     """
-    storage = dict(policy.storage) if policy else {}
+    storage = policy.storage if policy else ()
     return sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING IDENTITY){}").format(
         target,
         table.identifier(),
         sql.SQL(" WITH ({})").format(
             # Names and values were checked when the policy was made.
-            sql.SQL(", ").join(sql.SQL(f"{name} = {value}") for name, value in storage.items())
+            sql.SQL(", ").join(sql.SQL(each.replace("=", " = ")) for each in storage)
         )
         if storage
         else sql.SQL(""),

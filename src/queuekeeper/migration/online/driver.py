@@ -20,15 +20,7 @@ from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import preflight
 from queuekeeper.migration.clients import clients_of
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import (
-    BadRows,
-    CohortState,
-    Lease,
-    LedgerRow,
-    MigrationPlan,
-    PlanState,
-    RollbackWish,
-)
+from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState, StepWish
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.checks import (
     check_clean,
@@ -51,7 +43,7 @@ from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
-MOVERS = 8
+_USUAL = StepWish()
 
 
 class OnlineDriver:
@@ -72,8 +64,8 @@ class OnlineDriver:
         redis_url: str,
         plan_id: str,
         actor: str,
-        lease_ms: int = Lease().lease_ms,
-        count: int = MOVERS,
+        lease_ms: int = _USUAL.lease_ms,
+        count: int = _USUAL.movers,
         limits: Limits | None = None,
         clock: Clock | None = None,
         tell: Callable[[str], None] = print,
@@ -106,7 +98,7 @@ class OnlineDriver:
             check_skew(connection, client)
             if require_trigger:
                 check_trigger(connection)
-            wanted = plan.choose(None) if cohorts is None else list(cohorts)
+            wanted = plan.choose() if cohorts is None else list(cohorts)
             self._check_values(connection, client, plan, wanted)
             online.arm(plan, wanted, actor=self._actor)
             owners = OwnerStore(connection)
@@ -366,9 +358,7 @@ class OnlineDriver:
 
     # --- steps back --------------------------------------------------------------------------------------------
 
-    def roll_back(
-        self, cohorts: Sequence[int] | None = None, *, max_lag_s: float = RollbackWish().max_lag_s
-    ) -> StepReport:
+    def roll_back(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float = _USUAL.max_lag_s) -> StepReport:
         """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
 
         :param max_lag_s: the mirror may be this far behind when it begins.
