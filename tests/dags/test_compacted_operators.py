@@ -128,7 +128,7 @@ def test_what_is_told_to_remove_removes_and_can_be_repeated(
     assert run(operator, dry_run="False", **what)["messages"] == (2 if what else 3)
     assert run(operator, dry_run=False, **what)["messages"] == 0
     assert queues.inspect(C).live == (1 if what else 0)
-    with pytest.raises(UsageError, match=r"^dry_run is 'None': it must be True or False$"):
+    with pytest.raises(UsageError, match=r"^dry_run is 'None': it must be true or false$"):
         run(operator, dry_run="None", **what)
 
 

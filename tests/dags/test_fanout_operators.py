@@ -135,7 +135,7 @@ def test_consumer_is_removed_by_the_task_that_is_told_to(queues: FanoutQueues) -
     assert run(UnregisterFanoutConsumerOperator, consumer=B, dry_run="False", force="True")["released"] == 3
     with pytest.raises(UnknownConsumer):
         run(UnregisterFanoutConsumerOperator, consumer=B, dry_run=False)
-    with pytest.raises(UsageError, match=r"^dry_run is 'None': it must be True or False$"):
+    with pytest.raises(UsageError, match=r"^dry_run is 'None': it must be true or false$"):
         run(UnregisterFanoutConsumerOperator, consumer=A, dry_run="None")
 
 

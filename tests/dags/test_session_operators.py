@@ -115,7 +115,7 @@ def test_purge_removes_the_session_and_can_be_repeated(client: redis_client.Redi
 def test_purge_takes_no_answer_that_is_neither_yes_nor_no(client: redis_client.RedisClient) -> None:
     save(RedisSessionStore(client))
 
-    with pytest.raises(UsageError, match=r"^dry_run is 'None': it must be True or False$"):
+    with pytest.raises(UsageError, match=r"^dry_run is 'None': it must be true or false$"):
         run(PurgeSessionOperator, dry_run="None")
     assert RedisSessionStore(client).inspect(C).messages == 3
 

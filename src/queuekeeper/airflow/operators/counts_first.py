@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from queuekeeper.airflow.values import flag
+from queuekeeper.jobs.common import DryRun
 
 
 class CountsFirstOperator(BaseOperator):
@@ -36,7 +36,7 @@ class CountsFirstOperator(BaseOperator):
 
         :raises UsageError: when the task says neither.
         """
-        return flag("dry_run", self.only_count)
+        return DryRun.of_texts({"dry_run": self.only_count}).dry_run
 
     def done(self, what: str) -> str:
         """Return what was done, or would be, for the log.

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.operators.redis_queue import RedisQueueOperator
-from queuekeeper.airflow.values import as_dict, flag
+from queuekeeper.airflow.values import as_dict
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import CheckFailed
 from queuekeeper.fanout import forms
 from queuekeeper.fanout.jsonl import publish_lines, verify_facts
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.parameters import Parameters, parameter
 from queuekeeper.jsonl import open_file
 
 if TYPE_CHECKING:
@@ -197,6 +198,12 @@ class RegisterFanoutConsumerOperator(FanoutConsumerOperator):
         return as_dict(report)
 
 
+class Force(Parameters):
+    """Whether what is at work counts."""
+
+    force: bool = parameter(False, title="Force", help="Remove a consumer also while somebody works on messages of it.")
+
+
 class UnregisterFanoutConsumerOperator(CountsFirstOperator, FanoutConsumerOperator):
     """Remove a consumer with all that waits for it, its dead letters too.
 
@@ -211,7 +218,7 @@ class UnregisterFanoutConsumerOperator(CountsFirstOperator, FanoutConsumerOperat
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages went with it, or would."""
-        force = flag("force", self.force)
+        force = Force.one("force", self.force)
         with self.open_queues() as queues:
             report = queues.unregister(self.queue_name, consumer=self.consumer, force=force, dry_run=self.counts_only)
         self.log.info(

@@ -21,13 +21,12 @@ from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import remember
-from queuekeeper.airflow.values import flag
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_namer
-from queuekeeper.jobs.common import UndoRetention
+from queuekeeper.jobs.common import DryRun, UndoRetention
 from queuekeeper.jobs.engine import Engine, load_plan
 from queuekeeper.jobs.model import AnyJob, AnyPlan
 from queuekeeper.jobs.pace import RunPaused
@@ -128,7 +127,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
         """Return run and share of each task that is to work; none in a dry run, or when there is nothing to do."""
         job = self.kind
         run_id, plan = self.make_plan(context)
-        is_over = flag("dry_run", self.plan_only) or (plan.empty and not job.works_when_empty)
+        is_over = DryRun.one("dry_run", self.plan_only) or (plan.empty and not job.works_when_empty)
         context["ti"].xcom_push(key=RUN_KEY, value=run_id)
         return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
@@ -233,7 +232,7 @@ class DatabaseOperator(BaseOperator):
     @property
     def only_plans(self) -> bool:
         """Whether nothing is to be changed."""
-        return flag("dry_run", self.plan_only)
+        return DryRun.of_texts({"dry_run": self.plan_only}).dry_run
 
     def connect(self) -> AbstractContextManager[Connection]:
         """Open the database for the length of a ``with`` block."""
@@ -316,7 +315,7 @@ class ReportJobOperator(PausableOperator, JobOperator):
         job = self.kind
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
             outcome = self.engine(client, runs).report(
-                runs, self.maintenance_run_id, dry_run=flag("dry_run", self.plan_only)
+                runs, self.maintenance_run_id, dry_run=DryRun.one("dry_run", self.plan_only)
             )
         files = write_report(job, outcome, Settings().reports)
         where = publish(files, context)

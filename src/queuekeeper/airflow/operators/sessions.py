@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.values import as_dict, flag
+from queuekeeper.airflow.values import as_dict
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.common import SessionRules
+from queuekeeper.jobs.parameters import Parameters, parameter
 from queuekeeper.jsonl import open_file
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import STORES, message_facts
-from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 PAGE = 20
+
+
+class Replace(Parameters):
+    """Whether a file may take the place of another one."""
+
+    replace: bool = parameter(False, title="Replace", help="Put the file in the place of one that is there.")
 
 
 class SessionOperator(StoresOperator):
@@ -49,7 +56,7 @@ class SessionOperator(StoresOperator):
         client_id: str,
         store: str = "redis",
         key_prefix: str = "",
-        default_ttl_s: int | str = StoreRules.default_ttl_s,
+        default_ttl_s: int | str = SessionRules().default_ttl_s,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -66,7 +73,7 @@ class SessionOperator(StoresOperator):
         """
         if self.store not in STORES:
             raise UsageError(f"the store is {self.store!r}: it must be {' or '.join(STORES)}")
-        rules = transfer.rules(default_ttl_s=int(self.default_ttl_s))
+        rules = transfer.rules(default_ttl_s=SessionRules.one("default_ttl_s", self.default_ttl_s))
         if self.store == "postgres":
             with self.postgres_hook.connect() as connection:
                 yield PostgresSessionStore(connection, rules=rules)
@@ -122,7 +129,7 @@ class PeekSessionOperator(SessionOperator):
 
         :raises UsageError: when no message has the packet id.
         """
-        replace = flag("replace", self.replace)
+        replace = Replace.one("replace", self.replace)
         packet_id = int(self.packet_id)
         self.log.info("Looking at packet id %s of session %r in %s", packet_id, self.client_id, self.store)
         with self.open_store() as store:
@@ -171,7 +178,7 @@ class ExportSessionOperator(SessionOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were written, and where."""
-        replace = flag("replace", self.replace)
+        replace = Replace.one("replace", self.replace)
         self.log.info("Exporting session %r from %s to %s", self.client_id, self.store, self.path)
         with self.open_store() as store:
             report = transfer.export_session_to_file(store, self.client_id, Path(self.path), replace=replace)
