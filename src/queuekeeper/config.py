@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from queuekeeper.places import folder, folder_or_url, opened, shared_place
+from queuekeeper.places import by_fsspec, folder, folder_or_url, opened, shared_place
 
 DRIVER_JAVA_OPTIONS = "-XX:+UseParallelGC"
 """How Spark's driver is started. A bulk job cares for throughput, not for pauses: with the JVM's default collector the
@@ -61,7 +61,8 @@ class Settings(BaseSettings):
 
         :raises UsageError: when nothing that is installed opens that object store.
         """
-        return opened(self.reports_dir or self.home / "reports", what="reports", name="QUEUEKEEPER_REPORTS_DIR")
+        place = self.reports_dir or self.home / "reports"
+        return opened(place, what="reports", name="QUEUEKEEPER_REPORTS_DIR", by=self.open_store)
 
     @property
     def undo(self) -> Path:
@@ -69,9 +70,14 @@ class Settings(BaseSettings):
 
         :raises UsageError: when nothing that is installed opens that object store.
         """
-        return opened(self.undo_dir or self.home / "undo", what="undo files", name="QUEUEKEEPER_UNDO_DIR")
+        place = self.undo_dir or self.home / "undo"
+        return opened(place, what="undo files", name="QUEUEKEEPER_UNDO_DIR", by=self.open_store)
 
     @property
     def archives(self) -> Path | str:
         """Folder for archived partitions, not yet created, or its URL in an object store; Spark reaches it, too."""
         return self.archives_dir or self.home / "archives"
+
+    def open_store(self, url: str) -> Any:
+        """Return what acts like a path, for a URL of an object store that names no connection of Airflow."""
+        return by_fsspec(url)

@@ -86,30 +86,18 @@ def by_fsspec(url: str) -> Any:
     return path
 
 
-_opened: Callable[[str], Any] = by_fsspec
-
-
-def open_stores_by(opened: Callable[[str], Any]) -> None:
-    """Say how object stores are opened.
-
-    :param opened: returns for a URL what acts like a path; outside of Airflow :func:`by_fsspec`.
-    """
-    global _opened  # noqa: PLW0603 - a process is Airflow's or it is not
-    _opened = opened
-
-
-def opened(place: Path | str, *, what: str, name: str, by: Callable[[str], Any] | None = None) -> Path:
+def opened(place: Path | str, *, what: str, name: str, by: Callable[[str], Any] = by_fsspec) -> Path:
     """Return a folder as a path; one in an object store as what acts like one, without renames.
 
     :param what: is kept there, in the plural.
     :param name: what somebody has set.
-    :param by: how an object store is opened; none for what :func:`open_stores_by` was told.
+    :param by: how an object store is opened: returns for a URL what acts like a path.
     :raises UsageError: when nothing that is installed opens that object store.
     """
     if isinstance(place, Path):
         return place
     try:
-        return cast(Path, (by or _opened)(place))
+        return cast(Path, by(place))
     except (ImportError, ValueError) as error:
         scheme = urlsplit(place).scheme
         raise UsageError(

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from queuekeeper import places
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.undo import remove_old_undo_files
@@ -26,9 +25,8 @@ DEVICES = 60
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def place(tmp_path: Path) -> str:
     """URL of a folder in an object store, in which nothing is yet."""
-    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     return f"memory://{tmp_path.name}/undo"
 
 

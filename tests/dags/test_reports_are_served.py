@@ -18,7 +18,7 @@ from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.jobs import ReportJobOperator
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.run_index import PREFIX, remember
-from queuekeeper.config import Settings
+from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
 from queuekeeper.jobs.registry import job_names, job_of
@@ -122,7 +122,7 @@ def test_link_of_a_task_leads_to_the_page_that_it_has_written(
 ) -> None:
     # Of fsspec: whatever Airflow has a provider for takes the same calls.
     folder = tmp_path / "reports" if place == "a disk" else f"memory://bucket/{tmp_path.name}/{kind.name}"
-    settings = Settings(home=tmp_path / "home", reports_dir=folder)
+    settings = AirflowSettings(home=tmp_path / "home", reports_dir=folder)
     reports = settings.reports
     assert isinstance(reports, Path if place == "a disk" else ObjectStoragePath)
     app = FastAPI()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from queuekeeper import places
 from queuekeeper.cli.context import report_folder
 from queuekeeper.config import Settings
 from queuekeeper.doctor.machine import examine_machine
@@ -35,7 +34,6 @@ def test_an_object_store_is_refused_where_a_folder_is_needed_or_its_url_has_a_pa
 
 
 def test_reports_may_be_in_an_object_store_whose_url_holds_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "memory://bucket/reports")
     files = write_files(
         Settings().reports, kind=ReportKind.QUALITY, subject_id="0" * 16, at_ms=0, text="{}", page=lambda *_: "<p>"
@@ -49,7 +47,6 @@ def test_reports_may_be_in_an_object_store_whose_url_holds_no_password(monkeypat
 def test_what_is_in_an_object_store_takes_no_room_on_this_machine(
     kept: str, setting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     on_disk = Settings(home=tmp_path)
     monkeypatch.setenv(f"QUEUEKEEPER_{setting.upper()}_DIR", "memory://bucket/folder")
     assert str(getattr(Settings(), setting)) == "memory://bucket/folder"
@@ -64,7 +61,6 @@ def test_what_is_in_an_object_store_takes_no_room_on_this_machine(
 def test_an_object_store_that_nothing_opens_is_refused_with_what_to_install(
     variable: str, kept: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setenv(variable, "s3://bucket/folder")
     words = (

@@ -24,7 +24,6 @@ from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.places import open_stores_by
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -133,15 +132,6 @@ def _current_run() -> audit.AirflowRun | None:
 
 # What is recorded within a task is found again from the run: every task of ours opens its records by these hooks.
 audit.find_runs_by(_current_run)
-
-
-def _object_store(url: str) -> Any:
-    from airflow.sdk import ObjectStoragePath  # noqa: PLC0415 - what needs no object store does not load it
-
-    return ObjectStoragePath(url)
-
-
-open_stores_by(_object_store)
 
 
 class QueuekeeperPostgresHook(PostgresHook):

@@ -21,9 +21,9 @@ from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import remember
+from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.clock import system_clock
-from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_namer
 from queuekeeper.jobs.common import DryRun, UndoRetention
@@ -75,7 +75,7 @@ class JobOperator(StoresOperator):
 
     def engine(self, client: RedisClient | None, runs: MaintenanceRuns) -> Engine:
         """Return the engine, at work on a store."""
-        settings = Settings()
+        settings = AirflowSettings()
         return Engine(
             job=self.kind,
             client=client,
@@ -139,7 +139,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
         days = {"undo_retention_days": self.undo_retention_days} if self.undo_retention_days else {}
         kept = UndoRetention.of_texts(days).undo_retention_days
         for kind in self.kinds():
-            if old := remove_old_undo_files(Settings().undo, kind=kind, days=kept, now_ms=system_clock()):
+            if old := remove_old_undo_files(AirflowSettings().undo, kind=kind, days=kept, now_ms=system_clock()):
                 self.log.info("%s undo files of %s were older than %s days and are gone", old, kind, kept)
         with self.postgres_hook.connect() as connection:
             migrate(connection)
@@ -317,7 +317,7 @@ class ReportJobOperator(PausableOperator, JobOperator):
             outcome = self.engine(client, runs).report(
                 runs, self.maintenance_run_id, dry_run=DryRun.one("dry_run", self.plan_only)
             )
-        files = write_report(job, outcome, Settings().reports)
+        files = write_report(job, outcome, AirflowSettings().reports)
         where = publish(files, context)
         words = verdict(job, outcome)
         self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, words, files.html)

@@ -16,8 +16,8 @@ from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_ans
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
-from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
@@ -363,7 +363,7 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return which partitions to archive, and where."""
         name = "archive_directory" if self.directory else "QUEUEKEEPER_ARCHIVES_DIR"
-        directory = shared_place(self.directory, name=name) if self.directory else Settings().archives
+        directory = shared_place(self.directory, name=name) if self.directory else AirflowSettings().archives
         # What cannot be opened is told before Spark starts.
         archive_place(directory, name=name)
         return (ArchiveWish(retired_ids=tuple(map(str, self.retired["to_archive"])), directory=str(directory)),)
@@ -432,7 +432,7 @@ class ReportPartitionsOperator(PartitionOperator):
             tables=found,
             generated_at_ms=system_clock(),
         )
-        where = publish(report.write(Settings().reports), context)
+        where = publish(report.write(AirflowSettings().reports), context)
         self.log.info("%s: report %s", report.verdict, where["html"])
         is_short = report.verdict is Verdict.IN_DANGER and not report.dry_run
         trouble = "inserts will fail, or a table cannot be looked at" if is_short else ""

@@ -24,8 +24,8 @@ from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import forms_url
+from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
-from queuekeeper.config import Settings
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.quality.gate import standing_failures
 from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
@@ -199,7 +199,7 @@ class ReportQualityOperator(StoresOperator):
                 forms_url=forms_url(),
                 form_values={"postgres_conn_id": self.postgres_conn_id, "redis_conn_id": self.redis_conn_id},
             )
-        where = publish(write_report(report, Settings().reports), context)
+        where = publish(write_report(report, AirflowSettings().reports), context)
         self.log.info("Quality run %s: %s; report %s", self.quality_run_id, report.verdict, where["html"])
         return {"quality_run_id": self.quality_run_id, "verdict": str(report.verdict), **where}
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.stores import StoresOperator
+from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
-from queuekeeper.config import Settings
 from queuekeeper.migration.report import build_report, write_report
 from queuekeeper.report.files import ReportKind
 
@@ -39,7 +39,7 @@ class ReportMigrationOperator(StoresOperator):
             self.redis_hook.connect() as client,
         ):
             report = build_report(ledger, client, plan_id=self.plan_id, now_ms=system_clock())
-            files = write_report(report, Settings().reports)
+            files = write_report(report, AirflowSettings().reports)
             ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
         self.log.info("Migration %s: %s; report %s", self.plan_id, report.verdict, files.html)
         return {"plan_id": self.plan_id, "verdict": str(report.verdict), **publish(files, context)}

@@ -20,6 +20,7 @@ from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.config import Settings
 from queuekeeper.identity import hash_key
 from queuekeeper.places import on_disk
@@ -87,7 +88,7 @@ def pages(
     :param api: Airflow's own API, which decides about DAGs and runs.
     :param stores: what the pages show.
     """
-    airflow, chosen = api or RestApi(), settings or Settings()
+    airflow, chosen = api or RestApi(), settings or AirflowSettings()
     asked, opened, shown = guards or Guards(), stores or Stores(), site or Site()
 
     @cache

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from psycopg import sql
 
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
-from queuekeeper.places import by_fsspec, names, opened, shared_place, sync, told, write_whole
+from queuekeeper.places import names, opened, shared_place, sync, told, write_whole
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 FORMAT = 1
@@ -251,7 +251,7 @@ def archive_place(place: Path | str, *, name: str = "the folder of archives") ->
     :param name: what somebody has set.
     :raises UsageError: when it cannot be shared, or nothing that is installed opens that object store.
     """
-    return opened(shared_place(str(place), name=name), what=WHAT, name=name, by=by_fsspec)
+    return opened(shared_place(str(place), name=name), what=WHAT, name=name)
 
 
 def parent_name(parent: str) -> str:
