@@ -31,6 +31,7 @@ from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason
+from queuekeeper.sessions.quarantine import SessionQuarantine
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
@@ -611,6 +612,13 @@ def test_quarantine_is_searched_and_bounded(ledger: MigrationLedger) -> None:
     chosen = ledger.quarantined("plan-a", reason=Reason.LAST_PACKET_ID_OUT_OF_RANGE)
     assert [row.client_id for row in chosen] == ["a"]
     assert ledger.quarantined("plan-a", client_id="a' OR true --") == []
+
+
+def test_reason_that_there_is_not_is_refused_with_those_that_there_are(ledger: MigrationLedger) -> None:
+    with pytest.raises(UsageError, match=r"^the reason is 'bad_luck': it must be one of client_id_empty, "):
+        ledger.quarantined("plan-a", reason="bad_luck")
+    with pytest.raises(UsageError, match=r"^the reason is 'bad_luck': it must be one of client_id_empty, "):
+        SessionQuarantine(ledger.connection).rows(reason="bad_luck")
 
 
 def test_quarantine_is_counted_by_reason(ledger: MigrationLedger) -> None:

@@ -22,7 +22,7 @@ from queuekeeper.jobs.control import chosen, no_undo, rate_of, rate_words, set_p
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.jobs.registry import fact_names, job_of, told_of
+from queuekeeper.jobs.registry import check_kind, fact_names, job_of, told_of
 from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, UnrecordedRuns, unit_of
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
 from queuekeeper.redis_client import RedisClient
@@ -216,6 +216,8 @@ def list_runs(
 
     :param limit: How many at most, newest first.
     """
+    if kind is not None:
+        check_kind(kind)
     heads = ("run", "job", "state", "paused", "approved by", "planned")
     runs = call.runs.newest(kind=kind, limit=limit)
     lines = [(one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by) for one in runs]

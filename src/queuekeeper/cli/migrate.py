@@ -22,7 +22,7 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked,
 from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
 from queuekeeper.migration import clients
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow, Step
@@ -37,7 +37,7 @@ from queuekeeper.migration.model import (
 from queuekeeper.migration.report_model import Verdict
 from queuekeeper.migration.undo import drop_imports
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.judge import Reason
+from queuekeeper.sessions.judge import check_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -286,7 +286,7 @@ def quarantine(
     """
     from queuekeeper.migration.report import guide, replay_command
 
-    _check_reason(reason)
+    check_reason(reason)
     ledger, chosen = call.ledger, _newest(call, plan_id)
     mode = ledger.load_plan(chosen).parameters.mode
     counts = ledger.quarantine_counts(chosen)
@@ -322,12 +322,6 @@ def _quarantined(row: QuarantinedRow) -> dict[str, str | None]:
     return {name: None if (fact := getattr(row, name)) is None else str(fact) for name in names}
 
 
-def _check_reason(reason: str | None) -> None:
-
-    if reason is not None and reason not in set(Reason):
-        raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")
-
-
 @command(app, also=PLANS)
 def replay(
     call: OnServers,
@@ -353,7 +347,7 @@ def replay(
     """
     from queuekeeper.migration import quarantine as repair
 
-    _check_reason(reason)
+    check_reason(reason)
     chosen = call.ledger.load_plan(plan_id).parameters
     stores = None
     if as_new:

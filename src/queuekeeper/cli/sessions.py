@@ -21,6 +21,7 @@ from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
+from queuekeeper.sessions.judge import check_reason
 from queuekeeper.sessions.model import MessageView, SessionView
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.sessions.transfer import SessionStore
@@ -203,6 +204,7 @@ def quarantine(
     :param replayed: Also list those that came back.
     :param limit: Most messages to list.
     """
+    check_reason(reason)
     opened = SessionQuarantine(call.connection)
     if row is not None:
         facts = _aside_facts(opened.get(row))
@@ -268,6 +270,7 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param store: The broker's store, for sessions of which no owner is on record; postgres needs no Redis.
     """
+    check_reason(reason)
     connection, default_ttl_s = call.connection, parameters.default_ttl_s
     stores = owners_stores(call, key_prefix=call.key_prefix, default_ttl_s=default_ttl_s, choice=store)
 

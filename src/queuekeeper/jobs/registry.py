@@ -75,6 +75,15 @@ def kinds() -> list[str]:
     return [*job_names(), *map(partitions.kind_of, partitions.Purpose), *MIGRATIONS]
 
 
+def check_kind(kind: str) -> None:
+    """Refuse a name under which no run is put on record.
+
+    :raises UsageError: naming it and those that there are.
+    """
+    if kind not in (known := kinds()):
+        raise UsageError(f"there is no job {kind!r}: there are {', '.join(known)}")
+
+
 def dag_of(kind: str) -> str:
     """Return the DAG whose runs carry out runs of a kind: who may start those may pause these.
 

@@ -27,6 +27,7 @@ from queuekeeper.migration.model import (
 )
 from queuekeeper.migration.shared_rate import lock_class
 from queuekeeper.postgres import statement, translated_errors
+from queuekeeper.sessions.judge import check_reason
 
 Step = Literal["copy", "verify"]
 QuarantineKind = Literal["message", "session"]
@@ -399,7 +400,9 @@ class MigrationLedger(Runs):
 
         :param status: none for open and replayed ones.
         :param limit: most rows to return, since they hold payloads; none for all.
+        :raises UsageError: for a reason that there is not.
         """
+        check_reason(reason)
         choice = {
             "plan_id": plan_id,
             "status": status,

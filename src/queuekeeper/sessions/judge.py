@@ -281,6 +281,16 @@ def client_defect(client_id: str, *, clustered: bool) -> Reason | None:
     return Reason.CLIENT_ID_SCATTERED if clustered and is_scattered(client_id) else None
 
 
+def check_reason(reason: str | None) -> None:
+    """Refuse a reason for which nothing is ever set aside.
+
+    :param reason: none stands for all of them.
+    :raises UsageError: naming it and those that there are.
+    """
+    if reason is not None and reason not in set(Reason):
+        raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")
+
+
 def row_defect(values: Mapping[str, Any]) -> Reason | None:
     """Return why a row of the vendor's table cannot be delivered.
 

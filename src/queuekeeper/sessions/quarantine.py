@@ -25,6 +25,7 @@ from queuekeeper.sessions.judge import (
     Reason,
     Rule,
     broken_rule,
+    check_reason,
     client_defect,
     pairs_of,
 )
@@ -209,7 +210,9 @@ class SessionQuarantine:
 
         :param status: none for open and replayed ones.
         :param limit: most rows to return, since they hold payloads; none for all.
+        :raises UsageError: for a reason that there is not.
         """
+        check_reason(reason)
         choice = {
             "quarantine_ids": None if quarantine_ids is None else list(quarantine_ids),
             "status": status,

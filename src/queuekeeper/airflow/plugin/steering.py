@@ -15,7 +15,7 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace
-from queuekeeper.jobs.registry import kinds
+from queuekeeper.jobs.registry import check_kind, kinds
 from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, MaintenanceRuns, Runs, ShardProgress
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
@@ -117,8 +117,10 @@ def _newest(connection: Connection, kind: str | None) -> list[tuple[MaintenanceR
 
 
 def _check_kind(kind: str) -> None:
-    if kind not in kinds():
-        raise HTTPException(404, f"There is no job of this name: there are {', '.join(kinds())}.")
+    try:
+        check_kind(kind)
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None
 
 
 def _named(connection: Connection, kind: str, run_id: str) -> MaintenanceRun:
