@@ -16,7 +16,7 @@ from queuekeeper import postgres
 from queuekeeper.events.broker import AsyncEventBroker, EventBroker
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.dispatcher import AsyncDispatcher, Dispatcher, DispatchReport, DispatchRules
-from queuekeeper.events.handlers import AsyncListener, Listener
+from queuekeeper.events.handlers import AsyncListener, Handler, Listener, Middleware, Work
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.sse import StreamRules, open_stream, open_stream_async
 from tests.conftest import nightly
@@ -92,18 +92,26 @@ Heard = HeardBlocking | AsyncListener
 class BlockingConsumer:
     """A blocking consumer; its handlers are coroutine functions that run in the test's loop."""
 
-    def __init__(self, url: str, *, group_id: str, rules: ReadRules) -> None:
-        self.consumer = EventConsumer(url, group_id=group_id, rules=rules)
+    def __init__(self, url: str, *, group_id: str, **options: Any) -> None:
+        self.consumer = EventConsumer(url, group_id=group_id, **options)
         self._loop = asyncio.get_running_loop()
 
-    async def handle(self, work: Callable[[Delivery], Awaitable[Any]], **options: Any) -> None:
+    async def handle(self, work: Handler | Callable[[Delivery], Awaitable[Any]], **options: Any) -> None:
+        function = work.work if isinstance(work, Handler) else work
+
         async def call(delivery: Delivery) -> None:
-            await work(delivery)
+            await function(delivery)
 
         def blocking(delivery: Delivery) -> None:
             asyncio.run_coroutine_threadsafe(call(delivery), self._loop).result()
 
-        await asyncio.to_thread(partial(self.consumer.handle, blocking, **options))
+        await self.handle_as_it_is(
+            Handler(work=blocking, rules=work.rules) if isinstance(work, Handler) else blocking, **options
+        )
+
+    async def handle_as_it_is(self, work: Handler | Work, **options: Any) -> None:
+        """Have a function work in a thread."""
+        await asyncio.to_thread(partial(self.consumer.handle, work, **options))
 
     async def listen(self, interest: Interest) -> Heard:
         return HeardBlocking(await asyncio.to_thread(self.consumer.listen, interest))
@@ -140,9 +148,9 @@ class BlockingConsumer:
 class AsyncioConsumer:
     """An asyncio consumer, in the test's loop."""
 
-    def __init__(self, url: str, *, group_id: str, rules: ReadRules) -> None:
-        self.consumer = AsyncEventConsumer(url, group_id=group_id, rules=rules)
-        self.handle = self.consumer.handle
+    def __init__(self, url: str, *, group_id: str, **options: Any) -> None:
+        self.consumer = AsyncEventConsumer(url, group_id=group_id, **options)
+        self.handle = self.handle_as_it_is = self.consumer.handle
         self.unsubscribe = self.consumer.unsubscribe
 
     async def listen(self, interest: Interest) -> Heard:
@@ -208,10 +216,10 @@ class World:
         broker.connection_pid = opened.info.backend_pid
         return broker
 
-    def consumer(self, group_id: str = "group", **rules: Any) -> Consumer:
+    def consumer(self, group_id: str = "group", *, middleware: Sequence[Middleware] = (), **rules: Any) -> Consumer:
         """Return a consumer that does not run yet."""
         kind = BlockingConsumer if self.kind == "blocking" else AsyncioConsumer
-        return kind(self.url, group_id=group_id, rules=ReadRules(**rules))
+        return kind(self.url, group_id=group_id, rules=ReadRules(**rules), middleware=middleware)
 
     def dispatcher(self, *, once: bool = False, **rules: Any) -> Dispatcher | AsyncDispatcher:
         """Return a dispatcher that does not run yet."""

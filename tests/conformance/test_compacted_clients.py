@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from queuekeeper import lua
-from queuekeeper.clock import Backoff
 from queuekeeper.compacted import consumer as consumer_module
-from queuekeeper.compacted import handlers
 from queuekeeper.compacted.consumer import (
     AsyncCompactedConsumer,
     CompactedConsumer,
@@ -22,7 +21,7 @@ from queuekeeper.compacted.consumer import (
     Resubscribe,
     WhenUnreadable,
 )
-from queuekeeper.compacted.handlers import CompactedWorker
+from queuekeeper.compacted.handlers import CompactedWorker, Handler, Middleware, RetryRules, handler
 from queuekeeper.compacted.model import Append, CompactedMessage, Fence, Position, Purge, QueueRules, Refill
 from queuekeeper.compacted.producer import Appended, AsyncCompactedProducer, CompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
@@ -1083,9 +1082,7 @@ def test_blocking_consumer_survives_cut_connections(valkey_url: str) -> None:
 # Workers.
 
 
-@pytest.fixture
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "HANDLER_BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
+again_soon = handler(first_delay_ms=10, max_delay_ms=10)
 
 
 def test_worker_that_is_stopped_while_its_handler_fails_begins_no_later_message(valkey_url: str) -> None:
@@ -1107,12 +1104,12 @@ def test_worker_that_is_stopped_while_its_handler_fails_begins_no_later_message(
     run(valkey_url, test)
 
 
-@pytest.mark.usefixtures("short_pauses")
 def test_worker_goes_on_when_the_message_that_it_fails_on_is_skipped(valkey_url: str) -> None:
     async def test(queues: WatchedQueues) -> None:
         await queues.append("a", entries(7))
         failed, done = asyncio.Event(), list[bytes]()
 
+        @again_soon
         async def show(message: CompactedMessage) -> None:
             if message.value == b"0":
                 failed.set()
@@ -1132,12 +1129,12 @@ def test_worker_goes_on_when_the_message_that_it_fails_on_is_skipped(valkey_url:
     run(valkey_url, test)
 
 
-@pytest.mark.usefixtures("short_pauses")
 def test_worker_does_not_go_on_with_a_message_of_a_queue_that_it_has_lost(valkey_url: str) -> None:
     async def test(queues: WatchedQueues) -> None:
         await queues.append("a", entries(2))
         failed, done = asyncio.Event(), list[bytes]()
 
+        @again_soon
         async def show(message: CompactedMessage) -> None:
             if not message.redelivered:
                 failed.set()
@@ -1190,12 +1187,12 @@ def test_worker_that_gets_its_queue_back_does_not_begin_again(valkey_url: str) -
     run(valkey_url, test)
 
 
-@pytest.mark.usefixtures("short_pauses")
 def test_handler_that_lets_a_cancellation_of_its_own_out_has_failed_and_the_worker_goes_on(valkey_url: str) -> None:
     async def test(queues: WatchedQueues) -> None:
         await queues.append("a", entries(2))
         seen: list[bytes] = []
 
+        @again_soon
         async def show(message: CompactedMessage) -> None:
             seen.append(message.value)
             if len(seen) == 1:
@@ -1246,5 +1243,126 @@ def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(valkey_url:
         worker = CompactedWorker(queues, "a", begin)
         await worker.run()
         assert done == [b"0", b"1"]
+
+    run(valkey_url, test)
+
+
+class Watcher(Middleware):
+    """Notes what it is told and what it puts around, and fails where that changes nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    @contextmanager
+    def around(self, message: CompactedMessage) -> Iterator[None]:
+        inside = INSIDE.set(message.value)
+        try:
+            yield
+        except KeyError:
+            self.told.append("ended")
+        finally:
+            INSIDE.reset(inside)
+
+    def before(self, message: CompactedMessage) -> None:
+        self.told.append(("before", message.value))
+        raise ValueError("middleware")
+
+    def after(self, message: CompactedMessage, *, duration_s: float) -> None:
+        assert duration_s >= 0
+        self.told.append(("after", message.value))
+
+    def error(self, message: CompactedMessage, error: Exception, *, duration_s: float, is_final: bool) -> None:
+        assert duration_s >= 0
+        self.told.append((repr(error), message.value, is_final))
+
+
+INSIDE: ContextVar[bytes | None] = ContextVar("inside", default=None)
+
+
+def in_form(form: str, work: Callable[[CompactedMessage], None]) -> Callable[[CompactedMessage], Any]:
+    """Return a handler as a function, as a coroutine function, or as a function that makes a coroutine."""
+
+    async def awaited(message: CompactedMessage) -> None:
+        await asyncio.sleep(0)
+        work(message)
+
+    return {"function": work, "coroutine": awaited, "maker": only_making(awaited)}[form]
+
+
+def only_making(work: Callable[[CompactedMessage], Any]) -> Callable[[CompactedMessage], Any]:
+    def make(message: CompactedMessage) -> Any:
+        return work(message)
+
+    return make
+
+
+FORMS = ["function", "coroutine", "maker"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_those_who_look_on_hear_of_every_attempt_and_wrap_it(valkey_url: str, form: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(3))
+        loop, watcher, inside = asyncio.get_running_loop(), Watcher(), list[bytes | None]()
+
+        def show(message: CompactedMessage) -> None:
+            inside.append(INSIDE.get())
+            if len(inside) == 1:
+                raise OSError("the display is away")
+            if message.value == b"1":
+                raise KeyError
+            if message.value == b"2":
+                loop.call_soon_threadsafe(worker.stop)
+
+        found = again_soon(in_form(form, show))
+        worker = CompactedWorker(queues, "a", found, middleware=[watcher])
+        await worker.run()
+        assert inside == [b"0", b"0", b"1", b"2"]
+        assert watcher.told == [
+            ("before", b"0"), ("OSError('the display is away')", b"0", False),
+            ("before", b"0"), ("after", b"0"),
+            ("before", b"1"), "ended", ("after", b"1"),
+            ("before", b"2"), ("after", b"2"),
+        ]  # fmt: skip
+        assert (await queues.inspect("a")).acked == 3
+
+    run(valkey_url, test)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_handler_whose_time_is_up_gets_its_message_again_before_any_later_one(valkey_url: str, form: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(3))
+        loop, watcher, done, begun = asyncio.get_running_loop(), Watcher(), list[bytes](), list[bytes]()
+
+        def begin(message: CompactedMessage) -> bool:
+            begun.append(message.value)
+            return begun == [b"0"]
+
+        def end(message: CompactedMessage) -> None:
+            done.append(message.value)
+            if message.value == b"2":
+                loop.call_soon_threadsafe(worker.stop)
+
+        def show(message: CompactedMessage) -> None:
+            is_first = begin(message)
+            while is_first:
+                time.sleep(0.001)
+            end(message)
+
+        async def show_async(message: CompactedMessage) -> None:
+            if begin(message):
+                await asyncio.Event().wait()
+            end(message)
+
+        works = {"function": show, "coroutine": show_async, "maker": only_making(show_async)}
+        rules = RetryRules(first_delay_ms=10, time_limit_ms=50)
+        worker = CompactedWorker(queues, "a", Handler(work=works[form], rules=rules), middleware=[watcher])
+        await worker.run()
+        assert done == [b"0", b"1", b"2"]
+        assert begun == [b"0", b"0", b"1", b"2"]
+        said = "TimeLimitExceeded('the handler took longer than its 0.05 s')"
+        assert [one for one in watcher.told if len(one) == 3] == [(said, b"0", False)]
+        assert (await queues.inspect("a")).acked == 3
 
     run(valkey_url, test)

@@ -8,7 +8,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events import operations
+from queuekeeper.events.handlers import Handler, Middleware, RetryRules, handler
 from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, StatementTimeout
 from queuekeeper.service.steps import Wait
 from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, both, refuse, until
@@ -248,6 +250,131 @@ async def test_retry_of_large_events_comes_in_parts_and_so_do_their_dead_letters
             await until(lambda: len(recorder.numbers) == 15, what="the replay")
     assert [len(one.events) for one in recorder.deliveries[4:]] == [2, 2, 1]
     assert recorder.numbers[10:] == [f"{number}" * 100 for number in range(5)]
+
+
+class Watcher(Middleware):
+    """Notes what it is told and what it puts around, and fails where that changes nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    @contextmanager
+    def around(self, delivery: Delivery) -> Iterator[None]:
+        inside = INSIDE.set(True)
+        try:
+            yield
+        except KeyError:
+            self.told.append("ended")
+        finally:
+            INSIDE.reset(inside)
+
+    def before(self, delivery: Delivery) -> None:
+        self.told.append(("before", delivery.attempt))
+        raise ValueError("middleware")
+
+    def after(self, delivery: Delivery, *, duration_s: float) -> None:
+        assert duration_s >= 0
+        self.told.append(("after", delivery.attempt, INSIDE.get()))
+
+    def error(self, delivery: Delivery, error: Exception, *, duration_s: float, is_final: bool) -> None:
+        assert duration_s >= 0
+        self.told.append((repr(error), delivery.attempt, is_final))
+
+
+INSIDE = ContextVar("inside", default=False)
+
+
+@both
+async def test_those_who_look_on_hear_of_every_attempt_and_may_end_its_error(world: World) -> None:
+    watcher, inside = Watcher(), list[bool]()
+
+    @handler(retries_s=[0.01], dead_on=(ZeroDivisionError,))
+    async def bill(delivery: Delivery) -> None:
+        inside.append(INSIDE.get())
+        (event,) = delivery.events
+        if event.payload == "late" and delivery.attempt == 2:
+            return
+        raise {"poison": ValueError("no"), "late": ValueError("no"), "bad": ZeroDivisionError(), "ended": KeyError()}[
+            event.payload
+        ]
+
+    consumer = world.consumer(middleware=[watcher])
+    await consumer.handle(bill, name="bill")
+    said = "ValueError('no')"
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        for payload, told in (
+            ("poison", [("before", 1), (said, 1, False), ("before", 2), (said, 2, True)]),
+            ("late", [("before", 1), (said, 1, False), ("before", 2), ("after", 2, False)]),
+            ("bad", [("before", 1), ("ZeroDivisionError()", 1, True)]),
+            ("ended", [("before", 1), "ended", ("after", 1, False)]),
+        ):
+            await world.broker.publish([NewEvent(topic="orders", payload=payload)])
+            await until(lambda: len(watcher.told) >= len(told), what=payload)  # noqa: B023
+            assert watcher.told == told
+            watcher.told.clear()
+    assert inside == [True] * 6
+    letters = await world.broker.dead_letters()
+    assert sorted((letter.event.payload, letter.attempts, letter.reason) for letter in letters) == [
+        ("bad", 1, "ZeroDivisionError"), ("poison", 2, "ValueError: no"),
+    ]  # fmt: skip
+
+
+def for_ever(_: Delivery) -> None:
+    while True:
+        time.sleep(0.001)
+
+
+async def for_ever_async(_: Delivery) -> None:
+    await asyncio.Event().wait()
+
+
+def slow(kind: Kind) -> Callable[[Delivery], Any]:
+    return for_ever if kind == "blocking" else for_ever_async
+
+
+@both
+async def test_events_whose_handler_runs_out_of_time_come_again_and_then_are_dead(world: World) -> None:
+    watcher = Watcher()
+    consumer = world.consumer(middleware=[watcher])
+    hasty = Handler(work=slow(world.kind), rules=RetryRules(retries_s=(0.01,), time_limit_ms=50))
+    await consumer.handle_as_it_is(hasty, name="bill")
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await world.broker.publish(events([1]))
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(1,)], what="the dead letter")
+    (letter,) = await world.broker.dead_letters()
+    assert (letter.attempts, letter.reason) == (2, "TimeLimitExceeded: the handler took longer than its 0.05 s")
+    said = "TimeLimitExceeded('the handler took longer than its 0.05 s')"
+    assert watcher.told == [("before", 1), (said, 1, False), ("before", 2), (said, 2, True)]
+
+
+@both
+async def test_order_is_kept_when_a_handler_runs_out_of_time(world: World) -> None:
+    done: list[tuple[Any, int]] = []
+
+    def note(delivery: Delivery) -> bool:
+        if delivery.attempt > 1 or delivery.events[0].payload != 1:
+            done.extend((event.payload, delivery.attempt) for event in delivery.events)
+            return True
+        return False
+
+    def bill(delivery: Delivery) -> None:
+        if not note(delivery):
+            for_ever(delivery)
+
+    async def bill_async(delivery: Delivery) -> None:
+        if not note(delivery):
+            await for_ever_async(delivery)
+
+    consumer = world.consumer()
+    made = handler(time_limit_ms=100)(bill if world.kind == "blocking" else bill_async)
+    await consumer.handle_as_it_is(made, name="bill")
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        for number in (1, 2):
+            await world.broker.publish(events([number]))
+            await world.dispatch()
+        await until(lambda: len(done) == 2, what="both events")
+    assert done[0] == (1, 2)
+    assert done[1][0] == 2
 
 
 @pytest.mark.parametrize("retries_s", [(60.0,), ()])

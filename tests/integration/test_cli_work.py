@@ -23,7 +23,10 @@ pytestmark = pytest.mark.integration
 
 BILLING = """
 import os
+import time
 from pathlib import Path
+from queuekeeper import compacted, events
+from queuekeeper.errors import TimeLimitExceeded
 from queuekeeper.fanout import handler
 
 DONE = Path(__file__).with_name("done")
@@ -51,6 +54,21 @@ def show(message):
 
 async def show_async(message):
     show(message)
+
+def for_ever():
+    while True:
+        time.sleep(0.001)
+
+@events.handler(time_limit_ms=50, dead_on=(TimeLimitExceeded,))
+def bill_in_time(delivery):
+    for_ever()
+
+@compacted.handler(time_limit_ms=200, first_delay_ms=10)
+def show_in_time(message):
+    try:
+        show(message)
+    except ValueError:
+        for_ever()
 
 NUMBER = 7
 """
@@ -180,7 +198,29 @@ def test_events_are_handled_by_a_group(
     assert sorted(int(line[0]) for line in done(folder)) == list(range(20))
 
 
-@pytest.mark.parametrize("name", ["show", "show_async"])
+def test_rules_of_a_handler_of_events_count(
+    started: Callable[..., subprocess.Popen[str]], postgres_url: str, folder: Path
+) -> None:
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        schema.install(connection)
+        broker = EventBroker(connection)
+        broker.subscribe("billing", Interest())
+        broker.publish([NewEvent(topic="order.paid", payload=7)])
+        broker.poll()
+        url = ["--postgres-url", postgres_url]
+        refused = started("events", "work", "billing:bill_in_time", "billing", "--retry", "1", *url)
+        _, errors = refused.communicate(timeout=PATIENCE_S)
+        worker = started("events", "work", "billing:bill_in_time", "billing", *url)
+        until(lambda: bool(broker.dead_letters()))
+        stop(worker)
+        (letter,) = broker.dead_letters()
+
+    assert refused.returncode == 2
+    assert "retries_s is (1.0,): the handler has rules of its own" in " ".join(errors.split())
+    assert (letter.event.payload, letter.reason) == (7, "TimeLimitExceeded: the handler took longer than its 0.05 s")
+
+
+@pytest.mark.parametrize("name", ["show", "show_async", "show_in_time"])
 def test_compacted_queue_is_worked_on_in_order_by_one_process_and_gone_on_with_by_another(
     started: Callable[..., subprocess.Popen[str]], valkey_url: str, folder: Path, name: str
 ) -> None:
@@ -209,17 +249,31 @@ def test_compacted_queue_is_worked_on_in_order_by_one_process_and_gone_on_with_b
         assert queues.inspect("meter-7").lag == 0
 
 
-@pytest.mark.parametrize("words", [("events", "work"), ("compacted", "work")])
-def test_handler_of_fanout_queues_is_refused_where_its_rules_would_not_count(
-    started: Callable[..., subprocess.Popen[str]], words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("words", "name", "of", "rule"),
+    [
+        (("events", "work"), "bill", "fan-out queues, and its rules count for `fanout work` alone", "max_attempts=8"),
+        (("compacted", "work"), "bill", "fan-out queues, and its rules count for `fanout work`", "max_attempts=8"),
+        (("fanout", "work", "orders"), "bill_in_time", "events, and its rules count for `events work`", "time_limit"),
+        (
+            ("fanout", "work", "orders"),
+            "show_in_time",
+            "compacted queues, and its rules count for `compacted work`",
+            "",
+        ),
+    ],
+    ids=["events", "compacted", "fanout", "fanout, of a compacted queue"],
+)
+def test_handler_of_another_store_is_refused_as_its_rules_would_not_count(
+    started: Callable[..., subprocess.Popen[str]], words: tuple[str, ...], name: str, of: str, rule: str
 ) -> None:
-    process = started(*words, "billing:bill", "billing")
+    process = started(*words[:2], f"billing:{name}", *words[2:], "billing")
     _, errors = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 2
     said = " ".join(errors.split())
-    assert "billing:bill is a handler of fan-out queues, and its rules count for `fanout work` alone" in said
-    assert "max_attempts=8" in said
+    assert f"billing:{name} is a handler of {of}" in said
+    assert rule in said
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.consumer import Asked, Consumption
-from queuekeeper.events.handlers import Assignment, ReliableHandler, blocking_attempt
+from queuekeeper.events.handlers import Assignment, ReliableHandler, RetryRules, blocking_attempt
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.operations import Query, Statements
 from queuekeeper.events.service import Open
@@ -121,7 +121,9 @@ class World:
         self.most_ahead = 0
         self.in_order, self.with_retries = Log(self.trouble), Log(self.trouble)
         for work, name, retries_s in ((self.in_order, "order", None), (self.with_retries, "retries", (1.0, 1.0))):
-            self._consumption.admit(ReliableHandler(work=work, name=name, interest=Interest(), retries_s=retries_s))
+            self._consumption.admit(
+                ReliableHandler(work=work, name=name, interest=Interest(), rules=RetryRules(retries_s=retries_s))
+            )
 
     @staticmethod
     def _attempt(assignment: Assignment) -> Callable[[], Any]:

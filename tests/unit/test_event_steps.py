@@ -597,7 +597,7 @@ URL = "postgresql://nobody@127.0.0.1:1/nothing"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"work": None}, "work is None: it must be a function"),
+        ({"work": None}, "work is None: it must be a Handler or a function"),
         ({"name": 5}, "name is 5: it must be text"),
         ({"interest": "topic"}, "interest is a str: it must be an Interest or None"),
         ({"retries_s": 5}, "retries_s is 5: it must be a list or tuple of numbers or None"),

@@ -1,9 +1,8 @@
-"""Attempts of handlers, in a thread and in an event loop: limits of time, what middleware wraps, rules by name."""
+"""Attempts of handlers, in a thread and in an event loop: limits of time, what middleware wraps."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.errors import TimeLimitExceeded, UsageError
-from queuekeeper.fanout import Failed, FanoutMessage, Handler, Middleware, RetryRules, handler
+from queuekeeper.fanout import Failed, FanoutMessage, Handler, Middleware, RetryRules
 from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt
 from queuekeeper.service import limits
 from queuekeeper.service.limits import limited
@@ -255,19 +254,3 @@ def test_middleware_that_cannot_be_entered_fails_the_attempt_and_the_handler_doe
 
     assert failed == Failed(delay_ms=10, max_attempts=5, reason="ConnectionError: no lock")
     assert (told, witness.seen) == ([], [(ConnectionError, False)])
-
-
-def test_rules_of_a_handler_are_those_of_retry_rules_and_a_typing_error_is_named() -> None:
-    # Python 3.13 keeps the annotations of one as text, and not of the other.
-    of_handler, of_rules = (
-        [(rule.name, inspect.formatannotation(rule.annotation).strip("'"), rule.default) for rule in rules.values()]
-        for rules in (inspect.signature(handler).parameters, inspect.signature(RetryRules).parameters)
-    )
-    assert of_handler == of_rules
-    assert handler(max_attempts=8)(print).rules == RetryRules(max_attempts=8)
-    misspelt: Any = {"max_attempt": 8}
-    with pytest.raises(UsageError, match=r"handler has no rule 'max_attempt': did you mean 'max_attempts'"):
-        handler(**misspelt)
-    misspelt = {"zzz": 8}
-    with pytest.raises(UsageError, match="no rule 'zzz': there are max_attempts, first_delay_ms, factor"):
-        handler(**misspelt)

@@ -72,7 +72,7 @@ EXPORTED: dict[str, type] = {
     if isinstance(kind := getattr(importlib.import_module(f"queuekeeper.{package}"), name), type)
 }
 CONTENT = {"payload", "body", "value", "correlation_data", "user_properties", "properties", "headers", "metadata"}
-FOR_HEIRS = {"fanout.Middleware"}
+FOR_HEIRS = {"compacted.Middleware", "events.Middleware", "fanout.Middleware"}
 """Classes of which users write their own."""
 
 

@@ -15,11 +15,11 @@ import typer
 from queuekeeper import compacted, events, fanout
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
-from queuekeeper.errors import UsageError
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.redis_async import connect
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.handlers import Handler, handler_of
 from queuekeeper.service.processes import Processes, end_with_parent, is_worker, load
 
 Queues = TypeVar("Queues")
@@ -68,7 +68,7 @@ def fanout_work(
         async with _opened(call, fanout.AsyncFanoutQueues) as queues:
             await _serve_async(fanout.AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
 
-    _run(target, in_threads, in_a_loop, processes=processes, reload=reload, rules_count=True)
+    _run(target, fanout.Handler, in_threads, in_a_loop, processes=processes, reload=reload)
 
 
 def events_work(
@@ -90,7 +90,7 @@ def events_work(
     :param group: Name of the consumer group.
     :param topics: Topic to handle; may be repeated. Without it, all topics.
     :param retry: Pause before a retry, one per retry; after the last failure events become dead letters. Without it,
-        the order is kept and a delivery comes again until it is done.
+        the order is kept and a delivery comes again until it is done. A handler made by events.handler has its own.
     """
     name, interest = target.partition(":")[2], events.Interest.topics(*topics) if topics else events.Interest()
 
@@ -104,7 +104,7 @@ def events_work(
         await consumer.handle(handler, name=name, interest=interest, retries_s=retry)
         await _serve_async(consumer)
 
-    _run(target, in_threads, in_a_loop, processes=processes, reload=reload)
+    _run(target, events.Handler, in_threads, in_a_loop, processes=processes, reload=reload)
 
 
 def compacted_work(
@@ -131,7 +131,7 @@ def compacted_work(
         async with _opened(call, compacted.AsyncCompactedQueues) as queues:
             await _serve_async(compacted.CompactedWorker(queues, client_id, handler))
 
-    _run(target, None, in_a_loop, processes=processes, reload=reload)
+    _run(target, compacted.Handler, None, in_a_loop, processes=processes, reload=reload)
 
 
 @asynccontextmanager
@@ -142,28 +142,24 @@ async def _opened(call: OutOfRedis, queues: Callable[..., Queues]) -> AsyncItera
 
 def _run(
     target: str,
+    kind: type[Handler[Any]],
     in_threads: Callable[[Any], None] | None,
     in_a_loop: Callable[[Any], Coroutine[Any, Any, None]],
     *,
     processes: int,
     reload: bool,
-    rules_count: bool = False,
 ) -> None:
     """Serve a handler, in this process or in several.
 
+    :param kind: of handlers with rules; those of another store are refused, as their rules would not count.
     :param in_threads: serves one that is no coroutine function; without it, the loop serves any.
-    :param rules_count: rules of ``fanout.handler`` are kept; where they are not, a handler that has some is refused.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
-    # A wrong name is told before anything starts.
+    # A wrong name or handler is told before anything starts.
     handler = load(target)
-    if isinstance(handler, fanout.Handler) and not rules_count:
-        raise UsageError(
-            f"{target} is a handler of fan-out queues, and its rules count for `fanout work` alone: {handler.rules}; "
-            "name a function without fanout.handler"
-        )
+    work = handler_of(kind, handler, name=target).work
     if is_worker() or (processes == 1 and not reload):
-        if in_threads is None or is_coroutine_function(getattr(handler, "work", handler)):
+        if in_threads is None or is_coroutine_function(work):
             asyncio.run(in_a_loop(handler))
         else:
             in_threads(handler)

@@ -7,7 +7,13 @@ from .consumer import (
     Resubscribe as Resubscribe,
     WhenUnreadable as WhenUnreadable,
 )
-from .handlers import CompactedWorker as CompactedWorker
+from .handlers import (
+    CompactedWorker as CompactedWorker,
+    Handler as Handler,
+    Middleware as Middleware,
+    RetryRules as RetryRules,
+    handler as handler,
+)
 from .model import (
     AckReport as AckReport,
     Append as Append,

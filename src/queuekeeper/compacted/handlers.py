@@ -1,21 +1,22 @@
-"""A handler that works on the messages of a compacted queue, one after the other."""
+"""Handlers of a compacted queue: what works on its messages, one after the other, and what becomes of failures."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from queuekeeper.checks import checked
-from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF
+from queuekeeper.checks import check_integer, checked
+from queuekeeper.clock import SERVER_BACKOFF, Backoff
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
 from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch
-from queuekeeper.operation import finished, is_coroutine_function
+from queuekeeper.operation import is_coroutine_function
+from queuekeeper.service import handlers as service
 from queuekeeper.service.aio import stopped_by_signals
 from queuekeeper.text_form import shows
 
@@ -24,6 +25,70 @@ Work: TypeAlias = Callable[[CompactedMessage], Any]
 returns is awaited where it can be."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryRules:
+    """What becomes of a message that a handler has failed on: it comes again before any later one.
+
+    :param first_delay_ms: until the second attempt; each further delay is twice as long.
+    :param max_delay_ms: the longest.
+    :param time_limit_ms: time that a handler may take for a message; then it has failed with
+        :class:`~queuekeeper.errors.TimeLimitExceeded`. None for no limit. A thread is stopped when it is in Python
+        code, not in a query or a sleep.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    first_delay_ms: int = 100
+    max_delay_ms: int = 60_000
+    time_limit_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("first_delay_ms", self.first_delay_ms, 0, service.LONGEST_MS)
+        check_integer("max_delay_ms", self.max_delay_ms, self.first_delay_ms, service.LONGEST_MS)
+        service.check_time_limit(self)
+
+    def is_final(self, message: CompactedMessage, error: BaseException) -> bool:
+        """Never: a compacted queue has no dead letters."""
+        del message, error
+        return False
+
+    def delay_s(self, attempt: int) -> float:
+        """Return how long to wait after a failed attempt.
+
+        :param attempt: which it was, from 1.
+        """
+        return Backoff(first_s=self.first_delay_ms / 1_000, longest_s=self.max_delay_ms / 1_000).after(attempt - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler(service.Handler[CompactedMessage]):
+    """What works on a queue's messages, with the rules for its failures; it can be called as what it holds.
+
+    :param work: a coroutine function works in the event loop, any other in a thread.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    of = "compacted queues"
+    store = "compacted"
+
+    work: Work
+    rules: RetryRules = field(default_factory=RetryRules)
+
+
+def _made(work: Work, rules: RetryRules) -> Handler:
+    return Handler(work=work, rules=rules)
+
+
+handler = service.with_rules(RetryRules, _made, example="first_delay_ms=500, time_limit_ms=30_000")
+
+
+class Middleware(service.Middleware[CompactedMessage]):
+    """Looks on while messages are worked on, or wraps the work; called in the thread or task of the handler.
+
+    What ``before``, ``after`` and ``error`` raise is logged and changes nothing. No failure is final: the message comes
+    again.
+    """
 
 
 @shows(queues="_queues", client_id="_client_id")
@@ -39,19 +104,35 @@ class CompactedWorker:
     queue, the worker waits for its turn: of several workers one works, and another goes on where it stopped. A server
     that has answered once is waited for.
 
-    :param work: see :data:`Work`.
+    :param work: gets each message, a coroutine function in the event loop and any other in a thread. It fails when it
+        raises or takes longer than its limit; a plain function has the default rules, others come with a
+        :class:`Handler`. What it returns is awaited where it can be.
     :param rules: of the consumer; by default a queue is not taken from another. ``start`` holds for the first time that
         the worker has the queue.
+    :param middleware: looks on or wraps; see :class:`~queuekeeper.compacted.handlers.Middleware`.
     :raises UsageError: naming parameter, value and rule.
     """
 
     @checked
     def __init__(
-        self, queues: AsyncCompactedQueues, client_id: str, work: Work, *, rules: ConsumerRules | None = None
+        self,
+        queues: AsyncCompactedQueues,
+        client_id: str,
+        work: Handler | Work,
+        *,
+        rules: ConsumerRules | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self._queues = queues
         self._client_id = client_id
-        self._work = work
+        found = service.handler_of(Handler, work)
+        self._retry_rules = found.rules
+        given = (found.work, found.rules)
+        self._do = (
+            service.AsyncCalls(*given, middleware=tuple(middleware)).answer
+            if is_coroutine_function(found.work)
+            else service.LoopThreadCalls(*given, middleware=tuple(middleware)).answer_in_thread
+        )
         self._rules = rules or ConsumerRules(takeover=False)
         self._stopped = asyncio.Event()
         self._has_answered = False
@@ -116,7 +197,7 @@ class CompactedWorker:
                 if task is not None and task.cancelling():
                     raise
                 attempt += 1
-                pause_s = HANDLER_BACKOFF.after(attempt - 1)
+                pause_s = self._retry_rules.delay_s(attempt)
                 _log.warning(
                     "message %d of the queue of %r: attempt %d failed; the next one begins in %g s",
                     *(message.sequence, self._client_id, attempt, pause_s),
@@ -127,13 +208,6 @@ class CompactedWorker:
                     return False
             else:
                 return True
-
-    async def _do(self, message: CompactedMessage) -> None:
-        if is_coroutine_function(self._work):
-            await self._work(message)
-            return
-        # A function that only makes a coroutine has not worked yet.
-        await finished(await asyncio.to_thread(self._work, message))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

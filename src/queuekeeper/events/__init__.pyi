@@ -3,7 +3,13 @@
 from .broker import AsyncEventBroker as AsyncEventBroker, EventBroker as EventBroker
 from .consumer import AsyncEventConsumer as AsyncEventConsumer, EventConsumer as EventConsumer
 from .dispatcher import AsyncDispatcher as AsyncDispatcher, DispatchRules as DispatchRules, Dispatcher as Dispatcher
-from .handlers import Checkpoint as Checkpoint
+from .handlers import (
+    Checkpoint as Checkpoint,
+    Handler as Handler,
+    Middleware as Middleware,
+    RetryRules as RetryRules,
+    handler as handler,
+)
 from .model import (
     DeadLetter as DeadLetter,
     Delivery as Delivery,

@@ -13,27 +13,31 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from queuekeeper.checks import check_integer, checked
 from queuekeeper.clock import Backoff
-from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.handlers import (
     Assignment,
     AsyncListener,
     BufferedListener,
     Failure,
+    Handler,
     Listener,
+    Middleware,
     Outcome,
     ReadAhead,
     ReliableHandler,
+    RetryRules,
+    Work,
     awaited_attempt,
     blocking_attempt,
 )
 from queuekeeper.events.model import (
     Delivery,
     Event,
-    Handler,
     Interest,
     PageItem,
     ReadRules,
@@ -48,6 +52,7 @@ from queuekeeper.events.operations import TRIALS, EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.postgres import address_of
+from queuekeeper.service.handlers import handler_of, reason_of
 from queuekeeper.service.steps import Begin, Ended, Stop, Wait
 from queuekeeper.text_form import shows
 
@@ -450,13 +455,13 @@ class Consumption:
         again: list[Failure] = []
         for failure in outcome.failures:
             delivery, error = failure.delivery, failure.error
-            retries_s = handler.retries_s
+            retries_s = handler.rules.retries_s
             _log.warning(
                 "group %s: handler %r failed on %d events, attempt %d",
                 *(self.group_id, handler.name, len(delivery.events), delivery.attempt),
                 exc_info=error,
             )
-            if isinstance(error, Rejected) or (retries_s is not None and delivery.attempt > len(retries_s)):
+            if handler.rules.is_final(delivery, error):
                 yield from self._fail(delivery, handler=handler.name, reason=_reason(error))
             elif retries_s is not None:
                 pause_s = retries_s[delivery.attempt - 1]
@@ -496,9 +501,8 @@ def _named(event_ids: Sequence[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     # Half a character is no text to PostgreSQL.
-    return text.replace("\0", " ")[:MAX_REASON_CHARACTERS].encode(errors="replace").decode()
+    return reason_of(error).replace("\0", " ")[:MAX_REASON_CHARACTERS].encode(errors="replace").decode()
 
 
 def _resolve(future: Any, *, result: Any = None, error: Exception | None = None) -> None:
@@ -526,16 +530,28 @@ class EventConsumer(EventService[None]):
 
     :param url: of the database.
     :param threads: handlers that work at once.
+    :param middleware: looks on or wraps; see :class:`~queuekeeper.events.handlers.Middleware`.
     :raises UsageError: when a parameter is out of range.
     """
 
     @checked
-    def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None, threads: int = 8) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        group_id: str,
+        rules: ReadRules | None = None,
+        threads: int = 8,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         check_integer("threads", threads, 1, 1_000)
         self._rules = rules or ReadRules()
         super().__init__(url, noun="consumer", threads=threads)
         self.operations: Consumption = Consumption(
-            group_id=group_id, rules=self._rules, attempt=blocking_attempt, began=self._begins.set
+            group_id=group_id,
+            rules=self._rules,
+            attempt=partial(blocking_attempt, middleware=tuple(middleware)),
+            began=self._begins.set,
         )
 
     @property
@@ -546,7 +562,7 @@ class EventConsumer(EventService[None]):
     @checked
     def handle(
         self,
-        work: Handler,
+        work: Handler | Work,
         *,
         name: str,
         interest: Interest | None = None,
@@ -557,11 +573,13 @@ class EventConsumer(EventService[None]):
 
         Register before the consumer runs: what is read while nobody handles it is passed over.
 
+        :param work: gets each delivery; others than plain functions come with rules of their own, as a
+            :class:`Handler`.
         :param name: by which a retry finds it, also after a restart; unique in the group.
         :param interest: every event when absent.
-        :param retries_s: seconds before each retry, during which others and later events go on; after the last
-            failure the events become dead letters. None: the order is kept, and a delivery comes again until it is
-            done. :class:`~queuekeeper.events.model.Rejected` makes dead letters at once, either way.
+        :param retries_s: for a plain function, seconds before each retry, during which others and later events go on;
+            after the last failure the events become dead letters. None: the order is kept, and a delivery comes again
+            until it is done. :class:`~queuekeeper.errors.Rejected` makes dead letters at once, either way.
         :param split: cuts a delivery into parts that are retried by themselves.
         """
         handler = _handler(work, name, interest, retries_s, split)
@@ -621,14 +639,25 @@ class AsyncEventConsumer(AsyncEventService[None]):
     """The same for asyncio: handlers are coroutine functions, and all of it runs in one event loop.
 
     :param url: of the database.
+    :param middleware: looks on or wraps; see :class:`~queuekeeper.events.handlers.Middleware`.
     """
 
     @checked
-    def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        group_id: str,
+        rules: ReadRules | None = None,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         self._rules = rules or ReadRules()
         super().__init__(url, noun="consumer")
         self.operations: Consumption = Consumption(
-            group_id=group_id, rules=self._rules, attempt=awaited_attempt, began=self._begins.set
+            group_id=group_id,
+            rules=self._rules,
+            attempt=partial(awaited_attempt, middleware=tuple(middleware)),
+            began=self._begins.set,
         )
 
     @property
@@ -640,7 +669,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
     @checked
     async def handle(
         self,
-        work: Callable[[Delivery], Awaitable[Any]],
+        work: Handler | Callable[[Delivery], Awaitable[Any]],
         *,
         name: str,
         interest: Interest | None = None,
@@ -697,16 +726,14 @@ class AsyncEventConsumer(AsyncEventService[None]):
 
 
 def _handler(
-    work: Callable[[Delivery], Any],
+    work: Handler | Work,
     name: str,
     interest: Interest | None,
     retries_s: Sequence[float] | None,
     split: Splitter | None,
 ) -> ReliableHandler:
-    return ReliableHandler(
-        work=work,
-        name=name,
-        interest=interest or Interest(),
-        retries_s=None if retries_s is None else tuple(retries_s),
-        split=split,
-    )
+    if isinstance(work, Handler) and retries_s is not None:
+        raise UsageError(f"retries_s is {tuple(retries_s)}: the handler has rules of its own, {work.rules}")
+    found = handler_of(Handler, work)
+    rules = found.rules if retries_s is None else RetryRules(retries_s=retries_s)
+    return ReliableHandler(work=found.work, name=name, interest=interest or Interest(), rules=rules, split=split)

@@ -8,20 +8,87 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
-from queuekeeper.checks import check_integer, check_seconds, check_text
+from queuekeeper.checks import check_fields, check_integer, check_seconds, check_text
 from queuekeeper.clock import HANDLER_BACKOFF
 from queuekeeper.closing import Closing
+from queuekeeper.errors import Rejected
 from queuekeeper.events.model import (
     MAX_RETRIES,
     Delivery,
     FellBehind,
-    Handler,
     Interest,
     Splitter,
 )
-from queuekeeper.operation import Operation, awaited, blocking, finished, keeps, refuse_coroutine
+from queuekeeper.operation import Operation, awaited, blocking, keeps
+from queuekeeper.service import handlers as service
+
+Work: TypeAlias = Callable[[Delivery], Any]
+"""Works on a delivery; a coroutine function for asyncio. When it returns, its events are done; when it raises, not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryRules:
+    """What becomes of a delivery that a handler has failed on.
+
+    :param retries_s: seconds before each retry, during which others and later events go on; after the last failure the
+        events become dead letters. None: the order is kept, and a delivery comes again until the handler has done it.
+    :param dead_on: exceptions that no retry will cure: the events become dead letters at once, in order or not.
+    :param time_limit_ms: time that a handler may take for a delivery; then it has failed with
+        :class:`~queuekeeper.errors.TimeLimitExceeded`. None for no limit. A thread is stopped when it is in Python
+        code, not in a query or a sleep.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    retries_s: Sequence[float] | None = None
+    dead_on: tuple[type[Exception], ...] = (Rejected,)
+    time_limit_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "retries_s")
+        if self.retries_s is not None:
+            object.__setattr__(self, "retries_s", tuple(self.retries_s))
+            check_integer("retries", len(self.retries_s) + 1, 1, MAX_RETRIES + 1)
+            for pause_s in self.retries_s:
+                check_seconds("a pause before a retry", pause_s)
+        service.check_time_limit(self)
+        service.check_dead_on(self)
+
+    def is_final(self, delivery: Delivery, error: BaseException) -> bool:
+        """Whether the events of a delivery become dead letters."""
+        is_last = self.retries_s is not None and delivery.attempt > len(self.retries_s)
+        return is_last or isinstance(error, self.dead_on)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler(service.Handler[Delivery]):
+    """What works on a group's events, with the rules for its failures; it can be called as what it holds.
+
+    :param work: a function, or an object that can be called; for asyncio it returns an awaitable.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    of = "events"
+    store = "events"
+
+    work: Work
+    rules: RetryRules = field(default_factory=RetryRules)
+
+
+def _made(work: Work, rules: RetryRules) -> Handler:
+    return Handler(work=work, rules=rules)
+
+
+handler = service.with_rules(RetryRules, _made, example="retries_s=(1, 10, 60), dead_on=(ValueError,)")
+
+
+class Middleware(service.Middleware[Delivery]):
+    """Looks on while deliveries are worked on, or wraps the work; called in the thread or task of the handler.
+
+    What ``before``, ``after`` and ``error`` raise is logged and changes nothing. Each part of a delivery that is split
+    is a delivery here.
+    """
 
 
 @dataclass(eq=False, slots=True)
@@ -119,7 +186,7 @@ class Assignment:
                 yield part
             except Exception as error:
                 failures.append(Failure(delivery=part, error=error))
-                if handler.retries_s is None:
+                if handler.rules.retries_s is None:
                     return Outcome(failures=tuple(failures), left=parts[place + 1 :])
         return Outcome(failures=tuple(failures))
 
@@ -129,16 +196,13 @@ class ReliableHandler:
     """Somebody who gets every event of a subscription at least once, one delivery after the other.
 
     :param name: by which a retry finds it; unique in its consumer.
-    :param retries_s: seconds before each retry, while others and later events go on; after the last failure the events
-        become dead letters. None: the order is kept, and a delivery comes again until the handler has done it.
     :param split: cuts a delivery into parts that are retried by themselves.
-    :raises UsageError: when a pause is no time to wait, or there are too many.
     """
 
-    work: Handler
+    work: Work
     name: str
     interest: Interest
-    retries_s: tuple[float, ...] | None = None
+    rules: RetryRules = field(default_factory=RetryRules)
     split: Splitter | None = None
     subscription_id: str = ""
     queue: deque[Assignment] = field(default_factory=deque)
@@ -147,10 +211,6 @@ class ReliableHandler:
 
     def __post_init__(self) -> None:
         check_text("name of the handler", self.name, most_characters=255, filled=True)
-        if self.retries_s is not None:
-            check_integer("retries", len(self.retries_s) + 1, 1, MAX_RETRIES + 1)
-            for pause_s in self.retries_s:
-                check_seconds("a pause before a retry", pause_s)
 
     def next_assignment(self, now_s: float) -> Assignment | None:
         """Return what it may begin now, and count it busy with it."""
@@ -174,42 +234,34 @@ class ReliableHandler:
         self.queue.appendleft(assignment)
 
 
-class _Attempt:
+class _Attempt(service.BlockingCalls[Delivery]):
     """Puts the steps of an attempt to the handler's function."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, middleware: Sequence[Middleware]) -> None:
+        super().__init__(assignment.handler.work, assignment.handler.rules, middleware=middleware)
         self.operations = assignment
-        self._work = assignment.handler.work
-
-    def answer(self, delivery: Delivery) -> None:
-        """Have the handler work on a delivery."""
-        refuse_coroutine(self._work(delivery))
 
     run = blocking(Assignment.attempt)
 
 
-class _AsyncAttempt:
+class _AsyncAttempt(service.AsyncCalls[Delivery]):
     """The same in the event loop."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, middleware: Sequence[Middleware]) -> None:
+        super().__init__(assignment.handler.work, assignment.handler.rules, middleware=middleware)
         self.operations = assignment
-        self._work = assignment.handler.work
-
-    async def answer(self, delivery: Delivery) -> None:
-        """Have the handler work on a delivery."""
-        await finished(self._work(delivery))
 
     run = awaited(Assignment.attempt)
 
 
-def blocking_attempt(assignment: Assignment) -> Callable[[], Outcome]:
+def blocking_attempt(assignment: Assignment, middleware: Sequence[Middleware] = ()) -> Callable[[], Outcome]:
     """Return the function that makes an attempt in the thread that calls it."""
-    return _Attempt(assignment).run
+    return _Attempt(assignment, middleware).run
 
 
-def awaited_attempt(assignment: Assignment) -> Callable[[], Awaitable[Outcome]]:
+def awaited_attempt(assignment: Assignment, middleware: Sequence[Middleware] = ()) -> Callable[[], Awaitable[Outcome]]:
     """Return the coroutine function that makes an attempt."""
-    return _AsyncAttempt(assignment).run
+    return _AsyncAttempt(assignment, middleware).run
 
 
 class BufferedListener:

@@ -203,9 +203,6 @@ class Delivery:
     retry_id: str | None = None
 
 
-Handler: TypeAlias = Callable[[Delivery], Any]
-"""Works on a delivery; for an :class:`~queuekeeper.events.consumer.AsyncEventConsumer` a coroutine function."""
-
 Splitter: TypeAlias = Callable[[Delivery], Iterable[Delivery]]
 """Cuts a delivery into several."""
 

@@ -40,6 +40,7 @@ from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.operation import Operation, awaited, blocking, is_coroutine_function
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.handlers import handler_of
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
 from queuekeeper.text_form import shows
 
@@ -139,7 +140,7 @@ class Consumption:
         self.rules = rules or WorkRules()
         self.registration: Registration | None = None
         self._operations = operations
-        self._handler = work if isinstance(work, Handler) else Handler(work=work)
+        self._handler = handler_of(Handler, work)
         self._options = options
         self._start_from = start
         self._registers = register
@@ -527,7 +528,8 @@ class FanoutConsumer(_Registered, BlockingService[None]):
         middleware: Sequence[Middleware] = (),
         draw: Callable[[], float] = random.random,
     ) -> None:
-        if is_coroutine_function(work.work if isinstance(work, Handler) else work):
+        work = handler_of(Handler, work)
+        if is_coroutine_function(work.work):
             raise UsageError("the handler is a coroutine function: it would never run here, take AsyncFanoutConsumer")
         rules = rules or WorkRules()
         # One of the threads listens.

@@ -1,0 +1,264 @@
+"""Handlers of every store: what works, its limit of time, who looks on or wraps, and decorators; no I/O here."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+
+from queuekeeper.checks import check_fields, check_integer
+from queuekeeper.errors import UsageError
+from queuekeeper.operation import finished, refuse_coroutine
+from queuekeeper.service.limits import limited, time_is_up
+
+M = TypeVar("M")
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W")
+H = TypeVar("H", bound="Handler[Any]")
+
+LONGEST_MS = 10 * 365 * 86_400_000
+"""Longest limit of time, and longest pause."""
+
+_log = logging.getLogger(__name__)
+
+
+class Rules(Protocol):
+    """What the rules of every store say."""
+
+    @property
+    def time_limit_ms(self) -> int | None:
+        """Time that a handler may take; none for no limit."""
+
+    def is_final(self, message: Any, error: Exception) -> bool:
+        """Whether a message on which a handler has failed like this becomes a dead letter."""
+
+
+def check_time_limit(rules: Rules) -> None:
+    """Refuse rules with a limit that is no time.
+
+    :raises UsageError: naming parameter, value and rule.
+    """
+    if rules.time_limit_ms is not None:
+        check_integer("time_limit_ms", rules.time_limit_ms, 1, LONGEST_MS)
+
+
+def check_dead_on(rules: Any) -> None:
+    """Refuse rules whose ``dead_on`` holds anything but exceptions.
+
+    :raises UsageError: naming parameter, value and rule.
+    """
+    check_fields(rules, "dead_on")
+    for one in rules.dead_on:
+        if not issubclass(one, Exception):
+            raise UsageError(f"dead_on holds {one!r}: it must be a tuple of classes of exceptions")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in words why a handler has failed."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler(Generic[M]):
+    """What works, with the rules for its failures; it can be called as what it holds.
+
+    :cvar of: what its store calls itself.
+    :cvar store: package of its store.
+    """
+
+    of: ClassVar[str]
+    store: ClassVar[str]
+
+    work: Callable[[M], Any]
+    rules: Any
+
+    def __post_init__(self) -> None:
+        check_fields(self, "work", "rules")
+
+    def __call__(self, message: M) -> Any:
+        """Work."""
+        return self.work(message)
+
+
+def handler_of(kind: type[H], work: Callable[[Any], Any], *, name: str = "work") -> H:
+    """Return a store's handler; a plain function gets the default rules.
+
+    :param name: what to call it in the refusal.
+    :raises UsageError: when it is a handler of another store, whose rules would not count here.
+    """
+    if isinstance(work, kind):
+        return work
+    if isinstance(work, Handler):
+        raise UsageError(
+            f"{name} is a handler of {work.of}, and its rules count for `{work.store} work` alone: {work.rules}; "
+            f"name a function without {work.store}.handler, or one with {kind.store}.handler"
+        )
+    # Each store's has default rules.
+    return kind(work=work)  # type: ignore[call-arg]
+
+
+def with_rules(rules: Callable[P, R], make: Callable[[W, R], H], *, example: str) -> Callable[P, Callable[[W], H]]:
+    """Return ``handler`` with the signature of a store's rules, so that editors and type checkers complete them.
+
+    :param make: makes a handler of a function and its rules.
+    :param example: arguments to show.
+    """
+
+    def handler(*args: P.args, **kwargs: P.kwargs) -> Callable[[W], H]:
+        known = inspect.signature(rules).parameters
+        for name in kwargs:
+            if name not in known:
+                nearest = get_close_matches(name, known, n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known)}"
+                raise UsageError(f"handler has no rule {name!r}: {hint}")
+        found = rules(*args, **kwargs)
+        return lambda work: make(work, found)
+
+    hints = get_type_hints(make)
+    work_hint, made_hint = hints["work"], hints["return"]
+    handler.__signature__ = inspect.signature(rules).replace(  # type: ignore[attr-defined]
+        return_annotation=Callable[[work_hint], made_hint]
+    )
+    handler.__module__ = make.__module__
+    handler.__doc__ = (
+        f"Make a function a handler: ``@handler({example})``.\n\n"
+        "The arguments are those of :class:`RetryRules`.\n\n"
+        ":raises UsageError: naming parameter, value and rule; for a name that is no rule, the nearest one."
+    )
+    return handler
+
+
+class Middleware(Generic[M]):
+    """Looks on while handlers work, or wraps the work; called in the thread or task of the handler.
+
+    What ``before``, ``after`` and ``error`` raise is logged and changes nothing.
+    """
+
+    def around(self, message: M, /) -> AbstractContextManager[Any]:
+        """Return what the handler runs in, such as a trace, a lock or a database transaction.
+
+        What it raises when it is entered fails the attempt before the handler begins. When the handler has failed, it
+        gets the error, and may raise another one, or end it as any context manager may: then the message is done. The
+        first middleware is the outermost. The handler's time limit covers the handler alone.
+        """
+        return nullcontext()
+
+    def before(self, message: M, /) -> None:
+        """Learn that a handler begins."""
+
+    def after(self, message: M, /, *, duration_s: float) -> None:
+        """Learn that a handler has done it."""
+
+    def error(self, message: M, error: Exception, /, *, duration_s: float, is_final: bool) -> None:
+        """Learn that a handler has failed.
+
+        :param is_final: it becomes a dead letter.
+        """
+
+
+class Calls(Generic[M]):
+    """Calls a handler within its time, inside of what middleware puts around it, and tells middleware how it went.
+
+    :param now_s: a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[M], Any],
+        rules: Rules,
+        *,
+        middleware: Sequence[Middleware[M]] = (),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._work = work
+        self._rules = rules
+        self._middleware = middleware
+        self._now_s = now_s
+
+    @contextmanager
+    def _around(self, message: M) -> Iterator[None]:
+        self._tell(lambda one: one.before(message))
+        began_s = self._now_s()
+        try:
+            with ExitStack() as stack:
+                for one in self._middleware:
+                    stack.enter_context(one.around(message))
+                yield
+        except Exception as error:
+            duration_s = self._now_s() - began_s
+            # A name of a handler of exceptions does not outlive it.
+            raised = error
+            is_final = self._rules.is_final(message, error)
+            self._tell(lambda one: one.error(message, raised, duration_s=duration_s, is_final=is_final))
+            raise
+        duration_s = self._now_s() - began_s
+        self._tell(lambda one: one.after(message, duration_s=duration_s))
+
+    def _tell(self, hook: Callable[[Middleware[M]], None]) -> None:
+        for one in self._middleware:
+            try:
+                hook(one)
+            except Exception:
+                _log.exception("middleware %r failed", one)
+
+    @property
+    def _limit_s(self) -> float | None:
+        limit_ms = self._rules.time_limit_ms
+        return None if limit_ms is None else limit_ms / 1_000
+
+    async def _finish(self, result: Any) -> None:
+        """Await what the handler has returned, within its time."""
+        limit_s = self._limit_s
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                await finished(result)
+        except TimeoutError as error:
+            if limit_s is None or not limit.expired():
+                raise
+            raise time_is_up(limit_s) from error
+
+
+class BlockingCalls(Calls[M]):
+    """Calls in the thread of the caller."""
+
+    def answer(self, message: M) -> None:
+        """Have the handler work."""
+        with self._around(message):
+            if self._limit_s is None:
+                result = self._work(message)
+            else:
+                result = limited(self._work, message, limit_s=self._limit_s)
+            self._take(result)
+
+    def _take(self, result: Any) -> None:
+        """Take what the handler has returned."""
+        refuse_coroutine(result)
+
+
+class AsyncCalls(Calls[M]):
+    """Calls in the event loop."""
+
+    async def answer(self, message: M) -> None:
+        """Have the handler work."""
+        with self._around(message):
+            await self._finish(self._work(message))
+
+
+class LoopThreadCalls(BlockingCalls[M]):
+    """Calls in a thread beside an event loop, in which what the handler returns is awaited if it can be."""
+
+    async def answer_in_thread(self, message: M) -> None:
+        """Have the handler work in a thread."""
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.answer, message)
+
+    def _take(self, result: Any) -> None:
+        if inspect.isawaitable(result):
+            asyncio.run_coroutine_threadsafe(self._finish(result), self._loop).result()

@@ -1,0 +1,131 @@
+"""Handlers with rules: each store completes its own by name, and refuses those of another, which would not count."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import redis
+
+from queuekeeper import compacted, events, fanout
+from queuekeeper.errors import UsageError
+from queuekeeper.service.handlers import handler_of
+
+pytestmark = pytest.mark.unit
+
+STORES: list[Any] = [fanout, events, compacted]
+NAMES = ["fanout", "events", "compacted"]
+MISSPELT = {"fanout": "max_attempt", "events": "retry_s", "compacted": "first_delay"}
+MEANT = {"fanout": "max_attempts", "events": "retries_s", "compacted": "first_delay_ms"}
+
+
+def short(store: Any) -> str:
+    return str(store.__name__.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("store", STORES, ids=NAMES)
+def test_rules_of_a_handler_are_those_of_retry_rules_and_a_typing_error_is_named(store: Any) -> None:
+    # Python 3.13 keeps the annotations of one as text, and not of the other.
+    of_handler, of_rules = (
+        [(rule.name, inspect.formatannotation(rule.annotation).strip("'"), rule.default) for rule in rules.values()]
+        for rules in (inspect.signature(store.handler).parameters, inspect.signature(store.RetryRules).parameters)
+    )
+    assert of_handler == of_rules
+    assert store.handler(time_limit_ms=8)(print) == store.Handler(work=print, rules=store.RetryRules(time_limit_ms=8))
+    misspelt, meant = MISSPELT[short(store)], MEANT[short(store)]
+    with pytest.raises(UsageError, match=f"handler has no rule {misspelt!r}: did you mean {meant!r}"):
+        store.handler(**{misspelt: 8})
+    with pytest.raises(UsageError, match=f"no rule 'zzz': there are {next(iter(of_rules))[0]}, "):
+        store.handler(zzz=8)
+
+
+def test_rules_that_fan_out_has_are_named_in_full() -> None:
+    assert fanout.handler(max_attempts=8)(print).rules == fanout.RetryRules(max_attempts=8)
+    misspelt: Any = {"zzz": 8}
+    with pytest.raises(UsageError, match="no rule 'zzz': there are max_attempts, first_delay_ms, factor"):
+        fanout.handler(**misspelt)
+
+
+@pytest.mark.parametrize("store", STORES, ids=NAMES)
+def test_help_and_editors_show_what_the_decorator_takes_and_makes(store: Any) -> None:
+    assert "Make a function a handler: ``@handler(" in store.handler.__doc__
+    assert store.handler.__module__ == store.Handler.__module__
+    assert store.Handler in inspect.signature(store.handler).return_annotation.__args__
+    assert store.handler()(print)("works as the function does") is None
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: events.RetryRules(retries_s=(1.0, -1.0)),
+            "a pause before a retry is -1.0: it must be a number of sec",
+        ),
+        (lambda: events.RetryRules(retries_s=(1.0,) * 101), "retries is 102: it must be 1 to 101"),
+        (lambda: events.RetryRules(retries_s=cast("Any", 1)), "retries_s is 1: it must be a list or tuple of numbers"),
+        (lambda: events.RetryRules(time_limit_ms=0), "time_limit_ms is 0: it must be 1 to"),
+        (lambda: events.RetryRules(dead_on=cast("Any", (KeyboardInterrupt,))), "dead_on"),
+        (lambda: compacted.RetryRules(time_limit_ms=cast("Any", 0.5)), "time_limit_ms is 0.5: it must be an integer"),
+        (lambda: compacted.RetryRules(first_delay_ms=-1), "first_delay_ms is -1: it must be 0 to"),
+        (lambda: compacted.RetryRules(max_delay_ms=99), "max_delay_ms is 99: it must be 100 to"),
+        (lambda: compacted.Handler(work=cast("Any", 7)), "work is 7: it must be a function"),
+    ],
+)
+def test_wrong_rule_is_refused_in_words(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_pauses_may_be_a_list_and_those_of_a_compacted_queue_grow_to_the_longest() -> None:
+    assert events.RetryRules(retries_s=[1, 10]).retries_s == (1, 10)
+    rules = compacted.RetryRules(first_delay_ms=100, max_delay_ms=350)
+    assert [rules.delay_s(attempt) for attempt in (1, 2, 3, 9)] == [0.1, 0.2, 0.35, 0.35]
+
+
+@pytest.mark.parametrize("store", STORES, ids=NAMES)
+def test_handler_of_another_store_is_refused_and_the_refusal_says_where_its_rules_count(store: Any) -> None:
+    for other in STORES:
+        found = other.handler(time_limit_ms=8)(print)
+        if other is store:
+            assert handler_of(store.Handler, found) is found
+            continue
+        with pytest.raises(UsageError) as caught:
+            handler_of(store.Handler, found, name="billing:bill")
+        text = str(caught.value)
+        assert f"billing:bill is a handler of {other.Handler.of}, and its rules count for" in text
+        assert f"`{short(other)} work` alone" in text
+        assert "time_limit_ms=8" in text
+        assert f"without {short(other)}.handler, or one with {short(store)}.handler" in text
+
+
+@pytest.fixture
+def group() -> Iterator[events.EventConsumer]:
+    consumer = events.EventConsumer("postgresql://nobody@127.0.0.1:1/nothing", group_id="billing")
+    yield consumer
+    consumer.close(patient=False)
+
+
+def test_consumers_refuse_a_handler_of_another_store(group: events.EventConsumer) -> None:
+    of_fanout: Any = fanout.handler()(print)
+    of_events: Any = events.handler()(print)
+
+    async def worker() -> None:
+        compacted.CompactedWorker(object.__new__(compacted.AsyncCompactedQueues), "meter-7", of_fanout)
+
+    queues = fanout.FanoutQueues(redis.Redis())
+    with pytest.raises(UsageError, match="work is a handler of fan-out queues"):
+        group.handle(of_fanout, name="bill")
+    with pytest.raises(UsageError, match="work is a handler of events"):
+        fanout.FanoutConsumer(queues, "orders", of_events, consumer="billing")
+    with pytest.raises(UsageError, match="work is a handler of fan-out queues"):
+        asyncio.run(worker())
+
+
+def test_pauses_of_a_handler_of_events_are_given_once(group: events.EventConsumer) -> None:
+    bill = events.handler(retries_s=(1,))(print)
+    with pytest.raises(UsageError, match=r"retries_s is \(2,\): the handler has rules of its own, RetryRules\("):
+        group.handle(bill, name="bill", retries_s=(2,))
