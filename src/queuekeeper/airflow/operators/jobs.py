@@ -87,6 +87,16 @@ class JobOperator(StoresOperator):
             say=self.say,
         )
 
+    def take_approval(self, runs: MaintenanceRuns, run_id: str, decision: Any, *, note: bool = True) -> None:
+        """Read the answer about a run, check that its plan may still be carried out, and note who agreed.
+
+        :param decision: what the question returned.
+        :param note: whether the answer goes into the audit; once is enough.
+        """
+        answer = take_answer(run_id, decision, note=lambda given: runs.note_answer(run_id, given) if note else None)
+        runs.approve_current(run_id, answer, now_ms=system_clock())
+        self.log.info("Run %s was approved by %s", run_id, answer.actor)
+
 
 class PlanJobOperator(AskedOperator, JobOperator):
     """Count what a job would do and write it down; nothing is changed.
@@ -203,9 +213,8 @@ class CheckJobApprovalOperator(JobOperator):
         run_id = self.maintenance_run_id
         with self.postgres_hook.maintenance_runs() as runs:
             plan = load_plan(self.kind, runs, run_id)
-            answer = take_answer(run_id, self.decision, note=lambda given: runs.note_answer(run_id, given))
-            runs.approve_current(run_id, answer, now_ms=system_clock())
-        self.log.info("Run %s was approved by %s; shares: %s", run_id, answer.actor, ", ".join(plan.share_names()))
+            self.take_approval(runs, run_id, self.decision)
+        self.log.info("Its shares: %s", ", ".join(plan.share_names()))
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.operators.jobs import JobOperator, PausableOperator, PlanJobOperator, ReportJobOperator
-from queuekeeper.audit import Answer
-from queuekeeper.clock import system_clock
-from queuekeeper.errors import CheckFailed
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.jobs.parameters import describe
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.remedies.job import REPORT, SHARE, Remedy
@@ -53,7 +48,7 @@ class PlanRepairOperator(PlanJobOperator):
         }
 
 
-class ApplyRepairOperator(PausableOperator, JobOperator):
+class ApplyRepairOperator(ApplyJobShareOperator):
     """Read the answer, note who agreed, and do what the plan says; a task that is tried again does the rest.
 
     Of a run that is done it returns the report once more, and writes nothing.
@@ -62,33 +57,23 @@ class ApplyRepairOperator(PausableOperator, JobOperator):
     :param decision: what the question returned (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, "run_id", "decision")
+    template_fields: Sequence[str] = (*ApplyJobShareOperator.template_fields, "decision")
 
     def __init__(self, *, run_id: str, decision: Any, job: str = "{{ params.remedy }}", **kwargs: Any) -> None:
-        super().__init__(job=job, **kwargs)
-        self.run_id = run_id
+        super().__init__(job=job, maintenance_run_id=run_id, share=SHARE, **kwargs)
         self.decision = decision
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return what was done."""
-        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
-            run = runs.load(self.run_id)
+        run_id = self.maintenance_run_id
+        with self.postgres_hook.maintenance_runs() as runs:
+            run = runs.load(run_id)
             self.job = run.kind
-
-            def note(answer: Answer) -> None:
-                # Once is enough, and a pause may last a night.
-                if not self.looks_again:
-                    runs.note_answer(self.run_id, answer)
-
             if run.state is not RunState.DONE:
-                answer = take_answer(self.run_id, self.decision, note=note)
-                runs.approve_current(self.run_id, answer, now_ms=system_clock())
-                self.log.info("Run %s was approved by %s", self.run_id, answer.actor)
-            report = self.engine(client, runs).apply(runs, self.run_id, SHARE)
-        self.log.info("Run %s: %s; undo file %s", self.run_id, report.counts.effects, report.undo_file or "none")
-        if not report.done:
-            raise CheckFailed(f"run {self.run_id} is not done: {report.stopped}")
-        return asdict(report) | {"done": report.counts.effects}
+                # A pause may last a night, with many looks.
+                self.take_approval(runs, run_id, self.decision, note=not self.looks_again)
+        report = super().work(context)
+        return report | {"done": report["counts"]["effects"]}
 
 
 class ReportRepairOperator(ReportJobOperator):
