@@ -13,12 +13,9 @@ SELECT
 FROM unnest(%(client_ids)s::varchar[]) AS wanted (client_id)
 LEFT JOIN LATERAL (
     SELECT
-        msg.serial_number,
-        msg.packet_id
-    FROM device_publish_msg AS msg
-    WHERE msg.client_id = wanted.client_id
-    ORDER BY msg.serial_number DESC
-    LIMIT 1
+        serial_number,
+        packet_id
+-- include: newest_message
 ) AS newest ON TRUE
 ORDER BY wanted.client_id
 ON CONFLICT (client_id) DO UPDATE

@@ -25,12 +25,9 @@ WITH last_given AS (
     LEFT JOIN device_session_ctx AS ctx ON wanted.client_id = ctx.client_id
     LEFT JOIN LATERAL (
         SELECT
-            msg.serial_number,
-            msg.packet_id
-        FROM device_publish_msg AS msg
-        WHERE msg.client_id = wanted.client_id
-        ORDER BY msg.serial_number DESC
-        LIMIT 1
+            serial_number,
+            packet_id
+    -- include: newest_message
     ) AS newest ON TRUE
 ),
 
