@@ -21,63 +21,26 @@ Step by step, with commands: `docs/runbooks/expired_reference_cleanup.md`. Owner
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
+from airflow.sdk import DAG
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, TriggerRule
-
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, of_file, tags
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.approval import ApprovePlanOperator
-from queuekeeper.airflow.operators.jobs import (
-    ApplyJobShareOperator,
-    CheckJobApprovalOperator,
-    PlanJobOperator,
-    ReportJobOperator,
-    SummariseJobOperator,
-)
+from queuekeeper.airflow.operators.jobs import plan_do_report
 from queuekeeper.jobs.common import Approval, Connections, DryRun, UndoRetention
 from queuekeeper.maintenance.cleanup.model import CleanupParameters
-
-JOB = Path(__file__).stem
-SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
-RUN_ID = "{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') }}"
 
 with DAG(
     **of_file(__file__, __doc__),
     description="Clean sessions in Redis of what has expired: plan, approve, clean, look again.",
     schedule=None,
     params=form(DryRun, CleanupParameters, UndoRetention, Approval, Connections),
-    default_args={**default_args(), **connections("postgres", "redis"), "job": JOB},
+    default_args={**default_args(), **connections("postgres", "redis")},
     tags=tags(Tag.MAINTENANCE, Tag.REDIS),
     **ONE_AT_A_TIME,
 ):
-    plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS)
-    summarise = SummariseJobOperator(task_id="summarise_plan", maintenance_run_id=RUN_ID, pool=Pool.POSTGRES)
-    approve = ApprovePlanOperator(
-        task_id="approve",
-        subject=f"Clean {{{{ '{{:,}}'.format({SUMMARY}['numbers']['to_do']) }}}} keys and references in Redis?",
-        body=f"{{{{ {SUMMARY}['markdown'] }}}}",
-        plan_only=f"{{{{ params.dry_run or {SUMMARY}['empty'] }}}}",
-        retry_delay=timedelta(seconds=1),
+    plan_do_report(
+        "expired_reference_cleanup",
+        question="Clean {count} keys and references in Redis?",
+        do="apply",
+        done="cleaned",
     )
-    check = CheckJobApprovalOperator(
-        task_id="check_approval", maintenance_run_id=RUN_ID, decision=approve.output, pool=Pool.POSTGRES
-    )
-    apply = ApplyJobShareOperator.partial(
-        task_id="apply",
-        map_index_template="{{ task.share }}",
-        pool=Pool.REDIS,
-        execution_timeout=timedelta(days=7),
-    ).expand_kwargs(check.output)
-    # What was done is of interest most when a shard was not finished; without an approval there is nothing to report.
-    report = ReportJobOperator(
-        task_id="report", maintenance_run_id=RUN_ID, pool=Pool.REDIS, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
-    )
-    # The run's own verdict: a report alone must not turn a shard that failed green.
-    cleaned = EmptyOperator(task_id="cleaned")
-
-    plan >> summarise >> approve >> check >> apply
-    [check, apply] >> report
-    [apply, report] >> cleaned

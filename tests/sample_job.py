@@ -1,16 +1,9 @@
-"""A job that gives keys another prefix: all that has to be written for a job, as CONTRIBUTING quotes it."""
+"""A job that gives keys another prefix: all that has to be written for a job."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from queuekeeper.jobs.common import RunParameters
-from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.model import Job, NothingBesides, Step, Words
-from queuekeeper.jobs.parameters import parameter
-from queuekeeper.jobs.registry import add_job
+from queuekeeper.jobs import KeyJob, Line, RunParameters, Words, add_job, parameter
+from queuekeeper.keyspace import literally
 
 
 class RenamingParameters(RunParameters):
@@ -20,52 +13,26 @@ class RenamingParameters(RunParameters):
     new: str = parameter("new:", title="New prefix", help="What they begin with afterwards.", longest=100)
 
 
-@dataclass(kw_only=True)
-class RenamingCounts(Counts):
-    """What was found, or was done. A key is left alone whose new name is taken."""
-
-    looked_at: ClassVar[frozenset[str]] = frozenset({"keys"})
-
-    keys: int = 0
-    renamed: int = 0
-
-
 @add_job
-class Renaming(Job[RenamingParameters, RenamingCounts, NothingBesides]):
-    """The job."""
+class Renaming(KeyJob[RenamingParameters]):
+    """Renames keys one by one; a key whose new name is taken is left alone."""
 
     kind = "rename_keys"
     words = Words(noun="renaming of keys", title="Renaming", about="keys", command="keys rename")
-    undoes = True
+    asks = undoes = True
 
-    def shares(self) -> list[str]:
-        """Return the one share that there is."""
-        return ["all"]
+    def pattern(self) -> str:
+        return literally(self.world.parameters.old) + "*"
 
-    def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield pages of keys."""
-        client: Any = self.world.client
-        cursor = int(after or 0)
-        while True:
-            cursor, keys = client.scan(cursor, match=f"{self.world.parameters.old}*", count=self.world.size(1_000))
-            yield Step(cursor=str(cursor), work=[key.decode() for key in keys])
-            if cursor == 0:
-                return
+    def line(self, key: str) -> Line:
+        return {"from": key, "to": self.world.parameters.new + key.removeprefix(self.world.parameters.old)}
 
-    def apply(self, step: Step) -> RenamingCounts:
-        """Rename a page of keys."""
-        self.world.pace(len(step.work))
-        names = {key: self.world.parameters.new + key.removeprefix(self.world.parameters.old) for key in step.work}
-        self.world.writer.note({"from": old, "to": new} for old, new in names.items())
-        renamed = sum(self._rename(old, new) for old, new in names.items())
-        return RenamingCounts(keys=len(names), renamed=renamed)
+    def change(self, line: Line) -> bool:
+        return self._rename(line["from"], line["to"])
 
-    def take_back(self, line: Mapping[str, Any]) -> bool:
-        """Give a key its old name again."""
+    def take_back(self, line: Line) -> bool:
         return self._rename(line["to"], line["from"])
 
     def _rename(self, old: str, new: str) -> bool:
-        client: Any = self.world.client
-        if self.world.counts_only or not client.exists(old):
-            return bool(client.exists(old) and not client.exists(new))
-        return bool(client.renamenx(old, new))
+        free = self.client.exists(old) and not self.client.exists(new)
+        return bool(free and (self.world.counts_only or self.client.renamenx(old, new)))

@@ -276,7 +276,7 @@ def fanout_part(queue: str) -> int:
 
 def fanout_scan_pattern(prefix: str) -> str:
     """Return a pattern for SCAN that matches a key of every fan-out queue."""
-    return _literally(prefix) + "fanout:{*}:state"
+    return literally(prefix) + "fanout:{*}:state"
 
 
 def fanout_queue_of(state_key: str, *, prefix: str = "") -> str:
@@ -334,7 +334,7 @@ def compacted_collector_keys(*, prefix: str = "") -> tuple[str, ...]:
 
 def compacted_scan_pattern(prefix: str) -> str:
     """Return a pattern for SCAN that matches a key of every compacted queue."""
-    return _literally(prefix) + "compacted:{*}:state"
+    return literally(prefix) + "compacted:{*}:state"
 
 
 def compacted_client_id(state_key: str, *, prefix: str = "") -> str:
@@ -374,10 +374,10 @@ def split_session_key(name: bytes, *, prefix: bytes) -> tuple[bytes, str] | None
 
 def session_scan_pattern(prefix: str) -> str:
     """Return a pattern for SCAN that misses no key of a DEVICE session."""
-    return _literally(prefix) + "{*}_*"
+    return literally(prefix) + "{*}_*"
 
 
-def _literally(text: str) -> str:
+def literally(text: str) -> str:
     """Return a pattern that matches this text only."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 

@@ -19,7 +19,9 @@ from lua_sessions import Session, messages, served_by
 from queuekeeper import approvals, lua, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
+from queuekeeper.jobs import keys
 from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import Step
 from queuekeeper.jobs.store import RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
 from queuekeeper.maintenance.cleanup import expired_references
@@ -419,14 +421,14 @@ def test_many_large_records_without_expiry_fit_by_several_calls(valkey: World) -
 def test_keys_that_scan_shows_twice_are_cleaned_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world)
     planned = world.plan()
-    pages = expired_references._pages
+    find = Cleanup.find
 
-    def twice(*args: Any, **options: Any) -> Iterator[tuple[int, list[bytes]]]:
-        for cursor, names in pages(*args, **options):
-            yield cursor, names
-            yield cursor, names
+    def twice(*args: Any) -> Iterator[Step]:
+        for page in find(*args):
+            yield page
+            yield page
 
-    monkeypatch.setattr(expired_references, "_pages", twice)
+    monkeypatch.setattr(Cleanup, "find", twice)
     _, done = world.clean()
     assert (done.removed, done.repaired) == (planned.removed, planned.repaired)
 
@@ -566,7 +568,7 @@ def test_undo_without_a_file_says_so_and_old_files_go(valkey: World) -> None:
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expired_references, "KEYS_PER_PAGE", 10)
+    monkeypatch.setattr(keys, "KEYS_PER_PAGE", 10)
 
 
 def many(world: World, count: int = 300) -> list[Device]:
@@ -650,21 +652,21 @@ def test_run_that_fails_goes_on_where_it_stopped_and_one_that_is_done_does_nothi
 ) -> None:
     devices = many(valkey)
     run_id, (shard,) = valkey.approved()
-    pages = expired_references._pages
+    find = Cleanup.find
 
-    def cut(*args: Any, **options: Any) -> Iterator[tuple[int, list[bytes]]]:
-        for number, page in enumerate(pages(*args, **options)):
+    def cut(*args: Any) -> Iterator[Step]:
+        for number, page in enumerate(find(*args)):
             if number == 20:
                 raise RefusedError("cut")
             yield page
 
-    monkeypatch.setattr(expired_references, "_pages", cut)
+    monkeypatch.setattr(Cleanup, "find", cut)
     with pytest.raises(RefusedError, match=r"^cut$"):
         valkey.apply(run_id, shard)
     assert valkey.runs.load(run_id).state is RunState.FAILED
     first = valkey.runs.shard_progress(run_id, shard)
     assert 0 < first.scanned < 900
-    monkeypatch.setattr(expired_references, "_pages", pages)
+    monkeypatch.setattr(Cleanup, "find", find)
     report = valkey.apply(run_id, shard)
     assert (report.counts.keys, report.counts.dead_references) == (900, len(devices))
     before = valkey.contents()

@@ -11,8 +11,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs import keys
 from queuekeeper.jobs.undo import remove_old_undo_files
-from queuekeeper.maintenance.cleanup import expired_references
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts
 from queuekeeper.redis_client import RedisClient, connect
@@ -55,7 +55,7 @@ def world(client: RedisClient, records: Any, place: str) -> World:
 def test_run_that_is_killed_is_taken_back_and_gone_on_with_elsewhere(
     world: World, records: Any, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expired_references, "KEYS_PER_PAGE", 10)
+    monkeypatch.setattr(keys, "KEYS_PER_PAGE", 10)
     before = world.contents()
     run_id, (share,) = world.approved()
     apply, done = Cleanup.apply, list[int]()

@@ -220,7 +220,9 @@ def at_work(
         try:
             with postgres.connect(postgres_url, autocommit=True) as connection, connect(redis_url) as client:
                 engine = Engine(job=Renaming, client=client, undo_directory=folder, say=say)
-                engine.apply(MaintenanceRuns(connection), run_id, "all")
+                runs = MaintenanceRuns(connection)
+                [share] = engine.load(runs, run_id).share_names()
+                engine.apply(runs, run_id, share)
         except BaseException as error:
             failed.append(error)
 
@@ -240,6 +242,7 @@ def test_job_at_work_waits_goes_on_and_changes_its_pace_as_its_page_says(
         runs = MaintenanceRuns(control)
         engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
         run_id = engine.save(runs, engine.plan(RenamingParameters())).maintenance_run_id
+        runs.approve(run_id, "ada")
         address = f"/runs/rename_keys/{run_id}"
         waits = threading.Event()
 
@@ -281,6 +284,7 @@ def test_job_at_work_waits_goes_on_and_changes_its_pace_as_its_page_says(
         for each in reversed(found)
         if each.action != "apply"
     ] == [
+        ("ada", "approve", None),
         ("operator", "throttle", 1),
         ("operator", "pause", None),
         ("operator", "throttle", None),

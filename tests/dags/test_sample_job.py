@@ -1,8 +1,9 @@
-"""A job of a stranger's, of some seventy lines, has form, command, operators, plan, pace, undo, audit and report."""
+"""A job of some thirty lines has form, command, operators, plan, question, pace, undo, audit and report."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,22 +11,29 @@ from typing import Any
 
 import pytest
 import typer
+from airflow.dag_processing import dagbag
+from airflow.dag_processing.bundles.manager import DagBundlesManager
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from typer.testing import CliRunner
 
 from queuekeeper import audit, postgres
+from queuekeeper.airflow.defaults import connections
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
 from queuekeeper.cli import jobs
 from queuekeeper.cli.context import CommandGroup
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.jobs import pace
-from queuekeeper.jobs.common import Connections, DryRun
+from queuekeeper.jobs.common import Approval, Connections, DryRun
 from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.keys import KeyCounts
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.redis_client import connect
 from queuekeeper.report.files import report_name
-from tests.sample_job import Renaming, RenamingCounts, RenamingParameters
+from tests.dags.runs import states
+from tests.sample_job import Renaming, RenamingParameters
 
 pytestmark = pytest.mark.dags
 
@@ -53,13 +61,22 @@ def command(*arguments: str, code: int = 0) -> Any:
     return json.loads(result.stdout)
 
 
+def approved(engine: Engine, runs: MaintenanceRuns) -> tuple[str, str]:
+    """Return a run that somebody has agreed to, and its one share."""
+    plan = engine.plan(RenamingParameters())
+    run_id = engine.save(runs, plan).maintenance_run_id
+    runs.approve(run_id, "ada")
+    [share] = plan.share_names()
+    return run_id, share
+
+
 def test_command_plans_does_controls_and_takes_back_and_the_audit_tells(client: Any, postgres_url: str) -> None:
     planned = command("rename", "--dry-run", "--old", "old:")
-    assert planned["plan"]["counts"] == {"keys": 50, "renamed": 49}
+    assert planned["plan"]["counts"] == {"keys": 50, "changed": 49}
     assert len(client.keys("old:*")) == 50
 
     done = command("rename", "--yes")
-    assert (done["counts"]["renamed"], done["clean"], client.keys("old:*")) == (49, True, [b"old:7"])
+    assert (done["counts"]["changed"], done["clean"], client.keys("old:*")) == (49, True, [b"old:7"])
     run_id = done["maintenance_run_id"]
     assert command("run", "status", run_id)["state"] == "done"
     assert command("run", "pause", run_id)["paused"] is True
@@ -77,29 +94,55 @@ def test_command_plans_does_controls_and_takes_back_and_the_audit_tells(client: 
     ]  # fmt: skip
 
 
-def test_form_and_tasks_are_made_of_the_model(client: Any, tmp_path: Path) -> None:
+def test_form_is_made_of_the_model() -> None:
     fields = form(DryRun, RenamingParameters, Connections)
     assert fields["old"].value == "old:"
     with pytest.raises(ParamValidationError):
         fields["max_run_minutes"].resolve(0)
 
-    pushed: dict[str, str] = {}
-    context: Any = {
-        "dag_run": SimpleNamespace(conf={}, dag_id="rename_keys", run_id="by hand"),
-        "dag": SimpleNamespace(params=fields),
-        "ti": SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value})),
-        "params": {name: field.value for name, field in fields.items()},
-    }
-    plan = PlanJobOperator(task_id="plan", job="rename_keys", plan_only=False)
-    plan.render_template_fields(context)
-    [share] = plan.execute(context)
-    done = ApplyJobShareOperator(task_id="apply", job="rename_keys", **share).execute(context)
-    assert (done["counts"]["renamed"], done["share"]) == (49, "all")
-    report = ReportJobOperator(task_id="report", job="rename_keys", plan_only=False, **pushed)
-    told = report.execute(context)
 
+@pytest.fixture
+def dag(airflow_database: None, client: Any) -> DAG:
+    """The job's DAG, as its author writes it."""
+    with DAG(
+        "rename_keys",
+        schedule=None,
+        params=form(DryRun, RenamingParameters, Approval, Connections),
+        default_args=connections("postgres", "redis"),
+    ) as found:
+        plan_do_report("rename_keys", do="rename", done="renamed")
+    # A run is made of what Airflow has stored.
+    DagBundlesManager().sync_bundles_to_db()  # type: ignore[no-untyped-call]
+    bag = dagbag.DagBag(os.devnull)
+    bag.bag_dag(found)
+    dagbag.sync_bag_to_db(bag, "dags-folder", None)
+    return found
+
+
+@pytest.mark.parametrize(("answer", "state"), [("Approve", "success"), ("Reject", "failed")])
+def test_dag_asks_a_person_and_only_a_yes_renames(
+    dag: DAG, client: Any, monkeypatch: pytest.MonkeyPatch, answer: str, state: str
+) -> None:
+    asked: list[Any] = []
+
+    def answered(question: Any, _: Any) -> dict[str, Any]:
+        asked.append((question.subject, question.body))
+        return {"chosen_options": [answer], "responded_by_user": {"id": "1", "name": "ada"}}
+
+    monkeypatch.setattr(HITLOperator, "execute", answered)
+    run = dag.test()
+    assert run.state == state
+    [(subject, body)] = asked
+    assert subject == "49 changes to be made: go on?"
+    assert "| Keys | 50 |" in body
+    if answer == "Reject":
+        assert states(run)["check_approval"] == {"failed"}
+        assert len(client.keys("old:*")) == 50
+        return
+    assert client.keys("old:*") == [b"old:7"]
+    told = next(task for task in run.get_task_instances() if task.task_id == "report").xcom_pull(task_ids="report")
     assert told["verdict"] == "clean: a second look finds nothing that was to be done"
-    assert told["planned"] == told["counts"] == {"keys": 50, "renamed": 49}
+    assert told["planned"] == told["counts"] == {"keys": 50, "changed": 49}
     page = Path(told["html"])
     assert report_name(page.name) is not None
     assert "Renaming <code>" in page.read_text("utf-8")
@@ -112,12 +155,12 @@ def test_command_takes_back_what_a_task_has_noted_in_an_object_store(
     monkeypatch.setenv("QUEUEKEEPER_UNDO_DIR", place)
     with postgres.connect(postgres_url, autocommit=True) as connection:
         postgres.migrate(connection)
-        engine = Engine(job=Renaming, client=client)
-        run_id = engine.save(MaintenanceRuns(connection), engine.plan(RenamingParameters())).maintenance_run_id
-    task = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share="all")
+        run_id, share = approved(Engine(job=Renaming, client=client), MaintenanceRuns(connection))
+    task = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share=share)
     run: Any = {"dag_run": SimpleNamespace(dag_id="rename_keys", run_id="by hand")}
     done = task.execute(run)
-    assert (done["undo_file"], len(client.keys("old:*"))) == (f"{place}/{run_id}.all.undo.jsonl", 1)
+    name = f"{run_id}.{share.replace(':', '_')}.undo.jsonl"
+    assert (done["undo_file"], len(client.keys("old:*"))) == (f"{place}/{name}", 1)
 
     assert command("run", "undo", run_id, "--yes")["taken_back"] == 49
     assert len(client.keys("old:*")) == 50
@@ -128,9 +171,9 @@ def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: A
         postgres.migrate(connection)
         runs = MaintenanceRuns(connection)
         engine = Engine(job=Renaming, client=client)
-        run_id = engine.save(runs, engine.plan(RenamingParameters())).maintenance_run_id
+        run_id, share = approved(engine, runs)
         runs.set_paused(run_id, True)
-        apply = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share="all")
+        apply = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share=share)
         report = ReportJobOperator(task_id="report", job="rename_keys", maintenance_run_id=run_id, plan_only=False)
         run: Any = {"dag_run": SimpleNamespace(dag_id="rename_keys", run_id="by hand")}
         for task in (apply, report):
@@ -142,7 +185,7 @@ def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: A
         assert len(client.keys("old:*")) == 50
 
         runs.set_paused(run_id, False)
-        assert apply.look_again(run)["counts"] == {"keys": 50, "renamed": 49}
+        assert apply.look_again(run)["counts"] == {"keys": 50, "changed": 49}
         runs.set_paused(run_id, True)
         with pytest.raises(TaskDeferred):
             report.execute(run)
@@ -157,7 +200,7 @@ def test_steps_are_halved_while_the_server_is_slow(client: Any, monkeypatch: pyt
 
     plan = Engine(job=Renaming, client=client, say=said.append).plan(RenamingParameters())
 
-    assert plan.counts == RenamingCounts(keys=12_000, renamed=11_999)
+    assert plan.counts == KeyCounts(keys=12_000, changed=11_999)
     assert said[0].endswith("steps are 1/2 from now")
 
 
@@ -169,11 +212,11 @@ def test_run_that_was_stopped_goes_on_behind_its_last_step(
         postgres.migrate(connection)
         runs = MaintenanceRuns(connection)
         engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
-        run_id = engine.save(runs, engine.plan(RenamingParameters())).maintenance_run_id
+        run_id, share = approved(engine, runs)
         apply = Renaming.apply
         steps: list[str] = []
 
-        def killed(job: Renaming, step: Any) -> RenamingCounts:
+        def killed(job: Renaming, step: Any) -> KeyCounts:
             steps.append(step.cursor)
             if len(steps) == 3:
                 raise KeyboardInterrupt
@@ -181,9 +224,9 @@ def test_run_that_was_stopped_goes_on_behind_its_last_step(
 
         monkeypatch.setattr(Renaming, "apply", killed)
         with pytest.raises(KeyboardInterrupt):
-            engine.apply(runs, run_id, "all")
-        assert runs.shard_progress(run_id, "all").cursor == steps[1]
-        before = runs.shard_progress(run_id, "all").scanned
-        assert engine.apply(runs, run_id, "all").done
+            engine.apply(runs, run_id, share)
+        assert runs.shard_progress(run_id, share).cursor == steps[1]
+        before = runs.shard_progress(run_id, share).scanned
+        assert engine.apply(runs, run_id, share).done
         assert 0 < before < 5_000
         assert engine.report(runs, run_id, dry_run=False).clean

@@ -325,6 +325,13 @@ def test_files_of_every_walk_know_one_another_and_are_few() -> None:
             assert is_known or is_shared or walk[at] in LINKED, f"{walk}: nothing leads to {walk[at]}"
 
 
+def test_the_job_that_shows_how_to_add_one_is_quoted_whole_and_has_thirty_lines() -> None:
+    sample = (ROOT / "tests" / "sample_job.py").read_text("utf-8")
+
+    assert f"```python\n{sample}```" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert len([line for line in sample.splitlines() if line]) <= 30
+
+
 def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *under("docs", "*.md")]
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))

@@ -1,1 +1,5 @@
 """Plans, approves, runs, watches, takes back and reports work that changes data, once for jobs of every kind."""
+
+from lazy_loader import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -336,11 +336,13 @@ class Job(ABC, Generic[P, C, F]):
 
     def __init_subclass__(cls) -> None:
         """Give a job the classes that it names as its types, and its kind of reports."""
+        super().__init_subclass__()
         for base in vars(cls).get("__orig_bases__", ()):
-            if get_origin(base) is Job:
-                named = zip(("Parameters", "Counts", "Found"), get_args(base), strict=True)
-                for name, kind in named:
-                    if kind is not Any:
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, Job):
+                # A class between may have settled the last of them.
+                for name, kind in zip(("Parameters", "Counts", "Found"), get_args(base), strict=False):
+                    if kind is not Any and not isinstance(kind, TypeVar):
                         setattr(cls, name, kind)
         if "kind" in vars(cls) and "report" not in vars(cls):
             cls.report = ReportKind(cls.kind, f"Report of the {cls.words.noun}")

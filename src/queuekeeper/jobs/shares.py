@@ -64,12 +64,13 @@ def scan_names(
             with redis_errors(address):
                 answer: Any = node.scan(cursor, match=pattern, count=count(), _type=of_type)
             cursor, keys = answer
-            yield [text for key in keys if (text := _text(key)) is not None]
+            yield [text for key in keys if (text := text_of(key)) is not None]
             if cursor == 0:
                 break
 
 
-def _text(key: bytes) -> str | None:
+def text_of(key: bytes) -> str | None:
+    """Return the name of a key; none where it is no text."""
     try:
         return key.decode()
     except UnicodeDecodeError:

@@ -17,7 +17,7 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, Pool
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import remember
@@ -344,33 +344,62 @@ class ReportJobOperator(PausableOperator, JobOperator):
         }
 
 
-def plan_do_report(job: str, *, do: str, done: str) -> None:
-    """Make the tasks of a job in Redis that asks nobody: a plan, a task for each share, a report, the run's verdict.
+def plan_do_report(job: str, *, do: str, done: str, question: str = "") -> None:
+    """Make the tasks of a job in Redis: a plan, a question if the job asks, a task per share, a report, the verdict.
 
     :param do: task that works on a share.
     :param done: task that is green when all that had to be done was done.
+    :param question: what a person is asked, with ``{count}`` for the number of changes; else that of the job's words.
     """
-    hours, day = timedelta(hours=6), timedelta(days=1)
-    plan = PlanJobOperator(task_id="plan", job=job, pool=Pool.REDIS, execution_timeout=hours)
+    kind = job_of(job)
+    # A run on a schedule must not hold up the next ones for long; one that a person waits for may.
+    short: dict[str, Any] = {} if kind.asks else {"execution_timeout": timedelta(hours=6)}
+    plan = PlanJobOperator(task_id="plan", job=job, pool=Pool.REDIS, **short)
+    run_id = f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}"
+    agreed = _asked(plan, job, run_id, question or f"{{count}} {kind.words.to_do}: go on?") if kind.asks else plan
     share = ApplyJobShareOperator.partial(
-        task_id=do, job=job, map_index_template="{{ task.share }}", pool=Pool.REDIS, execution_timeout=day
-    ).expand_kwargs(plan.output)
-    # What was done is of interest most when a share was not finished; where nothing is to be done, and in a dry run,
-    # the plan is all there is.
+        task_id=do,
+        job=job,
+        map_index_template="{{ task.share }}",
+        pool=Pool.REDIS,
+        execution_timeout=timedelta(days=7 if kind.asks else 1),
+    ).expand_kwargs(agreed.output)
+    # What was done is of interest most when a share was not finished. Without an approval there is nothing to report;
+    # where nobody is asked, the plan is all there is when nothing is to be done, and in a dry run.
     report = ReportJobOperator(
         task_id="report",
         job=job,
-        maintenance_run_id=f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}",
+        maintenance_run_id=run_id,
         pool=Pool.REDIS,
-        execution_timeout=hours,
-        trigger_rule=TriggerRule.ALL_DONE,
+        trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS if kind.asks else TriggerRule.ALL_DONE,
+        **short,
     )
     # The run's own verdict: a report alone must not turn a share that failed green. No share may be there to be done.
-    verdict_of_run = EmptyOperator(task_id=done, trigger_rule=TriggerRule.NONE_FAILED)
+    verdict_of_run = EmptyOperator(
+        task_id=done, trigger_rule=TriggerRule.ALL_SUCCESS if kind.asks else TriggerRule.NONE_FAILED
+    )
 
-    plan >> share
-    [plan, share] >> report
+    agreed >> share
+    [agreed, share] >> report
     [share, report] >> verdict_of_run
+
+
+def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> CheckJobApprovalOperator:
+    """Have a person asked about a plan, and return the task that shares the work out once the answer is yes."""
+    summary = "ti.xcom_pull(task_ids='summarise_plan')"
+    summarise = SummariseJobOperator(task_id="summarise_plan", job=job, maintenance_run_id=run_id, pool=Pool.POSTGRES)
+    approve = ApprovePlanOperator(
+        task_id="approve",
+        subject=question.format(count=f"{{{{ '{{:,}}'.format({summary}['numbers']['to_do']) }}}}"),
+        body=f"{{{{ {summary}['markdown'] }}}}",
+        plan_only=f"{{{{ params.dry_run or {summary}['empty'] }}}}",
+        retry_delay=timedelta(seconds=1),
+    )
+    check = CheckJobApprovalOperator(
+        task_id="check_approval", job=job, maintenance_run_id=run_id, decision=approve.output, pool=Pool.POSTGRES
+    )
+    plan >> summarise >> approve >> check
+    return check
 
 
 def publish(files: ReportFiles, context: Context) -> dict[str, str]:

@@ -16,16 +16,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import redis
 
 from queuekeeper import lua
-from queuekeeper.errors import RefusedError, StalePlan
-from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
-from queuekeeper.keyspace import SLOTS, hash_slot, session_scan_pattern
+from queuekeeper.errors import RefusedError
+from queuekeeper.jobs.keys import KeyPages
+from queuekeeper.jobs.model import Outcome, Plan, Step, Table, Words, World
+from queuekeeper.keyspace import session_scan_pattern
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import (
     KIND,
@@ -37,10 +34,9 @@ from queuekeeper.maintenance.cleanup.model import (
 )
 from queuekeeper.maintenance.cleanup.sweep import Sweep
 from queuekeeper.maintenance.cleanup.undo import undo_cleanup
-from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
+from queuekeeper.redis_client import RedisClient, address_of, facts, unfit
 from queuekeeper.report.figures import number
 
-KEYS_PER_PAGE = 1_000
 _READING = (
     "exists", "get", "hget", "hmget", "memory|usage", "mget", "pexpiretime", "type", "zcard", "zmscore", "zrange",
     "zscore",
@@ -56,7 +52,7 @@ CleanupPlan = Plan[CleanupParameters, CleanupCounts, CleanupFound]
 CleanupOutcome = Outcome[CleanupParameters, CleanupCounts, CleanupFound]
 
 
-class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
+class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
     """The job."""
 
     kind = KIND
@@ -84,27 +80,18 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
         """Check servers, and that the user may do what is needed."""
         check_access(client, key_prefix=parameters.key_prefix, writing=writing)
 
-    def shares(self) -> list[str]:
-        """Return a cluster's masters, or ranges of hash slots of a single server."""
-        return shards_of(self.world.client, shares=self.world.parameters.shares)
+    def pattern(self) -> str:
+        """Return the pattern of all keys of sessions."""
+        return session_scan_pattern(self.world.parameters.key_prefix)
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield pages of keys of a share's sessions.
-
-        :raises StalePlan: when the share is no master any more.
-        """
+        """Yield pages of keys of a share's sessions."""
         world = self.world
         expected = 0 if world.planned is None or world.counts_only else world.planned.share(share).counts.keys
         verb = "looked at" if world.counts_only else "cleaned"
         self._narrator = _Narrator(world.say, verb=verb, shard=share, expected_keys=expected)
-        # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
-        server = self._server_run_id(share)
-        known, _, cursor = after.rpartition("/")
-        if known == server and cursor == "0":
-            return
-        at = int(cursor) if known == server else 0
-        for cursor_after, names in _pages(world, share, cursor=at):
-            yield Step(cursor=f"{server}/{cursor_after}", work=names)
+        with _named_rules(world.client, world.parameters.key_prefix):
+            yield from super().find(share, after)
 
     def apply(self, step: Step) -> CleanupCounts:
         """Clean a page of keys."""
@@ -135,12 +122,6 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
     def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
         """Put dead references back and take expiries off again; messages that were removed do not come back."""
         return undo_cleanup(self.world, run_id=run_id, files=files)
-
-    def _server_run_id(self, share: str) -> str:
-        address = share.partition(" slots ")[0]
-        with _named_rules(self.world.client, self.world.parameters.key_prefix), redis_errors(address):
-            info: dict[str, Any] = _master(self.world.client, address).info("server")
-        return str(info["run_id"])
 
     # --- what it says --------------------------------------------------------------------------------------------
 
@@ -191,15 +172,6 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
         ]
 
 
-def shards_of(client: RedisClient, *, shares: int) -> list[str]:
-    """Return the shares of the work: a cluster's masters, or ranges of hash slots of a single server."""
-    addresses = [address for address, _ in nodes(client)]
-    if isinstance(client, redis.RedisCluster) or shares == 1:
-        return addresses
-    bounds = [SLOTS * share // shares for share in range(shares + 1)]
-    return [f"{addresses[0]} slots {first}-{last - 1}" for first, last in pairwise(bounds)]
-
-
 def acl_rules(key_prefix: str) -> str:
     """Return the command that allows a user what a cleanup needs; nothing that adds a message is among it."""
     keys = (f"~{key_prefix}{{*}}_{kind}" for kind in ("messages*", "last_packet_id", "session"))
@@ -242,29 +214,6 @@ def _named_rules(client: RedisClient, key_prefix: str) -> Iterator[None]:
 
 def _client_id(stem: bytes, parameters: CleanupParameters) -> str:
     return stem[len(parameters.key_prefix.encode()) + 1 : -1].decode("utf-8", "surrogateescape")
-
-
-def _master(client: RedisClient, address: str) -> Any:
-    node = dict(nodes(client)).get(address)
-    if node is None:
-        raise StalePlan(f"{address} is no master any more: plan again")
-    return node
-
-
-def _pages(world: World[CleanupParameters], shard: str, *, cursor: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield pages of keys of a shard's sessions, each with the cursor of the next one; 0 after the last."""
-    address, _, slots = shard.partition(" slots ")
-    node = _master(world.client, address)
-    first, last = (int(bound) for bound in (slots or f"0-{SLOTS - 1}").split("-"))
-    pattern = session_scan_pattern(world.parameters.key_prefix)
-    while True:
-        with _named_rules(world.client, world.parameters.key_prefix), redis_errors(address):
-            world.pace(0)
-            page: Any = node.scan(cursor=cursor, match=pattern, count=world.size(KEYS_PER_PAGE))
-        cursor, names = page
-        yield cursor, [name for name in names if not slots or first <= hash_slot(name) <= last]
-        if cursor == 0:
-            return
 
 
 @dataclass
