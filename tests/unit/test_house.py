@@ -245,14 +245,22 @@ def test_files_and_tests_that_pages_name_exist() -> None:
     assert missing == []
 
 
-WALKS = {"`lua/sessions/save_messages.lua`": 8, "`fanout/handlers.py`": 8, "`events/handlers.py`": 7}
+WALKS = {
+    "`lua/sessions/save_messages.lua`": 8,
+    "`fanout/handlers.py`": 8,
+    "`events/handlers.py`": 7,
+    "`maintenance/cleanup/sweep.py`": 6,
+    "`dags/session_repair.py`": 6,
+    "`jobs/report.html.j2`": 6,
+}
 """What a walk of ARCHITECTURE ends with, and how many files are too many for it."""
 
 OTHER_WALK = 8
 LINKED = {
     "`quality/report.html.j2`",
-    "`airflow/plugin/forms.py`",
+    "`airflow/plugin/pages.py`",
     "`dags/session_repair.py`",
+    "`maintenance/cleanup/expired_references.py`",
     "`maintenance/remedies/job.py`",
 }
 """What a walk reaches by a link of a page, or by a name in the registry of jobs, and by no import."""
@@ -323,6 +331,15 @@ def test_files_of_every_walk_know_one_another_and_are_few() -> None:
             is_known = any(knows(each, path) or knows(path, each) for each in files[:at])
             is_shared = {last.suffix, path.suffix} in ({".lua"}, {".sql"}) and kept_by(last) & kept_by(path)
             assert is_known or is_shared or walk[at] in LINKED, f"{walk}: nothing leads to {walk[at]}"
+
+
+def test_a_value_of_a_form_is_named_by_its_declaration_and_by_what_acts_on_it_alone() -> None:
+    folders = ("src", "dags", "lua", "spark_jobs")
+    naming = [path for folder in folders for path in under(folder, "*") if path.suffix in {".py", ".lua", ".j2"}]
+    named = {shown(path) for path in naming if re.search(r"\bidle_days\b", path.read_text("utf-8"))}
+
+    cleanup = "src/queuekeeper/maintenance/cleanup"
+    assert named == {f"{cleanup}/model.py", f"{cleanup}/sweep.py"}
 
 
 def test_the_job_that_shows_how_to_add_one_is_quoted_whole_and_has_thirty_lines() -> None:
