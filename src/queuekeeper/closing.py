@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Generic, Self, TypeVar
+
+T = TypeVar("T", bound=AbstractAsyncContextManager[Any])
 
 
 class Closing(ABC):
@@ -33,6 +37,29 @@ class AsyncClosing(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class Opening(Generic[T]):
+    """What is to be opened: ``await`` opens it, and ``async with`` also ends it as a block of its own does.
+
+    :param how: opens it.
+    """
+
+    def __init__(self, how: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._how = how
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._how().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self._how()
+        await self._opened.__aenter__()
+        return self._opened
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        assert self._opened is not None
+        return await self._opened.__aexit__(*error)
 
 
 class Users:

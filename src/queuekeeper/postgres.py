@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from textwrap import indent
@@ -23,6 +23,7 @@ from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
 
 from queuekeeper import assets, schema_files
+from queuekeeper.closing import Opening
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback
 
@@ -165,8 +166,16 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
     return connection
 
 
-async def connect_async(url: str, *, autocommit: bool = False) -> AsyncConnection:
-    """Open a connection for asyncio, as :func:`connect` does."""
+def connect_async(url: str, *, autocommit: bool = False) -> Opening[AsyncConnection]:
+    """Open a connection for asyncio, as :func:`connect` does.
+
+    ``async with connect_async(url) as connection:`` commits what the block has done, or takes it back after an error,
+    and closes the connection; ``connection = await connect_async(url)`` leaves that to you.
+    """
+    return Opening(partial(_connect_async, url, autocommit=autocommit))
+
+
+async def _connect_async(url: str, *, autocommit: bool) -> AsyncConnection:
     parameters, arguments = _arguments(url)
     try:
         connection: AsyncConnection = await psycopg.AsyncConnection.connect(autocommit=True, **arguments)

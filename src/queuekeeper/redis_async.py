@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
 
-from queuekeeper.closing import AsyncClosing
+from queuekeeper.closing import AsyncClosing, Opening
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import SLOTS, hash_slot
 from queuekeeper.lua.bundle import Script
@@ -36,34 +36,6 @@ from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question,
 _REFRESH_PAUSE_S = 0.1
 
 
-class Opening:
-    """A connection that is to be opened: ``await`` opens it, ``async with`` opens it and closes it behind the block."""
-
-    def __init__(self, make: Callable[[], AsyncScriptCaller]) -> None:
-        self._make = make
-        self._caller: AsyncScriptCaller | None = None
-
-    async def _open(self) -> AsyncScriptCaller:
-        caller = self._make()
-        try:
-            await caller.open()
-        except BaseException:
-            await caller.close()
-            raise
-        return caller
-
-    def __await__(self) -> Generator[Any, None, AsyncScriptCaller]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> AsyncScriptCaller:
-        self._caller = await self._open()
-        return self._caller
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._caller is not None
-        await self._caller.close()
-
-
 def connect(
     url: str,
     *,
@@ -71,7 +43,7 @@ def connect(
     replica_timeout_ms: int = REPLICA_TIMEOUT_MS,
     retry_for_s: float = RETRY_FOR_S,
     limits: Limits | None = None,
-) -> Opening:
+) -> Opening[AsyncScriptCaller]:
     """Open a connection to a single server, or to the cluster that the server belongs to.
 
     ``async with connect(url) as caller:`` closes it as well; ``caller = await connect(url)`` leaves that to you.
@@ -85,15 +57,23 @@ def connect(
     """
     check_waits(replicas, replica_timeout_ms, retry_for_s)
     where = endpoint(url)
-    return Opening(
-        lambda: AsyncScriptCaller(
+
+    async def opened() -> AsyncScriptCaller:
+        caller = AsyncScriptCaller(
             where,
             replicas=replicas,
             replica_timeout_ms=replica_timeout_ms,
             retry_for_s=retry_for_s,
             limits=limits or Limits(),
         )
-    )
+        try:
+            await caller.open()
+        except BaseException:
+            await caller.close()
+            raise
+        return caller
+
+    return Opening(opened)
 
 
 class _Batch:
