@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,17 @@ pytestmark = pytest.mark.property
 
 SUBSCRIPTION_ID = "su1"
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class EventRow(NamedTuple):
+    """What a server answers of an event that is read."""
+
+    event_id: str
+    topic: str
+    payload: Any
+    metadata: Any
+    subscription_ids: list[str]
+    next_cursor: str
 
 
 @dataclass
@@ -67,7 +78,7 @@ class Server:
         del group_id, peek
         start = self.cursor if cursor is None else int(cursor)
         page = self.dispatched[start : start + limit]
-        return [(*event, None, [SUBSCRIPTION_ID], str(start + len(page))) for event in page]
+        return [EventRow(*event, None, [SUBSCRIPTION_ID], str(start + len(page))) for event in page]
 
     def set_group_cursor(self, *, group_id: str, cursor: str, release: bool) -> list[Any]:
         del group_id, release

@@ -33,7 +33,7 @@ FROM pgmb.dispatch_state AS st;
 -- rows: events, in the order of their ids
 -- index: none
 SELECT
-    r.id,
+    r.id AS event_id,
     r.topic,
     r.payload,
     r.metadata
@@ -45,7 +45,7 @@ FROM pgmb.read_events(%(ids)s::pgmb.event_id[]) AS r;
 -- rows: event, its subscriptions, cursor behind the last row
 -- index: none
 SELECT
-    r.id,
+    r.id AS event_id,
     r.topic,
     r.payload,
     r.metadata,
@@ -59,7 +59,7 @@ FROM pgmb.read_next_events(%(group_id)s, %(cursor)s, %(limit)s, %(peek)s) AS r;
 -- rows: events, in the order of dispatch
 -- index: none
 SELECT
-    r.id,
+    r.id AS event_id,
     r.topic,
     r.payload,
     r.metadata
@@ -110,7 +110,7 @@ ORDER BY d.id;
 -- rows: dead letters
 -- index: primary key of pgmb.dead_letters
 SELECT
-    d.id,
+    d.id AS dead_letter_id,
     d.event_id,
     d.topic,
     d.payload,

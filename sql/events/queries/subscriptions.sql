@@ -58,9 +58,9 @@ RETURNING id;
 -- rows: subscriptions, the oldest first in each group
 -- index: none
 SELECT
-    s.id,
+    s.id AS subscription_id,
     s.group_id,
-    s.conditions_sql,
+    s.conditions_sql AS condition,
     s.params,
     s.created_at,
     s.last_active_at,

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import errors as postgres_errors
+from psycopg.rows import namedtuple_row
 
 from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
@@ -93,8 +94,9 @@ class EventBroker(_Methods, Blocking):
                 return copied
 
     def _execute(self, query: Query) -> Rows:
-        cursor = self._connection.execute(statement(f"events/queries/{query.name}"), query.parameters)
-        return cursor.fetchall() if cursor.description else []
+        with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+            cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
+            return cursor.fetchall() if cursor.description else []
 
 
 class AsyncEventBroker(_Methods, Awaiting):
@@ -127,8 +129,9 @@ class AsyncEventBroker(_Methods, Awaiting):
                     return copied
 
     async def _execute(self, query: Query) -> Rows:
-        cursor = await self._connection.execute(statement(f"events/queries/{query.name}"), query.parameters)
-        return await cursor.fetchall() if cursor.description else []
+        async with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+            await cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
+            return await cursor.fetchall() if cursor.description else []
 
 
 @contextmanager

@@ -36,7 +36,8 @@ from queuekeeper.operation import Operation
 from queuekeeper.portions import portions
 
 Row: TypeAlias = tuple[Any, ...]
-Rows: TypeAlias = list[Row]
+Rows: TypeAlias = list[Any]
+"""Each has the columns of a statement by their names."""
 T = TypeVar("T")
 
 EVENTS_PER_STATEMENT = 1_000
@@ -56,7 +57,7 @@ takes eight times its digits."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """One statement of ``sql/events/queries`` with its parameters; the answer is its rows."""
+    """One statement of ``sql/events/queries`` with its parameters; the answer is its rows, with their names."""
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -221,8 +222,8 @@ class EventOperations:
         parameters = {"group_id": group_id, "cursor": cursor, "limit": limit, "peek": peek}
         rows: Rows = yield Query(name="read_next_events", parameters=parameters)
         return Page(
-            items=tuple(PageItem(event=_event(row), subscription_ids=tuple(row[4])) for row in rows),
-            next_cursor=str(rows[0][5]) if rows else None,
+            items=tuple(PageItem(event=_event(row), subscription_ids=tuple(row.subscription_ids)) for row in rows),
+            next_cursor=str(rows[0].next_cursor) if rows else None,
         )
 
     def has_group(self, group_id: str) -> Operation[bool]:
@@ -312,7 +313,7 @@ class EventOperations:
         check_integer("limit", limit, 1, MAX_PAGE)
         parameters = {"group_id": group_id, "after": after, "limit": limit}
         rows: Rows = yield Query(name="dead_letters", parameters=parameters)
-        return tuple(_record(DeadLetter, (row[0], _event(row[1:5]), *row[5:])) for row in rows)
+        return tuple(_record(DeadLetter, row, event=_event(row)) for row in rows)
 
     def replay_dead_letters(
         self, dead_letter_ids: Sequence[int], *, subscription_id: str | None = None
@@ -325,7 +326,7 @@ class EventOperations:
         sizes: Rows = yield Query(name="dead_letter_sizes", parameters={"ids": list(dead_letter_ids)})
         calls = [
             {"ids": [number for number, _ in part], "subscription_id": subscription_id}
-            for part in portions(sizes, size=lambda row: int(row[1]), most=BYTES_PER_COPY)
+            for part in portions(sizes, size=lambda row: int(row.bytes), most=BYTES_PER_COPY)
         ]
         answers = yield from _together("replay_dead_letters", calls)
         return sum(int(rows[0][0]) for rows in answers)
@@ -363,7 +364,7 @@ class EventOperations:
         :raises UsageError: when there is no such subscription.
         """
         rows: Rows = yield Query(name="release_subscription", parameters={"subscription_id": subscription_id})
-        return ReleaseReport(redelivered=rows[0][0], failed_event_ids=tuple(rows[0][1]))
+        return ReleaseReport(redelivered=rows[0].redelivered, failed_event_ids=tuple(rows[0].failed_event_ids))
 
 
 def _together(name: str, calls: Sequence[dict[str, Any]]) -> Operation[list[Rows]]:
@@ -419,13 +420,14 @@ def _row(event: NewEvent, number: int) -> tuple[str, str, str | None]:
         raise UsageError(f"{error} (event {number} of the call)") from None
 
 
-def _record(made: type[T], row: Row) -> T:
-    """Return a record of columns that come in the order of its fields."""
-    return made(**{each.name: value for each, value in zip(fields(cast(Any, made)), row, strict=True)})
+def _record(made: type[T], row: Any, **given: Any) -> T:
+    """Return a record whose fields are columns of the same names, but for those that are given."""
+    names = [each.name for each in fields(cast(Any, made)) if each.name not in given]
+    return made(**given, **{name: getattr(row, name) for name in names})
 
 
-def _event(row: Row) -> Event:
-    return Event(id=row[0], topic=row[1], payload=row[2], metadata=row[3])
+def _event(row: Any) -> Event:
+    return Event(id=row.event_id, topic=row.topic, payload=row.payload, metadata=row.metadata)
 
 
 def _delivery(delivery: Delivery, handler: str) -> dict[str, Any]:
