@@ -23,6 +23,7 @@ from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
 
 from queuekeeper import assets, schema_files
+from queuekeeper.checks import checked
 from queuekeeper.closing import Opening
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback
@@ -119,12 +120,17 @@ def _parse(url: str) -> dict[str, Any]:
     advice = "write postgresql://user:password@host:port/database and percent-encode special characters of the password"
     try:
         parameters = dict(conninfo_to_dict(url))
-    except psycopg.ProgrammingError:
+    except (psycopg.ProgrammingError, UnicodeError):
         raise UsageError(f"the PostgreSQL connection URL does not parse: {advice}") from None
     host, port = str(parameters.get("host") or ""), str(parameters.get("port") or "5432")
-    if "@" in host or not all(part.isdigit() or not part for part in port.split(",")):
+    # libpq reads a text up to its first zero character.
+    if "\0" in url or "@" in host or not all(_is_port(part) for part in port.split(",") if part):
         raise UsageError(f"the PostgreSQL connection URL does not parse: {advice}")
     return parameters
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65_536
 
 
 def _unavailable(parameters: dict[str, Any], error: psycopg.Error) -> ServerUnavailable:
@@ -136,6 +142,7 @@ def _unavailable(parameters: dict[str, Any], error: psycopg.Error) -> ServerUnav
     return ServerUnavailable(f"PostgreSQL at {_address(parameters)} is not available: {text}; {remedy}")
 
 
+@checked
 def connect(url: str, *, autocommit: bool = False) -> Connection:
     """Open a connection whose session speaks UTF-8, thinks in UTC and reads committed rows.
 
@@ -166,6 +173,7 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
     return connection
 
 
+@checked
 def connect_async(url: str, *, autocommit: bool = False) -> Opening[AsyncConnection]:
     """Open a connection for asyncio, as :func:`connect` does.
 

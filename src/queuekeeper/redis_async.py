@@ -9,6 +9,7 @@ from typing import Any
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
 
+from queuekeeper.checks import checked_but
 from queuekeeper.closing import AsyncClosing, Opening
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import SLOTS, hash_slot
@@ -36,6 +37,7 @@ from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question,
 _REFRESH_PAUSE_S = 0.1
 
 
+@checked_but("replicas", "replica_timeout_ms")  # which check_waits refuses
 def connect(
     url: str,
     *,

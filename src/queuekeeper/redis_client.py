@@ -32,6 +32,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from queuekeeper.checks import checked
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.hosts import check_host, is_loopback
 from queuekeeper.keyspace import SLOTS
@@ -83,6 +84,7 @@ class ServerFacts:
     replication_id: str
 
 
+@checked
 def connect(url: str) -> RedisClient:
     """Open a connection to a single server, or to the cluster that the server belongs to.
 
@@ -136,6 +138,9 @@ def read_url(url: str) -> tuple[str, str, dict[str, Any]]:
         options = parse_url(url)  # type: ignore[no-untyped-call]
         if parts.port == 0:
             raise ValueError("port 0 cannot be connected to")
+        # redis-py takes database 0 for any that is no number, and reads /1/2 as 12.
+        if not parts.scheme.startswith("unix") and not re.fullmatch("/?[0-9]*", unquote(parts.path)):
+            raise ValueError("its database is no number")
         check_host(str(options.get("host", "")))
     except ValueError as error:
         # The text of a URL may hold a password: only the reason is repeated.

@@ -1268,7 +1268,10 @@ def test_both_connections_can_be_encrypted(server_home: Path, valkey_url: str) -
 
 @pytest.mark.parametrize(
     "url",
-    ["", "redis://h", "mqtt://", "mqtt://h:0", "mqtt://h:secret", "mqtt://u:secret@h:99999", "mqtt://h/path", "h:1883"],
+    [
+        *("", "redis://h", "mqtt://", "mqtt://h:0", "mqtt://h:secret", "mqtt://u:secret@h:99999", "mqtt://h/path"),
+        *("h:1883", "mqtt://u:secret@h\0", f"mqtt://u:secret@{'h' * 64}.example", "mqtt://u:secret@h..example"),
+    ],
 )
 def test_address_that_does_not_parse_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(UsageError, match="does not parse: write mqtt://") as refusal:
@@ -1336,6 +1339,21 @@ def test_metrics_that_cannot_be_served_are_refused_with_their_address(broker: Mo
                 door = MqttDoor(AsyncCompactedQueues(caller), BrokerAddress.parse(broker.url), metrics=place)
                 with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{place[1]}"):
                     await door.__aenter__()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("place", [("127.0.0.1", 65_536), ("h" * 64, 0), ("h\0", 0)])
+@pytest.mark.parametrize("what", ["listen", "metrics"])
+def test_place_that_there_cannot_be_is_refused_with_it(
+    broker: Mosquitto, valkey_url: str, what: str, place: tuple[str, int]
+) -> None:
+    async def main() -> None:
+        async with await connect(valkey_url) as caller:
+            options: dict[str, Any] = {what: place}
+            door = MqttDoor(AsyncCompactedQueues(caller), BrokerAddress.parse(broker.url), **options)
+            with pytest.raises(UsageError, match=f"(served|listen) at {re.escape(f'{place[0]}:{place[1]}')}: "):
+                await door.__aenter__()
 
     asyncio.run(main())
 

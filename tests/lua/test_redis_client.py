@@ -194,6 +194,9 @@ def test_silent_server() -> None:
         ("redis://:secret@" + "a" * 64 + ".example.com", "its host is no name of a host"),
         ("redis://:secret@a%00b", "its host is no name of a host"),
         ("", "must specify one of the following schemes"),
+        ("redis://:secret@host/queue", "its database is no number"),
+        ("redis://:secret@host/1/2", "its database is no number"),
+        ("rediss://:secret@host/-1", "its database is no number"),
     ],
 )
 @pytest.mark.parametrize("read", [connect, endpoint])

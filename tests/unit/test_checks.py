@@ -16,9 +16,10 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import pytest
 import redis
 
-from queuekeeper import compacted, events, fanout, lua, redis_async, sessions
+from queuekeeper import compacted, events, fanout, lua, postgres, redis_async, redis_client, sessions
 from queuekeeper.checks import shown
 from queuekeeper.compacted.model import Append, Position, Retention
+from queuekeeper.compacted.mqtt_address import BrokerAddress
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.producer import CompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
@@ -100,8 +101,19 @@ MADE: dict[type, Callable[[], Any]] = {
 }
 """Public classes that are no stores, and how one is made whose methods are called."""
 
+CONNECTING: dict[str, Callable[..., Any]] = {
+    "connect": redis_client.connect,
+    "connect for asyncio": redis_async.connect,
+    "connect to PostgreSQL": postgres.connect,
+    "connect to PostgreSQL for asyncio": postgres.connect_async,
+    "connect to a broker": BrokerAddress.parse,
+}
+"""How servers are reached."""
+
 # What others may stand in for, another driver or a store that somebody has wrapped; and what comes behind topics.
 LEFT_OUT = {"caller", "SessionWriter.store", "Interest.topics.expires_after"}
+# What is refused with how many replicas can be waited for, and how long.
+LEFT_OUT |= {f"connect for asyncio.{name}" for name in ("replicas", "replica_timeout_ms")}
 # Ours to call.
 NOT_CALLED = {"answer", "close", "after", "around", "before", "error", "EventStream", "AsyncEventStream"}
 # What an argument is called in a sentence that does not have its name.
@@ -147,6 +159,8 @@ def _is_given_back(kind: Any) -> bool:
 
 def _callables() -> Iterator[tuple[str, Callable[..., Any], Callable[[], Any] | None]]:
     """Yield every public function, constructor and method of the stores' packages, with what makes the object."""
+    for name, function in CONNECTING.items():
+        yield name, function, None
     for package in (compacted, events, fanout, sessions):
         for name in dir(package):
             public: Any = getattr(package, name)

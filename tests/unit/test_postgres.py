@@ -74,6 +74,7 @@ def test_unknown_statement_is_an_error() -> None:
         "postgresql://user:s3cret@host/db?bogus=s3cret",
         "host=h password=s3cret bogus=1",
         "s3cret",
+        "postgresql://user:s3cret@host/d\ud800b",
     ],
 )
 def test_malformed_url_is_explained_without_the_password(url: str) -> None:
@@ -83,6 +84,12 @@ def test_malformed_url_is_explained_without_the_password(url: str) -> None:
     assert "s3" not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("end", ["host:99999/db", "host:0/db", "host:\u00b2/db", "host\0other/db", "host/db\0other"])
+def test_address_that_there_cannot_be_is_refused_before_a_server_is_asked(end: str) -> None:
+    with pytest.raises(UsageError, match="does not parse: write postgresql://"):
+        postgres.connect(f"postgresql://user@{end}")
 
 
 def test_refused_connection_names_address_and_remedy() -> None:

@@ -170,7 +170,7 @@ class MqttDoor:
         host, port = self._listen
         try:
             self._server = await asyncio.start_server(self._let_in, host, port, ssl=self._tls)
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:
             await self._metrics.close()
             raise UsageError(f"the door cannot listen at {host}:{port}: {error}") from None
         self._linking = asyncio.get_running_loop().create_task(self._link.run())

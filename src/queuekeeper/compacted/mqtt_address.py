@@ -6,7 +6,9 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from queuekeeper.checks import checked
 from queuekeeper.errors import UsageError
+from queuekeeper.hosts import check_host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,7 @@ class BrokerAddress:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     @classmethod
+    @checked
     def parse(cls, url: str, *, ca_file: str | None = None) -> BrokerAddress:
         """Read ``mqtt://user:password@host:port`` or ``mqtts://..``.
 
@@ -33,6 +36,7 @@ class BrokerAddress:
         try:
             parts = urlsplit(url)
             port = parts.port
+            check_host(parts.hostname or "")
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0 or parts.path.strip("/"):

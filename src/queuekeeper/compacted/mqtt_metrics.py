@@ -66,7 +66,7 @@ class DoorMetrics:
         host, port = listen
         try:
             self._server, self._thread = start_http_server(port, host, registry=self._registry)
-        except OSError as error:
+        except (OSError, OverflowError, ValueError) as error:
             raise UsageError(f"metrics cannot be served at {host}:{port}: {error}. Choose another address") from None
 
     async def close(self) -> None:
