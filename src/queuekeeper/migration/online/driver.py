@@ -161,7 +161,7 @@ class OnlineDriver:
                     f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; {advice}, "
                     "and look into it when they still differ"
                 )
-            for client_id, messages in self._without_place(connection, client, online, plan, found):
+            for client_id, messages in self._counted(connection, client, online, plan, found).items():
                 tally.quarantined[client_slot(client_id)] += messages
             now_ms = self._now_ms(connection, client)
             online.clean(self._plan_id, numbers, driver=driver, at_ms=now_ms)
@@ -322,7 +322,7 @@ class OnlineDriver:
             sessions = PostgresSessionStore(connection, rules=rules_of(plan))
             emptied = 0
             try:
-                for client_id, _ in self._without_place(connection, client, online, plan, found):
+                for client_id in self._without_place(client, online, plan, found):
                     put_aside = sessions.set_aside_unreadable(client_id, clustered=True)
                     emptied += put_aside > 0
                     tally.set_aside += put_aside
@@ -354,7 +354,7 @@ class OnlineDriver:
         """
         with self._opened() as (connection, client, online, plan):
             found = self._to_commit(online, cohorts)
-            return dict(self._without_place(connection, client, online, plan, found))
+            return self._counted(connection, client, online, plan, found)
 
     # --- steps back --------------------------------------------------------------------------------------------
 
@@ -516,20 +516,31 @@ class OnlineDriver:
 
     @staticmethod
     def _without_place(
+        client: RedisClient,
+        online: OnlineCohorts,
+        plan: MigrationPlan,
+        cohorts: Sequence[OnlineCohort],
+    ) -> Iterator[str]:
+        """Yield clients of which this Redis can hold nothing, unless they are left."""
+        if plan.parameters.bad_rows is BadRows.LEAVE or not is_cluster(client):
+            return
+        for each in cohorts:
+            for client_id in all_clients(online, each, "postgres"):
+                if client_defect(client_id, clustered=True) is not None:
+                    yield client_id
+
+    def _counted(
+        self,
         connection: Connection,
         client: RedisClient,
         online: OnlineCohorts,
         plan: MigrationPlan,
         cohorts: Sequence[OnlineCohort],
-    ) -> Iterator[tuple[str, int]]:
-        """Yield clients of which this Redis can hold nothing, with the number of messages, unless they are left."""
-        if plan.parameters.bad_rows is BadRows.LEAVE or not is_cluster(client):
-            return
+    ) -> dict[str, int]:
+        """Return how many messages those clients have."""
         sessions = PostgresSessionStore(connection, rules=rules_of(plan))
-        for each in cohorts:
-            for client_id in all_clients(online, each, "postgres"):
-                if client_defect(client_id, clustered=True) is not None:
-                    yield client_id, len(sessions.find_unreadable(client_id, clustered=True))
+        without = self._without_place(client, online, plan, cohorts)
+        return {client_id: len(sessions.find_unreadable(client_id, clustered=True)) for client_id in without}
 
     def _now_ms(self, connection: Connection, client: RedisClient) -> int:
         return (self._clock or servers_clock(connection, client))()
