@@ -21,6 +21,7 @@ from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavai
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import QuarantinedRow
+from queuekeeper.migration.online import crew
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover
@@ -984,6 +985,24 @@ def test_connection_that_is_lost_between_two_clients_is_told_as_such(few: Online
     with pytest.raises(ServerUnavailable, match="broke the connection"):
         few.move(lose)
     assert few.owner(C).owner == "redis"
+
+
+def test_step_that_cannot_reach_postgresql_leaves_no_connection_to_redis_behind(
+    few: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = few.driver()
+    driver.arm()
+
+    def unreachable(*_: Any, **__: Any) -> Any:
+        raise ServerUnavailable("PostgreSQL does not answer")
+
+    monkeypatch.setattr(crew, "connect", unreachable)
+    before = len(few.client.client_list())
+    # As long as somebody holds the error, nothing of the step is cleared away by itself.
+    with pytest.raises(ServerUnavailable, match="PostgreSQL does not answer") as held:
+        driver.catch_up()
+    wait_for(lambda: len(few.client.client_list()) == before)
+    del held
 
 
 def test_fence_that_ends_while_the_mirror_writes_costs_no_client_its_way_back(few: OnlineWorld) -> None:

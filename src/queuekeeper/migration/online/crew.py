@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,12 +85,18 @@ class Crew:
         """
         begun = time.monotonic()
         tally = tally or Tally()
-        asyncio.run(self._run(step, online, cohorts, owner, work, count, tally))
+        with (
+            closing(connect_redis(self.redis_url)) as client,
+            closing(connect(self.postgres_url, autocommit=True)) as look,
+        ):
+            asyncio.run(self._run(look, client, step, online, cohorts, owner, work, count, tally))
         numbers = [each.cohort for each in cohorts]
         return tally.report(self.plan.plan_id, step, numbers, seconds=time.monotonic() - begun)
 
     async def _run(
         self,
+        look: Connection,
+        client: RedisClient,
         step: str,
         online: OnlineCohorts,
         cohorts: Sequence[OnlineCohort],
@@ -106,8 +112,6 @@ class Crew:
             if each.cohort in set(numbers)
         )
         checked_s = shown_s = begun = time.monotonic()
-        client = connect_redis(self.redis_url)
-        look = connect(self.postgres_url, autocommit=True)
         brake = Brake(
             look=lambda: (OnlineCohorts(look).control(self.plan.plan_id), _load(look, client)),
             tell=lambda reason: self._held_back(look, step, reason),
@@ -164,8 +168,6 @@ class Crew:
             # Nothing is at work any more that could be held back.
             with suppress(QueuekeeperError):
                 OnlineCohorts(look).hold_back(self.plan.plan_id, "")
-            look.close()
-            client.close()
 
     def _options(self) -> dict[str, Any]:
         return {
