@@ -404,7 +404,7 @@ def test_paused_copy_says_so_writes_nothing_and_goes_on(
     def look_and_resume() -> None:
         with connect(world.postgres_url, autocommit=True) as connection:
             ledger = MigrationLedger(connection)
-            while not ledger.progress(plan.plan_id, "copy").parts:
+            while not ledger.copy_reports(plan.plan_id):
                 time.sleep(0.05)
             client: Any = world.client
             held = migration_status(connection, plan.plan_id, now_ms=system_clock()).held_back
@@ -413,9 +413,11 @@ def test_paused_copy_says_so_writes_nothing_and_goes_on(
 
     watcher = threading.Thread(target=look_and_resume, daemon=True)
     watcher.start()
-    world.copy(plan.plan_id)
+    report = world.copy(plan.plan_id)
     watcher.join(timeout=PATIENCE_S)
 
+    assert (report.paused, report.messages_written) == (False, plan.total("to_copy"))
+    assert report.cohorts == plan.chosen
     assert seen == [("Paused by a person: queuekeeper run resume lets it go on.", 0)]
     assert world.verify(plan.plan_id).balanced
 
@@ -444,6 +446,26 @@ def test_copy_that_goes_on_looks_at_the_memory_that_is_left_for_what_is_left(
     client.config_set("maxmemory", int((used_bytes + (left_bytes + whole_bytes) / 2) / 0.9))
     world.copy(plan.plan_id)
     assert world.verify(plan.plan_id).balanced
+
+
+def test_copy_that_has_waited_for_the_end_of_a_pause_looks_at_memory_before_it_goes_on(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    client: Any = world.client
+    plan = world.plan()
+    world.ledger.set_paused(plan.plan_id, True)
+    with ThreadPoolExecutor(1) as threads:
+        copy = threads.submit(world.copy, plan.plan_id)
+        while not copy.done() and not world.ledger.copy_reports(plan.plan_id):
+            time.sleep(0.05)
+        # Others have filled it meanwhile.
+        forecast_bytes = sum(each.forecast_bytes for each in plan.chosen_cohorts)
+        client.config_set("maxmemory", facts(world.client)[0].used_memory_bytes + forecast_bytes // 2)
+        world.ledger.set_paused(plan.plan_id, False)
+        with pytest.raises(RefusedError, match=r"has too little memory: .* CONFIG SET maxmemory \d+"):
+            copy.result()
+    assert client.dbsize() == 0
 
 
 def test_copy_that_gives_way_ends_at_a_pause_with_what_is_done_on_record_and_goes_on_with_the_rest(

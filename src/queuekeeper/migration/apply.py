@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import hiredis
@@ -397,12 +398,41 @@ def copy_sessions(
 ) -> CopyReport:
     """Write the planned sessions into Redis; what an earlier run has written is recognised and left as it is.
 
+    Where it does not give way to a pause, it waits for its end. Then source and servers are checked once more: others
+    may have filled the memory meanwhile.
+
     :param cohorts: some of the plan's cohorts; all of them when empty.
     :param manner: whether it ends when the migration is paused, and goes on with what is missing.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.
     :raises StoreFull: when Redis ran out of memory; nothing is half-written, repeat after making room.
     """
+
+    def copy(manner: CopyManner) -> CopyReport:
+        return _copy_until_paused(
+            spark, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, cohorts=cohorts, manner=manner,
+            clock=clock,
+        )  # fmt: skip
+
+    report = copy(manner)
+    while report.paused and not manner.gives_way:
+        with connect_postgres(postgres_url, autocommit=True) as connection:
+            words = f"copy: paused by a person, queuekeeper run resume {plan_id} lets it go on"
+            control_of(MigrationLedger(connection), plan_id, paused=partial(print, words, flush=True))
+        report = report.with_rest(copy(CopyManner(only_missing=True)))
+    return report
+
+
+def _copy_until_paused(
+    spark: SparkSession,
+    *,
+    postgres_url: str,
+    redis_url: str,
+    plan_id: str,
+    cohorts: str,
+    manner: CopyManner,
+    clock: Clock,
+) -> CopyReport:
     started = time.monotonic()
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
@@ -444,7 +474,7 @@ def copy_sessions(
             part = context.partitionId()
             yield _import_task(
                 batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], number=part, total=totals[part], mode=mode, stays=not manner.gives_way,
+                part=names[part], number=part, total=totals[part], mode=mode,
             )  # fmt: skip
 
         with (
@@ -534,19 +564,17 @@ def _import_task(
     number: int,
     total: int,
     mode: Mode,
-    stays: bool,
 ) -> pa.RecordBatch:
-    """Import one Spark partition and return its counts, a row per cohort, and another one if it was broken off.
+    """Import one Spark partition and return its counts, a row per cohort, and another one if a pause has broken it off.
 
     :param number: of the partition.
-    :param stays: whether it waits while the migration is paused.
     """
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
         ledger = MigrationLedger(connection)
         client = connect_redis(redis_url)
         stack.callback(client.close)
-        halted = not stays and ledger.control(plan_id).paused
+        halted = ledger.control(plan_id).paused
         # The throttle is the plan's: copies that run at the same time, each with cohorts of its own, share it.
         share = stack.enter_context(shared_rate(connection, f"copy {plan_id}"))
 
@@ -555,7 +583,7 @@ def _import_task(
                 plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
             )
             nonlocal halted
-            control = control_of(ledger, plan_id, paused=lambda: None) if stays else ledger.control(plan_id)
+            control = ledger.control(plan_id)
             halted, rate = control.paused, control.operations_per_s
             return None if rate is None else share(rate)
 

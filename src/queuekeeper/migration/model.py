@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -262,7 +262,7 @@ class CopyManner(Parameters):
         False,
         title="Give way",
         help="End when the migration is paused, with what is done on record, for whoever starts the copy again. "
-        "Without it, the copy waits where it is.",
+        "Without it, the copy waits, then checks source and servers once more and goes on.",
     )
     only_missing: bool = parameter(
         False,
@@ -439,7 +439,8 @@ class CopyReport:
     :param messages_written: messages written by this run.
     :param messages_expired: messages whose life ended between plan and copy; not written.
     :param sessions_written: sessions imported to the end by this run.
-    :param sessions_unchanged: sessions that an earlier run of this plan had already imported.
+    :param sessions_unchanged: sessions that an earlier run of this plan had already imported, or this one before a
+        pause.
     :param sessions_moved_on: sessions left alone because somebody else has used or created them in Redis.
     :param script_calls: calls of ``import_session``.
     :param seconds: wall clock time, Spark's start excluded.
@@ -456,6 +457,15 @@ class CopyReport:
     script_calls: int
     seconds: float
     paused: bool = False
+
+    def with_rest(self, rest: CopyReport) -> CopyReport:
+        """Return it with what was done after a pause; that itself takes no time."""
+        counts = {
+            each.name: getattr(self, each.name) + getattr(rest, each.name)
+            for each in fields(self)
+            if each.name not in ("plan_id", "cohorts", "paused")
+        }
+        return replace(self, paused=rest.paused, **counts)
 
 
 @dataclass(frozen=True, kw_only=True)
