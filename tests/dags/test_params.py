@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -149,6 +150,38 @@ def test_defaults_are_those_of_the_migration_itself(session_migration: DAG) -> N
     assert (params["key_prefix"] or "") == defaults.key_prefix
     assert params["bad_rows"] == defaults.bad_rows
     assert params["dry_run"] is False
+
+
+SECTIONS = {
+    "compacted_queue_gc": ["", "Rules", "Speed and time", "Files and records", "Connections and keys"],
+    "event_upkeep": ["", "Rules", "Speed and time", "Connections and keys"],
+    "expired_reference_cleanup": [
+        "", "Rules", "Speed and time", "Approval", "Files and records", "Connections and keys"
+    ],
+    "fanout_repair": ["", "Rules", "Speed and time", "Connections and keys"],
+    "partition_maintenance": ["", "Approval", "Files and records", "Connections and keys"],
+    "queue_quality": ["", "Rules", "Speed and time", "Files and records", "Connections and keys"],
+    "session_migration": ["", "Rules", "Speed and time", "Approval", "Connections and keys"],
+    "session_repair": ["", "Speed and time", "Approval", "Files and records", "Connections and keys"],
+    "session_rollback": ["", "Rules", "Speed and time", "Approval", "Connections and keys"],
+}  # fmt: skip
+"""Of each DAG's form, the sections below what is open from the beginning."""
+
+
+def test_every_form_shows_its_parameters_section_by_section(dag_bag: DagBag) -> None:
+    shown = {
+        dag_id: [section for section, _ in groupby(_sections(dag).values())] for dag_id, dag in dag_bag.dags.items()
+    }
+
+    assert shown == SECTIONS
+    for dag in dag_bag.dags.values():
+        connections = {name: each for name, each in _sections(dag).items() if name.endswith("conn_id")}
+        assert set(connections.values()) == {"Connections and keys"}
+
+
+def _sections(dag: DAG) -> dict[str, str]:
+    """Return the part of the form in which Airflow shows each parameter, in their order."""
+    return {name: dag.params.get_param(name).schema.get("section", "") for name in dag.params}
 
 
 def test_unknown_parameter_is_named_with_the_nearest_that_exists(session_migration: DAG) -> None:

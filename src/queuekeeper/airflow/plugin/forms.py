@@ -39,6 +39,7 @@ class Field:
     :param text: its value as it stands in the form.
     :param changed: whether the link has given it another value than its default.
     :param options: of a choice: value as JSON, and words.
+    :param section: part of the form that it begins; empty where it goes on with the one before.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Field:
     minimum: float | None
     maximum: float | None
     options: tuple[tuple[str, str], ...]
+    section: str
 
 
 def fields(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -59,7 +61,12 @@ def fields(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) ->
     :param params: a DAG's parameters as Airflow's REST API describes them.
     :param given: values to fill in; those without a parameter are left to :func:`unknown`.
     """
-    return tuple(_field(name, param, given) for name, param in params.items())
+    found, before = [], ""
+    for name, param in params.items():
+        section = param["schema"].get("section") or ""
+        found.append(_field(name, param, given, section="" if section == before else section))
+        before = section
+    return tuple(found)
 
 
 def unknown(params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -132,7 +139,7 @@ async def read_body(request: Request) -> dict[str, str]:
         raise HTTPException(400, "The form cannot be read.") from None
 
 
-def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any]) -> Field:
+def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any], *, section: str) -> Field:
     schema, default = param["schema"], param["value"]
     value = given.get(name, default)
     kind = _kind(schema)
@@ -148,6 +155,7 @@ def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any]) -> Fie
         minimum=schema.get("minimum"),
         maximum=schema.get("maximum"),
         options=tuple((json.dumps(option), str(words.get(str(option), option))) for option in schema.get("enum") or ()),
+        section=section,
     )
 
 
