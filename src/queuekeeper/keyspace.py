@@ -468,3 +468,14 @@ def parse_cohorts(text: str, *, count: int) -> list[int]:
             raise UsageError(f"cohort {part.strip()} is out of range: this plan has cohorts 0 to {count - 1}")
         chosen.update(range(first, last + 1))
     return sorted(chosen)
+
+
+def format_cohorts(cohorts: Sequence[int]) -> str:
+    """Return numbers as :func:`parse_cohorts` reads them, such as ``0-3,7``."""
+    runs: list[list[int]] = []
+    for cohort in sorted(set(cohorts)):
+        if runs and cohort == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], cohort]
+        else:
+            runs.append([cohort, cohort])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

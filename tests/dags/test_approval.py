@@ -20,10 +20,10 @@ from queuekeeper.airflow.operators.approval import (
     answer_of,
     check_plan,
 )
-from queuekeeper.airflow.summary import cohort_groups, format_cohorts, summarise
+from queuekeeper.airflow.summary import cohort_groups, summarise
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
-from queuekeeper.keyspace import SLOTS, parse_cohorts
+from queuekeeper.keyspace import SLOTS, format_cohorts, parse_cohorts
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
     BadRows,

@@ -9,9 +9,11 @@ from typing import Any
 
 import humanize
 
+from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.model import BadRows, MigrationPlan, Mode
 from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
+from queuekeeper.report.figures import number, size
 from queuekeeper.sessions.judge import Reason
 
 _QUARANTINED = {
@@ -60,46 +62,35 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
         "redis_limit_bytes": sum(limits) if all(limits) else None,
     }
     parameters = plan.parameters
-    limit = f" of {_bytes(sum(limits))}" if limits and all(limits) else ", no limit set"
+    limit = f" of {size(sum(limits))}" if limits and all(limits) else ", no limit set"
     as_of = datetime.fromtimestamp(plan.as_of_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     throttle = parameters.throttle_messages_per_s
     life = humanize.precisedelta(parameters.default_ttl_s)
     rows = [
         ("Plan", f"`{plan.plan_id}`, as of {as_of}"),
-        ("Cohorts", f"{_count(len(plan.chosen))} of {_count(len(plan.cohorts))}"),
-        ("Sessions", _count(numbers["sessions"])),
-        ("Clients with messages", f"{_count(numbers['clients'])}, longest queue {_count(numbers['longest_queue'])}"),
-        ("Messages", f"{_count(numbers['messages'])}, payloads {_bytes(numbers['payload_bytes'])}"),
-        ("**To copy**", f"**{_count(numbers['to_copy'])}**"),
-        ("Expired", f"{_count(numbers['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
-        ("Trimmed", f"{_count(numbers['trimmed'])} (not copied: beyond {_count(parameters.limit)} per session)"),
-        ("Quarantined", f"{_count(numbers['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
-        ("Redis memory", f"{_bytes(numbers['forecast_bytes'])} forecast, {_bytes(used)} in use{limit}"),
-        ("Throttle", "none" if throttle is None else f"{_count(throttle)} messages/s"),
+        ("Cohorts", f"{number(len(plan.chosen))} of {number(len(plan.cohorts))}"),
+        ("Sessions", number(numbers["sessions"])),
+        ("Clients with messages", f"{number(numbers['clients'])}, longest queue {number(numbers['longest_queue'])}"),
+        ("Messages", f"{number(numbers['messages'])}, payloads {size(numbers['payload_bytes'])}"),
+        ("**To copy**", f"**{number(numbers['to_copy'])}**"),
+        ("Expired", f"{number(numbers['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
+        ("Trimmed", f"{number(numbers['trimmed'])} (not copied: beyond {number(parameters.limit)} per session)"),
+        ("Quarantined", f"{number(numbers['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
+        ("Redis memory", f"{size(numbers['forecast_bytes'])} forecast, {size(used)} in use{limit}"),
+        ("Throttle", "none" if throttle is None else f"{number(throttle)} messages/s"),
     ]
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
     if reasons:
         lines += ["", "Quarantined rows by reason, messages and sessions:", ""]
         scattered = _SCATTERED[parameters.bad_rows] if parameters.mode is Mode.ONLINE else ""
         lines += [
-            f"- {reason.replace('_', ' ')}: {_count(count)}{scattered if reason == Reason.CLIENT_ID_SCATTERED else ''}"
+            f"- {reason.replace('_', ' ')}: {number(count)}{scattered if reason == Reason.CLIENT_ID_SCATTERED else ''}"
             for reason, count in reasons.items()
         ]
     warnings = [warning for server in servers for warning in server_warnings(server)]
     if warnings:
         lines += ["", "Before you agree:", "", *(f"- {warning}" for warning in warnings)]
     return PlanSummary(plan_id=plan.plan_id, numbers=numbers, markdown="\n".join(lines))
-
-
-def format_cohorts(cohorts: Sequence[int]) -> str:
-    """Return numbers as :func:`queuekeeper.keyspace.parse_cohorts` reads them, such as ``0-3,7``."""
-    runs: list[list[int]] = []
-    for cohort in sorted(set(cohorts)):
-        if runs and cohort == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], cohort]
-        else:
-            runs.append([cohort, cohort])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def cohort_groups(plan: MigrationPlan, *, groups: int) -> list[str]:
@@ -121,11 +112,3 @@ def cohort_groups(plan: MigrationPlan, *, groups: int) -> list[str]:
             group.append(left.pop(0))
         result.append(format_cohorts(group))
     return result
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"
-
-
-def _bytes(value: int) -> str:
-    return humanize.naturalsize(value, binary=True)

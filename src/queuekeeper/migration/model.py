@@ -17,6 +17,7 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.common import FourEyes, SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
 from queuekeeper.keyspace import Cohort, parse_cohorts
+from queuekeeper.report.files import RUN_ID
 
 
 class Mode(StrEnum):
@@ -243,7 +244,7 @@ class PlanChoice(Parameters):
     plan_id: str = common.needed(
         title="Plan",
         help="Id of the plan; its migration page shows it. What goes back to PostgreSQL has to be on Redis.",
-        pattern=r"^[0-9a-f]{16}$",
+        pattern=f"^{RUN_ID}$",
         rule="it must be the id of a plan: 16 hex digits",
         examples=["0123456789abcdef"],
     )

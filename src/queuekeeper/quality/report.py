@@ -49,7 +49,7 @@ from queuekeeper.quality.store import (
     Verdict,
     WorstQueue,
 )
-from queuekeeper.report.files import ReportFiles, ReportKind, write_rendered
+from queuekeeper.report.files import RUN_ID, ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory
 
 T = TypeVar("T")
@@ -421,6 +421,6 @@ def write_report(report: PublishedReport, directory: Path) -> ReportFiles:
 
 def _file_id(quality_run_id: str) -> str:
     """Return the name of a run as it stands in file names: its own, unless a person made it up."""
-    if re.fullmatch("[0-9a-f]{16}", quality_run_id):
+    if re.fullmatch(RUN_ID, quality_run_id):
         return quality_run_id
     return hashlib.sha256(quality_run_id.encode()).hexdigest()[:16]

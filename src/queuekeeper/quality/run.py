@@ -13,6 +13,7 @@ from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import hash_key
+from queuekeeper.keyspace import format_cohorts
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
 from queuekeeper.quality.checks import Priority, Severity, Store
@@ -425,16 +426,5 @@ class _Judge:
         for store in suite.stores:
             read = self._profiles[store]
             if len(read.cohorts) < read.cohort_count:
-                return choice | {"cohorts": _ranges(read.cohorts)}
+                return choice | {"cohorts": format_cohorts(read.cohorts)}
         return choice | {"cohorts": "all"}
-
-
-def _ranges(cohorts: Sequence[int]) -> str:
-    """Return a choice of cohorts as people type it, such as ``0-3,7``."""
-    parts: list[list[int]] = []
-    for cohort in sorted(cohorts):
-        if parts and parts[-1][1] == cohort - 1:
-            parts[-1][1] = cohort
-        else:
-            parts.append([cohort, cohort])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

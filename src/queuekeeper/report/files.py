@@ -38,9 +38,10 @@ ReportKind.QUALITY = ReportKind("quality", "Quality report")
 ReportKind.PARTITIONS = ReportKind("partitions", "Partition report")
 
 _STAMP = "%Y%m%dT%H%M%SZ"
-_SUBJECT = "[0-9a-f]{16}"
+RUN_ID = "[0-9a-f]{16}"
+"""How the id of a run, or of a plan, is written."""
 _NAME = re.compile(
-    rf"(?P<about>[a-z][a-z0-9_]*)-(?P<subject>{_SUBJECT})-(?P<at>[0-9]{{8}}T[0-9]{{6}}Z)\.(?P<suffix>html|json)"
+    rf"(?P<about>[a-z][a-z0-9_]*)-(?P<subject>{RUN_ID})-(?P<at>[0-9]{{8}}T[0-9]{{6}}Z)\.(?P<suffix>html|json)"
 )
 
 
@@ -135,7 +136,7 @@ def write_files(
     :param page: returns the page, given name and hash of the JSON file.
     :raises RefusedError: when the directory cannot be written to.
     """
-    if not re.fullmatch(_SUBJECT, subject_id):
+    if not re.fullmatch(RUN_ID, subject_id):
         raise UsageError(f"a report cannot be about {subject_id!r}: its file is named by 16 digits from 0 to f")
     stem = f"{kind.name}-{subject_id}-{stamp(at_ms)}"
     html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"

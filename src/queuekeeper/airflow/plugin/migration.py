@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +16,7 @@ from queuekeeper.airflow.operators.approval import APPROVE, REJECT
 from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards, check_origin
-from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, data
+from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id, data
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
@@ -45,7 +44,6 @@ T = TypeVar("T")
 
 APPROVAL_TASK = "approve"
 COMMIT_TASK = "approve_commit"
-_PLAN = re.compile("[0-9a-f]{16}")
 _LETTERS = {"planned": "p", "copying": "c", "copied": "d", "verified": "v", "failed": "f", "left out": "x"}
 _PARKED = ("awaiting_input", "deferred")
 _CELLS_PER_LIST = 256
@@ -102,7 +100,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
 
     @router.get("/migration/{plan_id}")
     async def plan(request: Request, plan_id: str) -> Response:
-        _check_plan(plan_id)
+        check_id("plan", plan_id)
         found = await asyncio.to_thread(_opened, stores, lambda connection: _plan_page(connection, plan_id, site))
         question = await _question(airflow, request, found.status, found.online)
         status = found.status
@@ -136,7 +134,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
 
     @router.get("/migration/{plan_id}/data")
     async def progress(request: Request, plan_id: str) -> Response:
-        _check_plan(plan_id)
+        check_id("plan", plan_id)
         status, online = await asyncio.to_thread(
             _opened,
             stores,
@@ -154,7 +152,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
     @router.post("/migration/{plan_id}/answer", dependencies=[Depends(guards.run_migrations)])
     async def answer(request: Request, plan_id: str) -> Response:
         check_origin(request)
-        _check_plan(plan_id)
+        check_id("plan", plan_id)
         form = await read_body(request)
         run_id, task_id, option = form.get("run_id", ""), form.get("task_id", APPROVAL_TASK), form.get("option", "")
         if option not in (APPROVE, REJECT) or task_id not in (APPROVAL_TASK, COMMIT_TASK):
@@ -170,7 +168,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
 
     @router.get("/migration/{plan_id}/cohorts/{cohort}")
     def cohort_page(plan_id: str, cohort: int) -> Response:
-        _check_plan(plan_id)
+        check_id("plan", plan_id)
         found = _opened(stores, lambda connection: _cohort_page(connection, plan_id, cohort, hash_key()))
         return site.page(
             "cohort.html.j2",
@@ -184,7 +182,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
 
     @router.get("/migration/{plan_id}/cohorts/{cohort}/clients/{name}")
     def client_page(plan_id: str, cohort: int, name: str) -> Response:
-        _check_plan(plan_id)
+        check_id("plan", plan_id)
         found = _opened(stores, lambda connection: _cohort_page(connection, plan_id, cohort, hash_key()))
         if name not in found.clients:
             raise HTTPException(404, "No difference is on record for a client of this name in this cohort.")
@@ -207,11 +205,6 @@ def _opened(stores: Stores, load: Callable[[Connection], T]) -> T:
             return load(connection)
         except UsageError as error:
             raise HTTPException(404, str(error)) from None
-
-
-def _check_plan(plan_id: str) -> None:
-    if not _PLAN.fullmatch(plan_id):
-        raise HTTPException(404, "A plan's id has 16 digits from 0 to f: there is no such plan.")
 
 
 def _back(site: Site, plan_id: str) -> Response:

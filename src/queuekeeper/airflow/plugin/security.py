@@ -17,14 +17,15 @@ from fastapi import Depends, HTTPException, Request
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.registry import dag_of
+from queuekeeper.jobs.store import MIGRATIONS
 
 SignedIn = Annotated[BaseUser, Depends(get_user)]
 
 
-REPORTING = ("session_migration", "queue_quality")
-"""DAGs whose reports are shown."""
+MIGRATION_DAG = dag_of(MIGRATIONS[0])
 
-MIGRATION_DAG = "session_migration"
+REPORTING = (MIGRATION_DAG, "queue_quality")
+"""DAGs whose reports are shown."""
 
 _STEER = "start runs of {}, so you may not steer one either."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from queuekeeper.airflow.run_index import PREFIX, base_path
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.report.figures import FILTERS, harmless, instant, seen
+from queuekeeper.report.files import RUN_ID
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +71,15 @@ _ADVICE = {
     403: "Ask whoever runs Airflow for the permission, or somebody who has it to do this.",
     500: "Nothing was changed as far as is known. The API server's log has the particulars.",
 }
+
+
+def check_id(noun: str, run_id: str) -> None:
+    """Answer 404 to an address whose id cannot be that of a run or a plan.
+
+    :param noun: what it names.
+    """
+    if not re.fullmatch(RUN_ID, run_id):
+        raise HTTPException(404, f"A {noun}'s id has 16 digits from 0 to f: there is no such {noun}.")
 
 
 class Site:
