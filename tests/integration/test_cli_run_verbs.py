@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 from queuekeeper import audit, postgres
 from queuekeeper.cli import app, context
 from queuekeeper.jobs.registry import job_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import PlanState
 from queuekeeper.postgres import Connection
 from tests.run_kinds import KINDS, PARTITIONS, planned
 
@@ -71,6 +73,9 @@ def test_every_verb_works_on_a_run_of_a_kind_or_is_refused_in_words(
     control: Connection, own_home: Path, kind: str
 ) -> None:
     run_id = planned(control, kind, own_home)
+    if kind == "session_migration":
+        # Its plan is verified, and nobody tells a run anything that is over.
+        MigrationLedger(control).set_plan_state(run_id, PlanState.COPYING)
     seen = MaintenanceRuns(control)
     for verb, *more in CALLS:
         before = seen.load(run_id)
@@ -95,6 +100,27 @@ def test_every_verb_works_on_a_run_of_a_kind_or_is_refused_in_words(
         assert after.paused == (verb == "pause")
         if verb == "throttle":
             assert after.throttle_operations_per_s == 250
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "online_migration"])
+def test_run_that_is_over_is_not_paused_or_slowed_down_in_silence(
+    control: Connection, own_home: Path, kind: str
+) -> None:
+    run_id = planned(control, kind, own_home)
+    if kind in MIGRATIONS:
+        MigrationLedger(control).set_plan_state(run_id, PlanState.VERIFIED)
+    else:
+        MaintenanceRuns(control).set_state(run_id, RunState.DONE)
+        MaintenanceRuns(control).save_report(run_id, {"changes": 0})
+    before, noted = MaintenanceRuns(control).load(run_id), entries(control, run_id)
+
+    for call in (("pause", run_id), ("throttle", run_id, "250")):
+        code, told, error = called(*call)
+        assert (code, told) == (4, None)
+        assert "It is done: nothing of it is at work that could be paused or slowed down." in error
+
+    assert MaintenanceRuns(control).load(run_id) == before
+    assert entries(control, run_id) == noted
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)

@@ -18,7 +18,7 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked,
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_namer
-from queuekeeper.jobs.control import chosen, no_undo, rate_of, rate_words, set_pace
+from queuekeeper.jobs.control import chosen, no_undo, rate_of, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
 from queuekeeper.jobs.parameters import Parameters
@@ -255,7 +255,7 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
 
 
 def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) -> Shown:
-    call.runs.set_paused(chosen(call.runs, run_id, kind), paused, actor=context.person())
+    set_waiting(call.runs, chosen(call.runs, run_id, kind), paused, actor=context.person())
     words = f"Run {run_id}: {'paused' if paused else 'goes on'}."
     return Shown({"maintenance_run_id": run_id, "paused": paused}, lambda: [words])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.registry import job_of, way_back_of
 from queuekeeper.jobs.store import MAX_RATE, MIGRATIONS, MaintenanceRun, Runs
 
@@ -35,16 +35,37 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     return found
 
 
+def set_waiting(runs: Runs, run_id: str, waits: bool, *, actor: str) -> None:
+    """Let a run wait, or go on.
+
+    :param actor: person who wants it.
+    :raises RefusedError: when it is to wait and is over.
+    :raises UsageError: when there is no such run.
+    """
+    if waits:
+        _at_work(runs, run_id)
+    runs.set_paused(run_id, waits, actor=actor)
+
+
 def set_pace(runs: Runs, run_id: str, text: str, *, actor: str) -> MaintenanceRun:
     """Change how fast a run may work, as somebody has written it, and return the run.
 
     :param text: a rate in the run's own unit, or none.
     :param actor: person who wants it.
+    :raises RefusedError: when it is over.
     :raises UsageError: when it is no rate, the run has no pace, or there is no such run.
     """
-    run = runs.load(run_id)
+    run = _at_work(runs, run_id)
     runs.set_throttle(run_id, rate_of(text, run.unit), actor=actor)
     return runs.load(run_id)
+
+
+def _at_work(runs: Runs, run_id: str) -> MaintenanceRun:
+    """Return a run that still follows an order; one that has failed or was stopped can go on."""
+    run = runs.load(run_id)
+    if run.over:
+        raise RefusedError(run.over)
+    return run
 
 
 def rate_of(text: str, what: str) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Depends, HTTPException, Request
@@ -11,17 +10,16 @@ from fastapi.responses import RedirectResponse, Response
 
 from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.security import Guards, check_origin
-from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
+from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id
 from queuekeeper.airflow.plugin.stores import Stores
-from queuekeeper.errors import UsageError
-from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, kinds
 from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, MaintenanceRuns, Runs, ShardProgress
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
 
 _LISTED = 50
-_RUN = re.compile("[0-9a-f]{16}")
 
 
 def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
@@ -75,18 +73,17 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
         paused = (await read_body(request)).get("paused", "")
         if paused not in ("yes", "no"):
             raise HTTPException(422, "Say whether it is to wait: yes or no.")
-        waits = paused == "yes"
-        return await _told(kind, run_id, lambda runs: runs.set_paused(run_id, waits, actor=actor), only_at_work=waits)
+        return await _told(kind, run_id, lambda runs: set_waiting(runs, run_id, paused == "yes", actor=actor))
 
-    async def _told(kind: str, run_id: str, tell: Callable[[Runs], object], *, only_at_work: bool = True) -> Response:
+    async def _told(kind: str, run_id: str, tell: Callable[[Runs], object]) -> Response:
         def work() -> None:
             with stores.postgres() as connection:
-                run = _named(connection, kind, run_id)
-                # It may have ended since its page was loaded; a second look of one that is paused waits for its word.
-                if only_at_work and run.over:
-                    raise HTTPException(409, run.over)
+                _named(connection, kind, run_id)
                 try:
                     tell(Runs(connection))
+                except RefusedError as error:
+                    # It has ended since its page was loaded.
+                    raise HTTPException(409, str(error)) from None
                 except UsageError as error:
                     # The run is there: it is the order that will not do.
                     raise HTTPException(422, str(error)) from None
@@ -125,8 +122,7 @@ def _check_kind(kind: str) -> None:
 
 def _named(connection: Connection, kind: str, run_id: str) -> MaintenanceRun:
     """Return the run of an address, if it is of the kind for which its reader's rights were looked at."""
-    if not _RUN.fullmatch(run_id):
-        raise HTTPException(404, "A run's id has 16 digits from 0 to f: there is no such run.")
+    check_id("run", run_id)
     try:
         return Runs(connection).load(chosen(Runs(connection), run_id, kind))
     except UsageError as error:
