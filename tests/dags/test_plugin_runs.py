@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from fastapi import HTTPException
 from typer.testing import CliRunner
@@ -23,7 +24,7 @@ from queuekeeper.config import Settings
 from queuekeeper.jobs.control import no_undo
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.registry import dag_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, Runs, RunState, ShardProgress
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import PlanState
 from queuekeeper.postgres import Connection
@@ -121,6 +122,38 @@ def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
     assert by_page == [("operator", action, kind) for action in done]
     if kind not in MIGRATIONS:
         finished_run_has_no_button_that_does_nothing(browser, runs, kind, run_id)
+
+
+def test_list_of_runs_asks_the_database_as_often_for_many_as_for_one(
+    browser: Browser, control: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    execute = psycopg.Connection.execute
+
+    def counted(connection: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(str(query))
+        return execute(connection, query, *arguments, **options)
+
+    def questions() -> int:
+        asked.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(psycopg.Connection, "execute", counted)
+            answer = browser.get("/runs")
+        assert answer.status_code == 200
+        assert answer.text.count('<th scope="row">') == len(runs)
+        return len(asked)
+
+    runs = [planned(control, "fanout_repair", tmp_path)]
+    one = questions()
+    runs += [planned(control, kind, tmp_path) for kind in KINDS if kind not in ("fanout_repair", "online_migration")]
+    for run_id in runs:
+        if Runs(control).load(run_id).kind not in MIGRATIONS:
+            for share in ("a", "b"):
+                MaintenanceRuns(control).save_progress(run_id, ShardProgress(shard=share, scanned=7, done=share == "a"))
+
+    assert questions() == one
+    assert len(runs) > 10
+    assert browser.get("/runs").text.count("14 looked at.") == len(runs) - 1
 
 
 def finished_run_has_no_button_that_does_nothing(

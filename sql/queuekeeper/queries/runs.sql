@@ -11,10 +11,10 @@ VALUES (
 )
 ON CONFLICT (maintenance_run_id) DO NOTHING;
 
--- name: load_run
--- Read one run.
--- params: maintenance_run_id
--- rows: at most one: all columns of runs
+-- name: load_runs
+-- Read runs, latest first.
+-- params: maintenance_run_ids
+-- rows: all columns of runs
 -- index: maintenance_runs_pkey, plans_pkey
 SELECT
     maintenance_run_id,
@@ -31,7 +31,8 @@ SELECT
     created_at,
     updated_at
 FROM queuekeeper.runs
-WHERE maintenance_run_id = %(maintenance_run_id)s;
+WHERE maintenance_run_id = any(%(maintenance_run_ids)s::text[])
+ORDER BY created_at DESC, maintenance_run_id ASC;
 
 -- name: known_runs
 -- List runs, latest first.
@@ -169,6 +170,20 @@ SELECT
 FROM queuekeeper.run_progress
 WHERE maintenance_run_id = %(maintenance_run_id)s
 ORDER BY shard;
+
+-- name: run_progress
+-- Sum up how far runs have come; one that has not begun is left out.
+-- params: maintenance_run_ids
+-- rows: (maintenance_run_id, shares, done, scanned)
+-- index: maintenance_progress_pkey, progress_pkey, online_cohorts_pkey
+SELECT
+    maintenance_run_id,
+    count(*) AS shares,
+    count(*) FILTER (WHERE done) AS done,
+    sum(scanned)::bigint AS scanned
+FROM queuekeeper.run_progress
+WHERE maintenance_run_id = any(%(maintenance_run_ids)s::text[])
+GROUP BY maintenance_run_id;
 
 -- name: clear_progress
 -- Forget the progress of the parts whose names begin alike.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -161,6 +161,21 @@ def maintenance_run_id(*, kind: str, parameters: Mapping[str, Any], plan: Mappin
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """How far a run has come.
+
+    :param shares: of the work that it has begun.
+    :param done: of them, those that are done.
+    :param scanned: keys or queues looked at.
+    """
+
+    maintenance_run_id: str
+    shares: int
+    done: int
+    scanned: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Approval:
     """Who agreed to a run, and when."""
 
@@ -200,9 +215,9 @@ class Runs:
 
         :raises UsageError: when there is no such run; names those that exist.
         """
-        found = self._records(MaintenanceRun, "load_run", {"maintenance_run_id": run_id})
+        found = self._load([run_id])
         self._known(run_id, tuple(found) or None)
-        return replace(found[0], state=RunState(found[0].state))
+        return found[0]
 
     def latest_id(self, kind: str | None = None) -> str | None:
         """Return the id of the newest run, if any.
@@ -216,7 +231,12 @@ class Runs:
 
         :param kind: of this kind only.
         """
-        return [self.load(name) for name in self._known_ids(kind, limit=limit)]
+        return self._load(self._known_ids(kind, limit=limit))
+
+    def progress_of(self, run_ids: Collection[str]) -> dict[str, RunProgress]:
+        """Return how far runs have come that have begun, by their ids."""
+        found = self._records(RunProgress, "run_progress", {"maintenance_run_ids": list(run_ids)})
+        return {each.maintenance_run_id: each for each in found}
 
     def check_current(self, run_id: str, *, now_ms: int, answer: audit.Answer | None = None) -> None:
         """Check that a run may be approved, or carried out.
@@ -316,6 +336,10 @@ class Runs:
         return RunControl(paused=paused, operations_per_s=operations_per_s)
 
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _load(self, run_ids: Collection[str]) -> list[MaintenanceRun]:
+        found = self._records(MaintenanceRun, "load_runs", {"maintenance_run_ids": list(run_ids)})
+        return [replace(each, state=RunState(each.state)) for each in found]
 
     def _known_ids(self, kind: str | None, *, limit: int) -> list[str]:
         kinds = self.kinds if kind is None else [kind]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
@@ -15,7 +15,7 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, kinds
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, MaintenanceRuns, Runs, ShardProgress
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, MaintenanceRuns, RunProgress, Runs
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
 
@@ -48,13 +48,14 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
             return RedirectResponse(f"{site.base}/migration/{run_id}", headers=PLAIN_HEADERS)
         with stores.postgres() as connection:
             run = _named(connection, kind, run_id)
-            progress = MaintenanceRuns(connection).progress(run_id)
+            runs = MaintenanceRuns(connection)
+            progress, whole = runs.progress(run_id), runs.progress_of([run_id]).get(run_id)
         return site.page(
             "run.html.j2",
             section="runs",
             run=run,
             progress=progress,
-            progress_words=progress_words(run, progress),
+            progress_words=progress_words(run, whole),
             rate=rate_words(run),
             no_undo=no_undo(run),
         )
@@ -95,21 +96,25 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
     return router
 
 
-def progress_words(run: MaintenanceRun, progress: Sequence[ShardProgress]) -> str:
-    """Return how far a run is, in a sentence."""
-    if not progress:
+def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
+    """Return how far a run is, in a sentence.
+
+    :param progress: none when nothing of it has begun.
+    """
+    if progress is None:
         return "Nothing of it has begun."
     planned = run.plan.get("shares")
-    shares = len(planned) if isinstance(planned, list) else len(progress)
-    done, looked_at = sum(each.done for each in progress), sum(each.scanned for each in progress)
-    return f"{number(done)} of {number(shares)} shares done, {number(looked_at)} looked at."
+    shares = len(planned) if isinstance(planned, list) else progress.shares
+    return f"{number(progress.done)} of {number(shares)} shares done, {number(progress.scanned)} looked at."
 
 
 def _newest(connection: Connection, kind: str | None) -> list[tuple[MaintenanceRun, str]]:
-    runs = MaintenanceRuns(connection)
+    runs = Runs(connection)
+    found = runs.newest(kind=kind, limit=_LISTED)
+    told = runs.progress_of([run.maintenance_run_id for run in found if run.kind not in MIGRATIONS])
     return [
-        (run, "On its page." if run.kind in MIGRATIONS else progress_words(run, runs.progress(run.maintenance_run_id)))
-        for run in runs.newest(kind=kind, limit=_LISTED)
+        (run, "On its page." if run.kind in MIGRATIONS else progress_words(run, told.get(run.maintenance_run_id)))
+        for run in found
     ]
 
 
