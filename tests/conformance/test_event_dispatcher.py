@@ -12,7 +12,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.errors import UsageError
 from queuekeeper.events.dispatcher import STANDBY_PAUSE_S, DispatchRules
-from queuekeeper.events.model import Interest, NewEvent
+from queuekeeper.events.model import Interest, NewEvent, StatementTimeout
 from queuekeeper.events.operations import Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.service.steps import Happened, Wait
@@ -229,6 +229,21 @@ def test_wait_that_is_not_notifiable_leaves_the_notification_to_the_next(broker_
         finally:
             service.close(patient=True)
         asyncio.run(run_async(sender))
+
+
+@either
+async def test_condition_is_tried_for_as_long_as_the_rules_give_it(world: World) -> None:
+    # A trial of twenty events by this condition takes more than a millisecond on any machine.
+    condition = " AND ".join(f"md5(e.payload->>'text' || '{at}') <> s.params->>'digest'" for at in range(20))
+    await world.broker.subscribe("group", Interest(condition=condition, params={"digest": ""}))
+    text = "x" * 10_000
+    await world.broker.publish([NewEvent(topic="orders", payload={"text": text}) for _ in range(20)])
+
+    with pytest.raises(StatementTimeout, match=r"was not tried in time: \d+ events took \d+ ms, and 1 ms are the most"):
+        await world.broker.check_condition(condition, max_duration_s=0.001)
+    assert await world.broker.check_condition(condition, max_duration_s=PATIENCE_S) is None
+    with pytest.raises(UsageError, match="max_duration_s is 0: it must be a number of seconds"):
+        await world.broker.check_condition(condition, max_duration_s=0)
 
 
 def test_rules_that_cannot_be_are_refused() -> None:

@@ -98,14 +98,14 @@ class SlowServer:
     def live_conditions(self) -> list[Any]:
         return [(name,) for name in self.conditions if name not in self.quarantined]
 
-    def check_condition(self, *, condition: str) -> list[Any]:
+    def check_condition(self, *, condition: str, max_duration_ms: int) -> list[Any]:
         assert self.lock_limit_s is not None
         assert self.lock_limit_s < self.limits_s[-1]
         if condition == "TRUE":
             if (plain_s := next(self.plain_s, 0.0)) > self.lock_limit_s:
                 raise LockTimeout("canceling statement due to lock timeout")
             return [(f"it took {plain_s * 1_000:g} ms" if plain_s > 0.1 else None,)]
-        if self.conditions[condition] > self.limits_s[-1]:
+        if self.conditions[condition] > min(self.limits_s[-1], max_duration_ms / 1_000):
             raise StatementTimeout("canceling statement due to statement timeout")
         return [("it fails on event pm1" if condition == "broken" else None,)]
 
@@ -153,16 +153,22 @@ def test_polls_get_more_time_when_no_single_condition_is_at_fault_and_no_longer_
     assert server.lock_limit_s is None
 
 
+@pytest.mark.parametrize(("limit_s", "quarantined"), [(1.0, ("su-costly",)), (2.5, ("su-costly",)), (4.0, ())])
+def test_condition_has_the_time_that_the_rules_give_it(limit_s: float, quarantined: tuple[str, ...]) -> None:
+    server = SlowServer(poll_s=9, conditions={"costly": 3.0})
+    assert dispatch(server, rules=DispatchRules(condition_timeout_s=limit_s)).quarantined == quarantined
+
+
 @pytest.mark.parametrize(("late", "quarantined"), [(0, ()), (2, ()), (3, ("su-good",))])
 def test_condition_is_quarantined_as_slow_only_when_it_is_each_time(late: int, quarantined: tuple[str, ...]) -> None:
     class LateServer(SlowServer):
         tries = 0
 
-        def check_condition(self, *, condition: str) -> list[Any]:
+        def check_condition(self, *, condition: str, max_duration_ms: int) -> list[Any]:
             self.tries += condition != "TRUE"
             if condition != "TRUE" and self.tries <= late:
                 raise StatementTimeout("canceling statement due to statement timeout")
-            return super().check_condition(condition=condition)
+            return super().check_condition(condition=condition, max_duration_ms=max_duration_ms)
 
     server = LateServer(poll_s=15, conditions={"good": 0.1})
     assert dispatch(server).quarantined == quarantined

@@ -1,10 +1,10 @@
 -- name: check_condition
 -- Try a condition on the latest events.
--- params: condition
+-- params: condition, max_duration_ms
 -- rows: what speaks against it, or none
 -- index: none
 SELECT c.failure
-FROM pgmb.check_condition(%(condition)s) AS c;
+FROM pgmb.check_condition(%(condition)s, max_duration_ms => %(max_duration_ms)s) AS c;
 
 -- name: live_conditions
 -- List the conditions that a poll evaluates.

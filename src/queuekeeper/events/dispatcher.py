@@ -15,7 +15,7 @@ from queuekeeper.checks import check_all_seconds, checked
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.events.consumer import Recovery
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
-from queuekeeper.events.operations import TRIALS, EventOperations, Query
+from queuekeeper.events.operations import TRIAL_S, TRIALS, EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.postgres import address_of
@@ -50,8 +50,9 @@ class DispatchRules:
     :param busy_pause_s: what that time grows to, the more a poll finds: a poll, and what each consumer does after it,
         costs about as much for ten events as for hundreds. Never shorter than ``pause_s``.
     :param statement_timeout_s: seconds after which the server cancels a poll; then conditions are tried one by one.
-    :param condition_timeout_s: seconds that one condition may take for the newest events, measured after a poll that
-        took too long.
+    :param condition_timeout_s: seconds that one condition may take for the newest events when it is tried alone, after
+        a poll that took too long; at most ``statement_timeout_s``. A subscription is stored only when that takes a
+        second at most, so less than one second finds conditions slow that ``subscribe`` has let in.
     :raises UsageError: when a number is out of range.
     """
 
@@ -59,7 +60,7 @@ class DispatchRules:
     pause_s: float = 0.01
     busy_pause_s: float = 0.04
     statement_timeout_s: float = 10.0
-    condition_timeout_s: float = 1.0
+    condition_timeout_s: float = TRIAL_S
 
     def __post_init__(self) -> None:
         check_all_seconds(self, "poll_interval_s")
@@ -212,15 +213,18 @@ class Dispatching:
     def _reason_against(self, condition: str) -> Operation[str | None]:
         for _ in range(TRIALS):
             try:
-                return (yield from self.events.check_condition(condition))
+                return (yield from self._try(condition))
             except StatementTimeout as error:
                 words = str(error)
         return f"it takes too long for the latest events, {TRIALS} times in a row: {words}"
 
     def _try_plain_condition(self) -> Operation[None]:
-        reason = yield from self.events.check_condition(PLAIN_CONDITION)
+        reason = yield from self._try(PLAIN_CONDITION)
         if reason is not None:
             raise StatementTimeout(f"condition {PLAIN_CONDITION} does not do either: {reason}")
+
+    def _try(self, condition: str) -> Operation[str | None]:
+        return (yield from self.events.check_condition(condition, max_duration_s=self._rules.condition_timeout_s))
 
     def _limit_lock_waits(self, timeout_s: float | None) -> Operation[None]:
         timeout_ms = None if timeout_s is None else max(1, round(timeout_s * 1_000))

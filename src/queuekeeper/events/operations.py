@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar, cast
 
-from queuekeeper.checks import check_instant, check_integer
+from queuekeeper.checks import check_instant, check_integer, check_seconds
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events.model import (
     MAX_EVENTS_PER_CALL,
@@ -42,6 +42,9 @@ T = TypeVar("T")
 
 EVENTS_PER_STATEMENT = 1_000
 """Rows of one publish statement: longer ones gain nothing, and hold up others."""
+
+TRIAL_S = 1.0
+"""A condition may take so long for the newest events: a subscription with one that takes longer is not stored."""
 
 TRIALS = 3
 """A condition takes too long when it does each of so many times: a server that has other work may be late once."""
@@ -341,13 +344,16 @@ class EventOperations:
         rows: Rows = yield Query(name="live_conditions")
         return tuple(row[0] for row in rows)
 
-    def check_condition(self, condition: str) -> Operation[str | None]:
+    def check_condition(self, condition: str, *, max_duration_s: float = TRIAL_S) -> Operation[str | None]:
         """Try a condition on recent events.
 
+        :param max_duration_s: seconds that it may take for them, 0.001 or more; one that is to be stored has a second.
         :returns: what speaks against it, if anything does.
-        :raises StatementTimeout: when it took longer than the connection allows, or a second.
+        :raises StatementTimeout: when it took longer, or longer than the connection allows.
         """
-        rows: Rows = yield Query(name="check_condition", parameters={"condition": condition})
+        check_seconds("max_duration_s", max_duration_s)
+        given = {"condition": condition, "max_duration_ms": round(max_duration_s * 1_000)}
+        rows: Rows = yield Query(name="check_condition", parameters=given)
         return None if rows[0][0] is None else str(rows[0][0])
 
     def quarantine_condition(self, condition: str, *, reason: str) -> Operation[tuple[str, ...]]:
