@@ -155,6 +155,17 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         (("sessions", "quarantine", "--reason", "bad_luck"), "the reason is 'bad_luck'"),
         (("sessions", "replay", "--reason", "bad_luck"), "the reason is 'bad_luck'"),
         (("run", "list", "--kind", "nonsense"), "there is no job 'nonsense': there are compacted_queue_gc"),
+        (("audit", "list", "--limit", "0"), "Invalid value for '--limit': '0': it must be 1 or more"),
+        (("run", "list", "--limit", "1001"), "Invalid value for '--limit': '1001': it must be 1000 or less"),
+        (("audit", "list", "--limit", "many"), "Invalid value for '--limit': 'many': it must be an integer"),
+        (
+            ("audit", "list", "--limit", "9" * 5_000),
+            f"Invalid value for '--limit': '{'9' * 60}..': it must be an integer",
+        ),
+        (
+            ("sessions", "replay", "--store", "bad_luck"),
+            "Invalid value for '--store': 'bad_luck' is not one of 'owner',",
+        ),
         (("sample", "--messages", "-1"), "messages is -1"),
         (("migrate", "undo"), "Missing argument 'PLAN'"),
         (("migrate", "nonsense"), "No such command 'nonsense'"),

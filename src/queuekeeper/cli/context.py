@@ -35,6 +35,10 @@ SparkMaster = Annotated[
 ]
 
 
+_SHOWN = 60
+"""Characters of a wrong value that are repeated."""
+
+
 @dataclass
 class Invocation:
     """One call of the command line.
@@ -62,6 +66,9 @@ class CommandGroup(TyperGroup):
         """Run the command and translate what it raises."""
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _told(error)
+            raise
         except QueuekeeperError as error:
             code, sentence = error.exit_code, str(error)
             _trace()
@@ -79,6 +86,31 @@ class CommandGroup(TyperGroup):
 
         screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
         raise typer.Exit(code)
+
+
+_RULES = {
+    "greater_than_equal": "it must be {ge} or more",
+    "less_than_equal": "it must be {le} or less",
+    "int_parsing": "it must be an integer",
+    "int_parsing_size": "it must be an integer of fewer digits",
+    "float_parsing": "it must be a number",
+}
+"""By pydantic's names of what is wrong with a value."""
+
+
+def _told(error: typer.BadParameter) -> str:
+    """Return what is wrong with an option, with its value: Typer tells the rule alone, in pydantic's words."""
+    from pydantic import ValidationError
+
+    if not isinstance(error.__cause__, ValidationError):
+        return error.message
+    first = error.__cause__.errors(include_url=False)[0]
+    rule = _RULES.get(first["type"])
+    if rule is None:
+        return error.message.removeprefix("Value error, ")
+    value = str(first["input"])
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}.."
+    return f"{shown!r}: {rule.format(**first.get('ctx', {}))}"
 
 
 def _words(error: Exception) -> str:
