@@ -23,6 +23,7 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import connect
+from tests import spark_java
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 
@@ -119,20 +120,14 @@ def server_home() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def java(server_home: Path) -> None:
+def java(request: pytest.FixtureRequest, server_home: Path) -> None:
     """Let Spark find a Java that it can use; a test that needs one and has none says so itself.
 
-    Drivers of tests live for seconds: compiling well what runs once takes a third of their processor time. The Spark of
-    a worker lives long, and compiles more than the 48 MiB that Java would then keep: what is thrown out is interpreted.
+    By day Spark interprets its queries, and by night it compiles them: ``compiling`` in ``tests/spark_session.py``.
     """
     with suppress(ServerUnavailable):
         os.environ["JAVA_HOME"] = str(java_home(server_home))
-    configuration = server_home / "spark"
-    configuration.mkdir()
-    (configuration / "spark-defaults.conf").write_text(
-        "spark.driver.defaultJavaOptions -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m\n", "utf-8"
-    )
-    os.environ["SPARK_CONF_DIR"] = str(configuration)
+    os.environ |= spark_java.environment(compiles=request.config.getoption("--nightly"))
 
 
 @pytest.fixture(autouse=True)

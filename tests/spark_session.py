@@ -9,13 +9,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from queuekeeper.migration.spark import build_session
+from tests.spark_java import WITHOUT_COMPILING
+
+FEW = "2"
 
 
 @pytest.fixture(scope="session")
 def spark(java: None) -> Iterator[SparkSession]:
     """Local Spark on two cores; its shuffles are as small as the data of tests."""
     session = build_session("queuekeeper tests", master="local[2]")
-    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session.conf.set("spark.sql.shuffle.partitions", FEW)
     # It tells of each connection that it closes, also when Python ends: Airflow's logging, which other tests set up,
     # would then write to a stream that pytest has closed.
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -23,25 +26,23 @@ def spark(java: None) -> Iterator[SparkSession]:
     session.stop()
 
 
-# Spark compiles each query, and plans it anew while it runs: that pays with millions of rows, and tests have thousands.
-_WITHOUT_COMPILING = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
+@pytest.fixture
+def spark_of_commands(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
+    """The same for commands that are called in this process: each would end it, and starts it with its own settings."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    yield spark
+    spark.conf.set("spark.sql.shuffle.partitions", FEW)
 
 
 @pytest.fixture(scope="module")
-def interpreting(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let Spark interpret the queries of a file by day, a third less work; at night it compiles them.
+def compiling(spark: SparkSession) -> Iterator[None]:
+    """Let Spark compile the queries of a file by day, too, as it does where nobody says anything.
 
-    It is for files about what is done around the queries; what they find is shown by others, with Spark as it comes.
+    It is for one file of each job; the others are about what is done around the queries.
     """
-    if request.config.getoption("--nightly"):
-        yield
-        return
-    for name, value in _WITHOUT_COMPILING.items():
-        spark.conf.set(name, value)
-    yield
-    for name in _WITHOUT_COMPILING:
+    before = {name: str(spark.conf.get(name)) for name in WITHOUT_COMPILING}
+    for name in WITHOUT_COMPILING:
         spark.conf.unset(name)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)

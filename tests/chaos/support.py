@@ -14,6 +14,7 @@ from typing import Any, Self
 import psutil
 import redis
 
+from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.embedded import RedisServer
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
@@ -23,8 +24,6 @@ ROOT = Path(__file__).parents[2]
 Value = tuple[Any, ...]
 """Kind, content and expiry instant of a key."""
 
-# Runs of seconds: a JVM that optimises less is done earlier, and takes less of other tests' time.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
 _PAGE = 1_000
 
 
@@ -37,7 +36,7 @@ class Driver:
             self._process = subprocess.Popen(
                 [
                     str(Path(sys.executable).parent / "spark-submit"),
-                    *("--master", "local[2]", "--driver-memory", "1g", "--driver-java-options", JAVA_OPTIONS),
+                    *("--master", "local[2]", "--driver-memory", "1g", "--driver-java-options", DRIVER_JAVA_OPTIONS),
                     *(str(ROOT / "spark_jobs" / "copy_sessions.py"), "--plan-id", plan_id),
                 ],
                 env=os.environ

@@ -21,6 +21,9 @@ from queuekeeper.migration.model import CohortState, PlanState
 from queuekeeper.postgres import connect, migrate, statement
 from tests import report_samples as samples
 from tests.integration.command_line import CommandLine
+from tests.spark_session import spark, spark_of_commands
+
+__all__ = ["spark", "spark_of_commands"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
@@ -286,7 +289,10 @@ def servers_of(postgres_url: str, redis_url: str) -> tuple[str, ...]:
 
 
 def process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own: Spark and its Java runtime write to the real stdout."""
+    """Run the command in a process of its own: Spark and its Java runtime write to the real stdout.
+
+    What one of those that start Spark writes is read; the others take the Spark of all tests.
+    """
     code = "from queuekeeper.cli import main; main()"
     environment = os.environ | {"QUEUEKEEPER_HOME": str(home), "QUEUEKEEPER_SPARK_MASTER": "local[2]"}
     return subprocess.run(
@@ -294,13 +300,13 @@ def process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp_path: Path) -> None:
+def test_a_migration_from_sample_to_undo(
+    postgres_url: str, valkey_url: str, spark_of_commands: Any, tmp_path: Path
+) -> None:
     servers = servers_of(postgres_url, valkey_url)
     sizes = ("--messages", "2000", "--sessions", "300", "--long-queues", "1", "--long-queue-messages", "400")
     sample = as_json("sample", *sizes, "--hostile", "--postgres-url", postgres_url)
-    planned = process("migrate", "plan", "--quarantine-cap", "0.5", *servers, "--json", home=tmp_path)
-    assert planned.returncode == 0, planned.stderr
-    plan = json.loads(planned.stdout)
+    plan = as_json("migrate", "plan", "--quarantine-cap", "0.5", *servers)
     assert plan["totals"]["messages"] == sample["messages"]
 
     fails("migrate", "copy", plan["plan_id"], *servers, code=4, words="is not approved: .* repeat .* with --yes")
@@ -309,9 +315,7 @@ def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp
     assert json.loads(copied.stdout)["messages_written"] > 0
     assert re.search(r"copy [\d,]+/[\d,]+ messages \(\d+ %\)", copied.stderr)
 
-    verified = process("migrate", "verify", *servers, "--json", home=tmp_path)
-    assert verified.returncode == 0, verified.stderr
-    facts = json.loads(verified.stdout)
+    facts = as_json("migrate", "verify", *servers)
     assert (facts["balanced"], facts["unaccounted"], facts["differences"]) == (True, 0, 0)
     assert sum(row["rows_seen"] for row in facts["ledger"]) == sample["messages"]
 
@@ -348,10 +352,7 @@ def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp
 
     with connect(postgres_url) as connection:
         connection.execute("UPDATE device_session_ctx SET last_updated_time = last_updated_time + 1")
-    stale = process("migrate", "verify", *servers, home=tmp_path)
-    assert stale.returncode == 3
-    assert stale.stdout == ""
-    assert "the source has changed since plan" in stale.stderr
+    fails("migrate", "verify", *servers, code=3, words="the source has changed since plan")
 
     undo = ("migrate", "undo", plan["plan_id"], *servers)
     assert as_json(*undo, "--dry-run")["sessions_dropped"] > 0
@@ -366,9 +367,7 @@ def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp
 
     with connect(postgres_url) as connection:
         connection.execute("DROP TABLE device_publish_msg, device_session_ctx")
-    without = process(*undo, "--dry-run", home=tmp_path)
-    assert without.returncode == 4
-    assert "undo finds the sessions by the source's tables: restore them first" in " ".join(without.stderr.split())
+    fails(*undo, "--dry-run", code=4, words="undo finds the sessions by the source's tables: restore them first")
 
 
 def test_private_servers_come_and_go(tmp_path: Path) -> None:

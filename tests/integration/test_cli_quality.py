@@ -28,9 +28,9 @@ from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.integration.command_line import CommandLine
 from tests.quality_rows import NOW, hash_of, queue, save_profile
-from tests.spark_session import spark
+from tests.spark_session import spark, spark_of_commands
 
-__all__ = ["spark"]
+__all__ = ["spark", "spark_of_commands"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
@@ -218,10 +218,8 @@ def test_the_access_rules_of_the_guide_are_enough_to_read_and_to_ask_the_server(
 
 
 def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
-    url: str, valkey_url: str, spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    url: str, valkey_url: str, spark_of_commands: Any, tmp_path: Path
 ) -> None:
-    # One Spark for all tests of a process: the command would end it.
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)
     with connect_redis(valkey_url) as client:
         store = RedisSessionStore(client)
         messages = tuple(

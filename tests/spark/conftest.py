@@ -18,9 +18,9 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.sessions import sample
 from tests.lanes import mark
 from tests.spark.world import World, kill_the_dying
-from tests.spark_session import interpreting, spark
+from tests.spark_session import compiling, spark
 
-__all__ = ["interpreting", "spark"]
+__all__ = ["compiling", "spark"]
 
 HERE = Path(__file__).parent
 # Sessions without messages: whether their counter can be used decides whether it is written at all.

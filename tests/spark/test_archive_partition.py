@@ -33,6 +33,8 @@ from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.places import names
 from queuekeeper.postgres import Connection
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
 PARENT = '''"odd.schema"."events ""%"""'''
 TABLE = '''"odd.schema"."Old [1] {x}/é %"'''
 BOUNDS = "FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')"

@@ -40,8 +40,6 @@ from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 from tests.spark.world import PARAMETERS, World
 
-pytestmark = pytest.mark.usefixtures("interpreting")
-
 
 def _with(url: str, *, password: str | None = None, port: int | None = None) -> str:
     parts = urlsplit(url)

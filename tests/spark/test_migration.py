@@ -22,6 +22,8 @@ from queuekeeper.redis_client import is_cluster, shards
 from tests.conftest import ONE_SERVER_EACH
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
 SOME = "0-2,7"
 SOME_COHORTS = {0, 1, 2, 7}
 

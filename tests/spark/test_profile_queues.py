@@ -25,6 +25,8 @@ from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport, 
 from queuekeeper.redis_client import nodes
 from tests.spark.world import World
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
 KEY = b"a key of tests"
 CONTENTS = replace(PARAMETERS, contents=True)
 ROOT = Path(__file__).parents[2]

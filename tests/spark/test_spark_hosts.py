@@ -29,7 +29,10 @@ from tests.conformance.cutting_proxy import CuttingProxy
 from tests.spark.world import World
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-WITHOUT_LOCAL_ADDRESS = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+
+
+def _without_local_address() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ def _free_port(host: str) -> int:
 @contextmanager
 def _started(words: list[str], *, says: str, folder: Path) -> Iterator[None]:
     """Run a daemon of Spark for the block, once it has said that it is ready."""
-    environment = WITHOUT_LOCAL_ADDRESS | {"SPARK_WORKER_DIR": str(folder), "SPARK_DAEMON_MEMORY": "256m"}
+    environment = _without_local_address() | {"SPARK_WORKER_DIR": str(folder), "SPARK_DAEMON_MEMORY": "256m"}
     process = subprocess.Popen(
         words, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -148,7 +151,7 @@ def worker(hosts: Hosts, master: str, tmp_path: Path, unshared: Path) -> Iterato
 def _queuekeeper(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [Path(sys.executable).with_name("queuekeeper"), *words],
-        env=WITHOUT_LOCAL_ADDRESS,
+        env=_without_local_address(),
         capture_output=True,
         text=True,
         check=False,
@@ -204,7 +207,7 @@ def _build_session(master: str, **arguments: Any) -> str:
         "    print(type(error).__name__, error)\n"
     )
     words = [sys.executable, "-c", program, master, json.dumps(arguments)]
-    return subprocess.run(words, env=WITHOUT_LOCAL_ADDRESS, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(words, env=_without_local_address(), capture_output=True, text=True, check=True).stdout
 
 
 def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
@@ -224,7 +227,7 @@ def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
     )
     words = [sys.executable, "-c", program, master, str(tmp_path), str(unshared)]
 
-    said = subprocess.run(words, env=WITHOUT_LOCAL_ADDRESS, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(words, env=_without_local_address(), capture_output=True, text=True, check=True).stdout
 
     assert f"executors of Spark at {master} cannot write to {unshared} (No such file or directory, as user" in said
     assert [each.name for each in unshared.iterdir()] == []
