@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -1364,5 +1365,49 @@ def test_handler_whose_time_is_up_gets_its_message_again_before_any_later_one(va
         said = "TimeLimitExceeded('the handler took longer than its 0.05 s')"
         assert [one for one in watcher.told if len(one) == 3] == [(said, b"0", False)]
         assert (await queues.inspect("a")).acked == 3
+
+    run(valkey_url, test)
+
+
+def test_what_a_handler_has_made_to_be_awaited_may_use_the_threads_of_the_loop(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(2))
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=1))
+        done: list[bytes] = []
+
+        async def show(message: CompactedMessage) -> None:
+            await asyncio.to_thread(done.append, message.value)
+            if message.value == b"1":
+                worker.stop()
+
+        worker = CompactedWorker(queues, "a", only_making(show))
+        await worker.run()
+        assert done == [b"0", b"1"]
+
+    run(valkey_url, test)
+
+
+@pytest.mark.parametrize("form", ["coroutine", "maker"])
+def test_handler_has_ended_when_a_worker_that_is_cancelled_gives_its_queue_up(valkey_url: str, form: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(1))
+        watcher, begun, ended = Watcher(), asyncio.Event(), asyncio.Event()
+
+        async def show(_message: CompactedMessage) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        found = {"coroutine": show, "maker": only_making(show)}[form]
+        working = asyncio.create_task(CompactedWorker(queues, "a", found, middleware=[watcher]).run())
+        await begun.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert ended.is_set()
+        assert INSIDE.get() is None
+        assert (await queues.inspect("a")).acked == 0
 
     run(valkey_url, test)

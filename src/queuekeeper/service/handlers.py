@@ -6,10 +6,12 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, ClassVar, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from queuekeeper.checks import check_fields, check_integer
@@ -20,6 +22,7 @@ from queuekeeper.service.limits import limited, time_is_up
 M = TypeVar("M")
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 W = TypeVar("W")
 H = TypeVar("H", bound="Handler[Any]")
 
@@ -237,15 +240,12 @@ class BlockingCalls(Calls[M]):
     def answer(self, message: M) -> None:
         """Have the handler work."""
         with self._around(message):
-            if self._limit_s is None:
-                result = self._work(message)
-            else:
-                result = limited(self._work, message, limit_s=self._limit_s)
-            self._take(result)
+            refuse_coroutine(self._call(message))
 
-    def _take(self, result: Any) -> None:
-        """Take what the handler has returned."""
-        refuse_coroutine(result)
+    def _call(self, message: M) -> Any:
+        """Return what the handler returns within its time."""
+        limit_s = self._limit_s
+        return self._work(message) if limit_s is None else limited(self._work, message, limit_s=limit_s)
 
 
 class AsyncCalls(Calls[M]):
@@ -258,13 +258,34 @@ class AsyncCalls(Calls[M]):
 
 
 class LoopThreadCalls(BlockingCalls[M]):
-    """Calls in a thread beside an event loop, in which what the handler returns is awaited if it can be."""
+    """Calls in a thread beside an event loop, in which what the handler returns is awaited if it can be.
+
+    No thread waits for the loop: a loop has few, and what is awaited may need one.
+    """
 
     async def answer_in_thread(self, message: M) -> None:
         """Have the handler work in a thread."""
-        self._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self.answer, message)
+        loop, context = asyncio.get_running_loop(), copy_context()
 
-    def _take(self, result: Any) -> None:
-        if inspect.isawaitable(result):
-            asyncio.run_coroutine_threadsafe(self._finish(result), self._loop).result()
+        def in_thread(work: Callable[..., T], *given: Any) -> Awaitable[T]:
+            return loop.run_in_executor(None, partial(context.run, work, *given))
+
+        around, result = await in_thread(self._begin, message)
+        if result is None:
+            return
+        try:
+            await loop.create_task(self._finish(result), context=context)
+        except BaseException as error:
+            if not await in_thread(around.__exit__, type(error), error, error.__traceback__):
+                raise
+        else:
+            await in_thread(around.__exit__, None, None, None)
+
+    def _begin(self, message: M) -> tuple[ExitStack, Any]:
+        """Return what is to be awaited and what is to be left after that, or none when all is done."""
+        with ExitStack() as stack:
+            stack.enter_context(self._around(message))
+            result = self._call(message)
+            if inspect.isawaitable(result):
+                return stack.pop_all(), result
+        return stack, None
