@@ -733,7 +733,9 @@ def _handler(
     split: Splitter | None,
 ) -> ReliableHandler:
     if isinstance(work, Handler) and retries_s is not None:
-        raise UsageError(f"retries_s is {tuple(retries_s)}: the handler has rules of its own, {work.rules}")
+        raise UsageError(
+            f"retries_s is {tuple(retries_s)}: the handler has rules of its own, {work.rules}; leave retries_s out"
+        )
     found = handler_of(Handler, work)
     rules = found.rules if retries_s is None else RetryRules(retries_s=retries_s)
     return ReliableHandler(work=found.work, name=name, interest=interest or Interest(), rules=rules, split=split)

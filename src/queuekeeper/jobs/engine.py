@@ -108,7 +108,6 @@ class Engine:
     def apply(self, runs: MaintenanceRuns, run_id: str, share: str) -> ShareReport[Any]:
         """Do one share of a plan. Repeated, it goes on where it was stopped or killed.
 
-        :raises RunPaused: when it is paused and the engine does not stay; called again later, it goes on.
         :raises RefusedError: when nobody has approved what needs it, another process works on the share, or the server
             refuses.
         :raises StalePlan: when the plan or its approval are too old, or another release made it.
