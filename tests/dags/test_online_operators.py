@@ -225,6 +225,26 @@ def test_paused_way_back_holds_no_worker_and_asks_nobody_again(
     assert answers == [("alice",)]
 
 
+def test_cut_over_that_was_paused_gives_nobody_to_redis_once_clients_were_taken_back(
+    world: OnlineWorld, pauses: Callable[[str], None]
+) -> None:
+    run(ArmCohortsOperator)
+    run(CatchUpOperator)
+    world.ledger.approve(PLAN_ID, "alice")
+    wish = {"steps_percent": "10,100", "approval_limit_minutes": "60"}
+    pauses("cut_over")
+    with pytest.raises(TaskDeferred):
+        run(CutOverOperator, **wish)
+    world.ledger.set_throttle(PLAN_ID, None)
+    world.ledger.set_paused(PLAN_ID, False)
+    run(RollBackOperator, decision=YES, four_eyes="True", max_lag_s="10")
+
+    task = CutOverOperator(task_id="task", plan_id=PLAN_ID, mode="online", lease_ms="1000", **wish)
+    with pytest.raises(RefusedError, match="go back to PostgreSQL, or have gone: no further client is given to Redis"):
+        task.look_again(context())
+    assert world.all_owners() == {"postgres"}
+
+
 def test_soak_of_a_paused_migration_keeps_the_mirror_and_compares_once_it_goes_on(world: OnlineWorld) -> None:
     cut_over(world)
     world.ledger.set_paused(PLAN_ID, True)

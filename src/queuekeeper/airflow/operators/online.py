@@ -31,7 +31,7 @@ class OnlineOperator(PausableOperator, StoresOperator):
     """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
 
     While the migration is paused, clients at hand are finished and the task holds no worker; it looks again once a
-    minute, and goes on with those that are left.
+    minute, and goes on: with those that are left where clients change their owner, else with all.
 
     :cvar rests: nothing of the step is to be done while the migration is paused.
 

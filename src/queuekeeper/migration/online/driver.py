@@ -44,6 +44,7 @@ from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 _USUAL = StepWish()
+_ON_THE_WAY_BACK = (OnlineState.ROLLING_BACK, OnlineState.COPYING, OnlineState.CAUGHT_UP)
 
 
 class OnlineDriver:
@@ -238,15 +239,17 @@ class OnlineDriver:
         """Give clients to Redis until at least so many of a hundred chosen clients are there, the canary first.
 
         :returns: what was done; none when as many are there already.
+        :raises RefusedError: when clients of that share were taken back, which somebody else has done meanwhile.
         """
         with self._opened() as (_, _, online, plan):
             canary = online.control(self._plan_id).canary
-            wanted = share_of(plan, percent, first=canary)
-            waiting = [
-                each.cohort
-                for each in online.load(self._plan_id, wanted)
-                if each.state in (OnlineState.VERIFIED, OnlineState.CUTTING_OVER)
-            ]
+            found = online.load(self._plan_id, share_of(plan, percent, first=canary))
+            waiting = [each.cohort for each in found if each.state in BEGINS["cut over"]]
+            if back := [str(each.cohort) for each in found if each.state in _ON_THE_WAY_BACK]:
+                raise RefusedError(
+                    f"cohorts {', '.join(back)} of plan {self._plan_id} go back to PostgreSQL, or have gone: no "
+                    "further client is given to Redis. To cut over again, finish the way back, catch up and verify"
+                )
         return self.cut_over(waiting) if waiting else None
 
     def soak(self, cohorts: Sequence[int] | None = None, *, minutes: float) -> SoakReport:
