@@ -33,6 +33,7 @@ Cost
 local PER_CALL = 500
 local FIRST_READY = 10
 local FIRST_ID = 5
+--- @include "includes/fanout_all_keys"
 
 local keys = { state = KEYS[1], messages = KEYS[3], references = KEYS[4], expiries = KEYS[5] }
 local options_key, held_key, delayed_key, details_key, wake_key = KEYS[2], KEYS[6], KEYS[7], KEYS[8], KEYS[9]

@@ -47,6 +47,8 @@ local CLAIMED_PER_CALL = 1000
 local BYTES_PER_CALL = 1000000
 local SUSPECT_STALLS = 2
 
+local FIRST_READY = 12
+--- @include "includes/fanout_all_keys"
 --- @keys
 
 local consumer, token = ARGV[1], ARGV[2]

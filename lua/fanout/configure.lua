@@ -24,6 +24,7 @@ Cost
 --- @include "includes/fanout_next_membership"
 
 local FIRST_READY = 6
+--- @include "includes/fanout_all_keys"
 
 local state_key, options_key, details_key = KEYS[1], KEYS[2], KEYS[5]
 local consumer, text = ARGV[1], ARGV[2]

@@ -29,6 +29,7 @@ Cost
 
 local SAMPLE = 1000
 local FIRST_READY = 10
+--- @include "includes/fanout_all_keys"
 
 local messages_key, references_key, leases_key, details_key = KEYS[4], KEYS[5], KEYS[6], KEYS[9]
 local ready = { unpack(KEYS, FIRST_READY) }

@@ -39,6 +39,8 @@ Cost
 --- @include "includes/fanout_due"
 
 
+local FIRST_READY = 10
+--- @include "includes/fanout_all_keys"
 --- @keys
 
 local token, id, reason, place = ARGV[2], ARGV[3], ARGV[6], ARGV[7]

@@ -62,7 +62,7 @@ local keys = { state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiri
 local held_key, remembered_key, deduplications_key = KEYS[5], KEYS[6], KEYS[7]
 local membership, to, now, consumers = integer(ARGV[1]), ARGV[2], instant(ARGV[3]), integer(ARGV[4])
 if not membership or not now or not consumers or consumers < 0 or #KEYS < FIRST_CONSUMER_KEY - 1 then
-    return redis.error_reply('INVALID membership, now and the number of consumers are integers of 0 or more')
+    return redis.error_reply('INVALID 7 keys or more, a membership, an instant and a number of consumers are expected')
 end
 local first_message = FIRST_VALUE + 2 * consumers
 local count = (#ARGV - first_message + 1) / VALUES_PER_MESSAGE

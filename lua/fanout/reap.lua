@@ -43,6 +43,8 @@ local PER_CALL = 1000
 local REACH = 250000
 local FIRST_ID = 9
 
+local FIRST_READY = 11
+--- @include "includes/fanout_all_keys"
 --- @keys
 local max_stalls, limit, now = integer(ARGV[2]), integer(ARGV[3]), instant(ARGV[6])
 local first_lane, offset = integer(ARGV[4]), integer(ARGV[5])

@@ -35,8 +35,8 @@ local VALUES_PER_ID = 3
 
 local state_key, messages_key, references_key, expiries_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = instant(ARGV[2] or '-')
-if not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
-    return redis.error_reply('INVALID membership, now and number of consumers are integers of 0 or more')
+if #KEYS < FIRST_CONSUMER_KEY - 1 or not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
+    return redis.error_reply('INVALID 5 keys or more, a membership, an instant and a number of consumers are expected')
 end
 local consumers, ids, first_id = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, VALUES_PER_ID)
 if not consumers then

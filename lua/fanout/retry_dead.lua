@@ -30,6 +30,7 @@ Cost
 local IDS_PER_CALL = 500
 local FIRST_READY = 8
 local FIRST_ID = 3
+--- @include "includes/fanout_all_keys"
 
 local state_key, options_key, messages_key, expiries_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local dead_key, details_key, wake_key = KEYS[5], KEYS[6], KEYS[7]

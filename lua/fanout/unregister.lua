@@ -33,6 +33,7 @@ Cost
 
 local PER_CALL = 1000
 local FIRST_READY = 12
+--- @include "includes/fanout_all_keys"
 
 local keys = { state = KEYS[1], messages = KEYS[4], references = KEYS[5], expiries = KEYS[6] }
 local options_key, consumers_key, leases_key, details_key = KEYS[2], KEYS[3], KEYS[7], KEYS[10]

@@ -32,8 +32,8 @@ local FIRST_CONSUMER_KEY = 6
 local FIRST_VALUE = 4
 
 local now = instant(ARGV[2] or '-')
-if not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
-    return redis.error_reply('INVALID membership, now and number of consumers are integers of 0 or more')
+if #KEYS < FIRST_CONSUMER_KEY - 1 or not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
+    return redis.error_reply('INVALID 5 keys or more, a membership, an instant and a number of consumers are expected')
 end
 local consumers, ids = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, 1)
 if not consumers then

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 from limited_user import called_with_its_keys
 from lua_fanout import NOW_MS, Queue, options
 from lua_sessions import HOSTILE_IDS, command
@@ -423,3 +424,52 @@ def test_scripts_touch_their_declared_keys_only(single: RedisClient) -> None:
 def test_scripts_find_all_keys_of_a_queue_in_one_slot(redis_cluster_url: str, name: str) -> None:
     with connect(redis_cluster_url) as client:
         call_every_script(RecordingQueue(client=client, name=name))
+
+
+ARGUMENTS: dict[str, list[str | int]] = {
+    "ack": ["t", 1],
+    "adopt": ["a", 1, 0, ""],
+    "cancel": [1, 1, ""],
+    "claim": ["a", "t", 1_000, 1, 3, ""],
+    "configure": ["a", options()],
+    "configure_queue": ["hold", 1, 1],
+    "expire": [1, "", 0, ""],
+    "extend": ["t", 1_000, "", 1],
+    "inspect": [],
+    "inspect_consumer": ["a", 0, ""],
+    "list_consumers": [],
+    "list_dead": [0, 1],
+    "list_ids": [0, 1, 0],
+    "nack": ["a", "t", 1, 0, "", "broken", "tail", ""],
+    "pause": [""],
+    "peek": [0, 1],
+    "publish": [1, "", "", 0, 1_000, 0, "", "", "", "record"],
+    "purge": [1],
+    "purge_dead": ["", 1, ""],
+    "purge_held": [1],
+    "reap": ["a", 3, 10, 1, 0, "", "all", ""],
+    "register": ["c", options(), "new", ""],
+    "repair": [1, "", 0, 1, 0, 0],
+    "resume": [""],
+    "retry_dead": ["a", "", 1],
+    "return_claimed": ["t", 1],
+    "touch": ["a", ""],
+    "unregister": ["a", "0", "", 1, "0", ""],
+    "verify": [1, "", 0, 1],
+}
+"""A call of each script that breaks no rule, but for its keys."""
+
+LAST_MAY_BE_NONE = {"cancel", "publish", "repair", "resume", "verify"}
+
+
+@pytest.mark.parametrize("name", [each for each in lua.names() if each.startswith("fanout/")])
+def test_a_call_with_too_few_keys_is_refused_in_our_words(queue: Queue, name: str) -> None:
+    script, verb = lua.load(name), name.removeprefix("fanout/")
+    needed = len(script.keys) - (verb in LAST_MAY_BE_NONE)
+    keys = [queue.keys.state, queue.keys.options, *(f"{{{queue.name}}}:{number}" for number in range(needed))]
+    before = queue.client.dbsize()
+
+    for count in range(needed):
+        with pytest.raises(redis.ResponseError, match=r"^INVALID .*\bkeys?\b"):
+            queue.client.eval(script.source, count, *keys[:count], *ARGUMENTS[verb])
+    assert queue.client.dbsize() == before
