@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from tests.conftest import nightly
 from tests.extras import extras_of
+from tests.integration.mosquitto import Mosquitto
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
@@ -30,17 +30,100 @@ HEAVY = {
 }
 LIGHT_BYTES = 60_000_000
 
-# What an extra is for, in one statement that fails where something of it is missing.
-PARTS = {
-    "cli": "from queuekeeper.cli.application import app; from queuekeeper import metrics",
-    "mqtt": "from queuekeeper.compacted import BrokerAddress, MqttDoor",
-    "webhooks": "from queuekeeper.events import Webhook",
-    "reports": "import altair, vl_convert; from queuekeeper.jobs import report; from queuekeeper.report import page",
-    "spark": "from queuekeeper.maintenance.partitions import archive; from queuekeeper.migration import apply, verify",
-    "quality": "from queuekeeper.quality import suites; assert suites.load('migration_ledger').name",
-    "airflow": "from queuekeeper.airflow import plugin; from queuekeeper.airflow.operators import jobs, sessions",
-    "embedded": "from queuekeeper.embedded import PostgresServer, RedisServer",
-}
+MQTT_DOOR = """
+import asyncio, os
+from paho.mqtt import publish
+from queuekeeper.compacted import AsyncCompactedQueues, BrokerAddress, MqttDoor
+from queuekeeper.redis_async import connect
+
+async def main():
+    address = BrokerAddress.parse(os.environ["BROKER_URL"])
+    async with connect(os.environ["REDIS_URL"]) as caller:
+        queues = AsyncCompactedQueues(caller)
+        async with MqttDoor(queues, address) as door:
+            await door.connected.wait()
+            await asyncio.to_thread(
+                publish.single, "$ECQ/w/meter-7/temperature", b"21", qos=1, hostname=address.host, port=address.port
+            )
+            while not (stored := await queues.peek("meter-7")):
+                await asyncio.sleep(0.05)
+            print(stored[0].key, stored[0].value)
+
+asyncio.run(main())
+"""
+
+WEBHOOK = """
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from queuekeeper.events import Delivery, Event, Webhook
+
+class Receiver(BaseHTTPRequestHandler):
+    def do_POST(self):
+        print(b"paid" in self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+    threading.Thread(target=receiver.handle_request).start()
+    with Webhook(f"http://127.0.0.1:{receiver.server_port}/hook") as post:
+        event = Event(id="pm00000000000000001", topic="orders", payload={"state": "paid"})
+        post(Delivery(subscription_id="su1", events=(event,)))
+"""
+
+CHART = """
+from queuekeeper.jobs import report
+from queuekeeper.report import charts
+bars = charts.chart_of([{"messages": 3}]).mark_bar().encode(x="messages:Q")
+print(charts.pictures(lambda width: bars.properties(width=width), label="Messages")[0][:4])
+"""
+
+JUDGED_TABLE = """
+import os
+from queuekeeper.postgres import connect, migrate
+from queuekeeper.quality import suites
+with connect(os.environ["POSTGRES_URL"], autocommit=True) as connection:
+    migrate(connection)
+    connection.execute("CREATE TABLE rows AS SELECT * FROM queuekeeper.ledger")
+report = suites.validate(suites.load("migration_ledger"), postgres_url=os.environ["POSTGRES_URL"], table="public.rows")
+print([failure.expectation.description for failure in report.failures])
+"""
+
+DAGS = """
+import json, os
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(os.environ["DAGS"])
+print(json.dumps([sorted(bag.dags), [error.splitlines()[-1] for error in bag.import_errors.values()]]))
+"""
+
+LINEAGE = """
+from queuekeeper.airflow.lineage import lineage, parquet_files
+(written,) = lineage(inputs=[], outputs=[parquet_files("s3://archive/2026", rows=1, size_bytes=2, files=1)]).outputs
+print(written.namespace, written.name)
+"""
+
+SERVERS = """
+import tempfile
+from pathlib import Path
+from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.postgres import connect
+folder = Path(tempfile.mkdtemp())
+folder.chmod(0o711)
+database = PostgresServer(folder / "postgres", die_with_parent=True)
+redis = RedisServer(folder / "valkey", die_with_parent=True)
+try:
+    database.start()
+    redis.start()
+    with connect(database.create_database("first")) as connection, redis.client() as client:
+        print(connection.execute("SELECT 1").fetchone(), client.ping())
+finally:
+    redis.erase()
+    database.erase()
+"""
+
+EXTRAS = ("cli", "mqtt", "webhooks", "reports", "spark", "quality", "airflow", "lineage", "embedded")
 
 EVERY_MODULE = """
 import json, pkgutil
@@ -62,9 +145,6 @@ NAMED = re.compile(
     r"MissingExtra: queuekeeper\.\S+ needs \S+, which is not installed: pip install "
     r"(?:'queuekeeper\[(?P<extra>\w+)\]'|--no-deps apache-airflow-providers-apache-spark)"
 )
-
-# What most install. Each of the others is hundreds of megabytes in an environment of its own.
-IN_THE_GATE = ("cli", "webhooks")
 
 Environment = Callable[[str], Path]
 
@@ -93,11 +173,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return install
 
 
-def run(home: Path, code: str) -> subprocess.CompletedProcess[str]:
+def run(home: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [home / "bin/python", "-c", code],
         capture_output=True, text=True, check=False, cwd=home,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "AIRFLOW_HOME": str(home)},
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "AIRFLOW_HOME": str(home), **environment},
     )  # fmt: skip
 
 
@@ -132,11 +212,82 @@ def test_a_store_is_imported_without_its_servers_libraries_until_a_name_of_it_is
     assert run(environment(""), code).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("extra", [*IN_THE_GATE, *nightly(*(each for each in PARTS if each not in IN_THE_GATE))])
-def test_an_extra_does_its_part(environment: Environment, extra: str) -> None:
-    done = run(environment(extra), PARTS[extra])
+def test_webhooks_post_what_happened(environment: Environment) -> None:
+    done = run(environment("webhooks"), WEBHOOK)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.nightly
+def test_the_mqtt_door_stores_what_a_device_publishes(
+    environment: Environment, server_home: Path, valkey_url: str
+) -> None:
+    broker = Mosquitto(server_home / "mosquitto-of-an-extra")
+    broker.start()
+    try:
+        done = run(environment("mqtt"), MQTT_DOOR, BROKER_URL=broker.url, REDIS_URL=valkey_url)
+    finally:
+        broker.stop()
+
+    assert (done.returncode, done.stdout) == (0, "b'temperature' b'21'\n"), done.stderr
+
+
+@pytest.mark.nightly
+def test_reports_draw_charts(environment: Environment) -> None:
+    done = run(environment("reports"), CHART)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "<svg\n", "")
+
+
+@pytest.mark.nightly
+def test_spark_plans_a_migration_of_the_rows_that_it_reads(
+    environment: Environment, postgres_url: str, valkey_url: str
+) -> None:
+    home, source = environment("spark"), ("--postgres-url", postgres_url)
+    for words in (("sample", "--messages", "100", "--sessions", "10", "--long-queues", "0"), ("database", "migrate")):
+        done = command(home, *words, *source, "--json")
+        assert done.returncode == 0, done.stderr
+    planned = command(home, "migrate", "plan", *source, "--redis-url", valkey_url, "--json")
+
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["totals"]["messages"] == 100
+
+
+@pytest.mark.nightly
+def test_quality_judges_a_table(environment: Environment, postgres_url: str) -> None:
+    done = run(environment("quality"), JUDGED_TABLE, POSTGRES_URL=postgres_url)
+
+    assert (done.returncode, done.stdout) == (0, "['A ledger was written: an empty one proves nothing.']\n"), (
+        done.stderr
+    )
+
+
+@pytest.mark.nightly
+def test_airflow_parses_the_dags_and_names_what_those_of_spark_need_besides(environment: Environment) -> None:
+    # However busy the machine is.
+    unhurried = {"AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "0"}
+    done = run(environment("airflow"), DAGS, DAGS=str(ROOT / "dags"), **unhurried)
+
+    assert done.returncode == 0, done.stderr
+    parsed, refused = json.loads(done.stdout.splitlines()[-1])
+    of_spark = {"partition_maintenance", "queue_quality", "session_migration"}
+    assert {path.stem for path in (ROOT / "dags").glob("*.py")} - set(parsed) == of_spark
+    assert len(refused) == len(of_spark)
+    assert all(each.endswith("pip install --no-deps apache-airflow-providers-apache-spark") for each in refused)
+
+
+@pytest.mark.nightly
+def test_lineage_names_what_was_written(environment: Environment) -> None:
+    done = run(environment("lineage"), LINEAGE)
+
+    assert (done.returncode, done.stdout) == (0, "s3://archive 2026\n"), done.stderr
+
+
+@pytest.mark.nightly
+def test_private_servers_start_and_answer(environment: Environment) -> None:
+    done = run(environment("embedded"), SERVERS)
+
+    assert (done.returncode, done.stdout) == (0, "(1,) True\n"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -184,7 +335,7 @@ def test_every_module_is_imported_or_names_its_extra_where_the_others_are_hidden
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("extra", ["", *PARTS, "lineage", "all"])
+@pytest.mark.parametrize("extra", ["", *EXTRAS, "all"])
 def test_every_module_is_imported_or_names_its_extra(environment: Environment, extra: str) -> None:
     done = run(environment(extra), EVERY_MODULE)
 
@@ -214,7 +365,8 @@ def test_the_command_names_its_own_extra_and_those_of_its_parts(environment: Env
 def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [home / "bin/queuekeeper", *words],
-        capture_output=True, text=True, check=False, cwd=home, env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+        capture_output=True, text=True, check=False, cwd=home,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "JAVA_HOME": os.environ.get("JAVA_HOME", "")},
     )  # fmt: skip
 
 
