@@ -35,7 +35,7 @@ def test_a_missing_file_is_an_error_that_names_it() -> None:
 def package_in(folder: Path) -> Path:
     package = folder / "src" / "queuekeeper"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "assets.py"):
+    for name in ("__init__.py", "assets.py", "errors.py", "extras.py"):
         shutil.copy(ROOT / "src" / "queuekeeper" / name, package)
     return package
 
