@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import Rejected, UsageError
-from queuekeeper.fanout.model import MAX_MS, FanoutMessage
+from queuekeeper.fanout.model import FanoutMessage
 from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service import handlers as service
 
@@ -49,8 +49,8 @@ class RetryRules:
     def __post_init__(self) -> None:
         if self.max_attempts is not None:
             check_integer("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
-        check_integer("first_delay_ms", self.first_delay_ms, 0, MAX_MS)
-        check_integer("max_delay_ms", self.max_delay_ms, self.first_delay_ms, MAX_MS)
+        check_integer("first_delay_ms", self.first_delay_ms, 0, service.LONGEST_MS)
+        check_integer("max_delay_ms", self.max_delay_ms, self.first_delay_ms, service.LONGEST_MS)
         for name, value, least, most in (("factor", self.factor, 1, 1_000), ("jitter", self.jitter, 0, 1)):
             # What is not a number is not within anything.
             if type(value) not in (int, float) or not least <= value <= most:

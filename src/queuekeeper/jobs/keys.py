@@ -97,7 +97,7 @@ class KeyJob(KeyPages[P, KeyCounts, NothingBesides]):
     def apply(self, step: Step) -> KeyCounts:
         """Change a page of keys."""
         self.world.pace(len(step.work))
-        lines = [self.line(key) for name in step.work if (key := text_of(name)) is not None]
-        self.world.writer.note(lines)
         with redis_errors(address_of(self.world.client)):
+            lines = [self.line(key) for name in step.work if (key := text_of(name)) is not None]
+            self.world.writer.note(lines)
             return KeyCounts(keys=len(step.work), changed=sum(map(self.change, lines)))

@@ -151,7 +151,8 @@ class Middleware(Generic[M]):
 
         What it raises when it is entered fails the attempt before the handler begins. When the handler has failed, it
         gets the error, and may raise another one, or end it as any context manager may: then the message is done. The
-        first middleware is the outermost. The handler's time limit covers the handler alone.
+        first middleware is the outermost. The handler's time limit covers the handler alone. A function in a thread
+        that returns what is awaited may be left in another thread than it was entered in.
         """
         return nullcontext()
 
