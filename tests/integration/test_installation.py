@@ -300,6 +300,11 @@ def test_private_servers_start_and_answer(environment: Environment) -> None:
         ("from queuekeeper.migration import transforms", "pyspark", "spark"),
         ("import queuekeeper.sessions.sample", "numpy", "spark"),
         ("from queuekeeper.quality import profile_tables", "pyarrow", "quality"),
+        (
+            "from queuekeeper.quality import suites; suites.check_expectations(suites.load('migration_ledger'))",
+            "great_expectations",
+            "quality",
+        ),
         ("from queuekeeper.compacted import MqttDoor", "paho", "mqtt"),
         ("from queuekeeper.events import Webhook", "httpx", "webhooks"),
         ("import queuekeeper.airflow.operators.jobs", "airflow", "airflow"),
