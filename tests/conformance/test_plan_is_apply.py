@@ -17,7 +17,7 @@ from queuekeeper import lua, postgres
 from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.jobs import engine
-from queuekeeper.jobs.pace import Breaker
+from queuekeeper.jobs.pace import Breaker, TimeIsUp
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
@@ -837,6 +837,35 @@ def test_each_job_tells_how_long_answers_take_so_that_its_steps_shrink_and_grow_
         assert (size, breaker.size(FULL) < FULL) == (FULL, True)
         breaker, size = growing.breakers[at]
         assert (size, breaker.size(FULL) > FULL // 4) == (FULL // 4, True)
+
+
+def test_cleanup_that_is_stopped_before_any_trip_to_the_server_counts_all_that_it_changes(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each call goes by itself.
+    monkeypatch.setattr("queuekeeper.maintenance.cleanup.sweep.COST_PER_TRIP", 1)
+    job = world("cleanup")
+    changed = {
+        name: count
+        for name, count in job.say().items()
+        if name in {"dead_references", "orphans", "expiries_repaired", "idle_keys"}
+    }
+    stops, done = 0, False
+    while not done:
+        job = world("cleanup")
+        run_id, (shard,) = planned = job.plan()
+        trips_left = iter([False] * stops + [True])
+
+        def wait(_: float, *, is_last: Iterator[bool] = trips_left) -> None:
+            if next(is_last, False):
+                raise TimeIsUp("its time is over")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "run_pace", lambda *_, **__: wait)
+            done = job.world.apply(run_id, shard).done
+        assert {name: job.do(planned)[name] for name in changed} == changed, stops
+        stops += 1
+    assert stops > 10
 
 
 WORK = {
