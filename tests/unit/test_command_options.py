@@ -126,3 +126,16 @@ def test_options_and_their_help_are_those_of_the_record_of_the_library_that_take
     assert json.loads(done.stdout) == {"order": "newest", "most": 7, "wait": "1s", "again": False}
     refused = CliRunner().invoke(of, ["read", "--order", "any"])
     assert (refused.exit_code, "'oldest', 'newest'" in refused.stderr) == (2, True)
+
+
+def test_choice_of_cohorts_that_a_script_has_left_empty_is_not_taken_for_all() -> None:
+    steps = [
+        name
+        for name, one in commands(get_command(app))
+        if {"cohorts", "plan_id"} <= {each.name for each in one.params} and name.split()[0] in ("migrate", "online")
+    ]
+    assert {"migrate copy", "migrate undo", "online cut-over", "online commit", "online roll-back"} <= {*steps}
+    for step in steps:
+        called = CliRunner().invoke(app, [*step.split(), "0123456789abcdef", "--cohorts", ""])
+        assert called.exit_code == 2, step
+        assert "cohorts is '': it must be all, or numbers and ranges such as 0-3,7" in " ".join(called.output.split())

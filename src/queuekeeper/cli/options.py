@@ -71,6 +71,10 @@ class Taken:
         :raises UsageError: when a value is refused.
         """
         said: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, (), [])}
+        for name, each in self.described().items():
+            # A form sends a field that is left out as an empty text; here it is a variable that a script has not set.
+            if said.get(name) == "" and each.said.unset and each.said.pattern is not None:
+                raise each.refuse("")
         if "key_prefix" in self.described():
             said.setdefault("key_prefix", context.settings().key_prefix)
         return self.model().of_texts({**said, **self.fixed})
