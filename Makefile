@@ -130,6 +130,18 @@ bench-imports: setup ## Measure what importing each store takes (ARGS="--rounds 
 $(LANES:%=test-%): test-%: setup-tests
 	@$(PYTEST) -m $* $(ARGS)
 
+# Each in an environment of its own, .venv-3.13 and so on.
+PYTHONS ?= 3.12 3.13
+
+.PHONY: test-pythons
+test-pythons: ## Unit, lua, sql and conformance on newer Pythons (PYTHONS="3.13")
+	@set -e; for version in $(PYTHONS); do \
+		command -v python$$version >/dev/null || { echo "there is no python$$version: install it, or leave it out of PYTHONS" >&2; exit 2; }; \
+		QUEUEKEEPER_VENV=.venv-$$version PYTHON=python$$version scripts/setup tests; \
+		PATH=$(CURDIR)/.venv-$$version/bin:$$PATH .venv-$$version/bin/python -m pytest $(IN_PARALLEL) \
+			tests/unit tests/lua tests/sql tests/conformance $(ARGS); \
+	done
+
 # The suite plays four of these runs; a failed one is met again by ONLINE_SEEDS=1 ONLINE_FIRST_SEED=number.
 NIGHTLY_SEEDS ?= 200
 
