@@ -70,7 +70,12 @@ def approved(engine: Engine, runs: MaintenanceRuns) -> tuple[str, str]:
     return run_id, share
 
 
-def test_command_plans_does_controls_and_takes_back_and_the_audit_tells(client: Any, postgres_url: str) -> None:
+def acts_of(connection: Any, run_id: str) -> list[str]:
+    """What the audit tells of a run, in its order."""
+    return [each.action for each in reversed(audit.latest(connection, wanted=audit.AuditFilter(subject=run_id)))]
+
+
+def test_command_plans_does_and_takes_back_and_the_audit_tells(client: Any, postgres_url: str) -> None:
     planned = command("rename", "--dry-run", "--old", "old:")
     assert planned["plan"]["counts"] == {"keys": 50, "changed": 49}
     assert len(client.keys("old:*")) == 50
@@ -79,8 +84,6 @@ def test_command_plans_does_controls_and_takes_back_and_the_audit_tells(client: 
     assert (done["counts"]["changed"], done["clean"], client.keys("old:*")) == (49, True, [b"old:7"])
     run_id = done["maintenance_run_id"]
     assert command("run", "status", run_id)["state"] == "done"
-    assert command("run", "pause", run_id)["paused"] is True
-    assert command("run", "throttle", run_id, "100")["throttle_operations_per_s"] == 100
     assert {each["job"] for each in command("run", "list")} == {"rename_keys"}
 
     assert command("run", "undo", run_id, "--dry-run")["taken_back"] == 49
@@ -88,10 +91,17 @@ def test_command_plans_does_controls_and_takes_back_and_the_audit_tells(client: 
     assert command("run", "undo", run_id, "--yes")["taken_back"] == 49
     assert (len(client.keys("old:*")), client.get("new:7")) == (50, b"taken")
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        told = audit.latest(connection, wanted=audit.AuditFilter(subject=run_id))
-    assert [each.action for each in reversed(told)] == [
-        "approve", "apply", "pause", "throttle", "approve", "undo",
-    ]  # fmt: skip
+        assert acts_of(connection, run_id) == ["approve", "apply", "approve", "undo"]
+
+
+def test_command_controls_a_run_and_the_audit_tells(client: Any, postgres_url: str) -> None:
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        run_id, _ = approved(Engine(job=Renaming, client=client), MaintenanceRuns(connection))
+        assert command("run", "pause", run_id)["paused"] is True
+        assert command("run", "throttle", run_id, "100")["throttle_operations_per_s"] == 100
+        assert command("run", "resume", run_id)["paused"] is False
+        assert acts_of(connection, run_id) == ["approve", "pause", "throttle", "resume"]
 
 
 def test_form_is_made_of_the_model() -> None:
