@@ -70,11 +70,12 @@ JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partit
 
 
 def _models() -> list[type[Parameters]]:
-    """Return every model of the package that declares parameters."""
+    """Return every model of the package that declares parameters of jobs."""
+    modules = set()
     for path in SOURCE.rglob("*.py"):
         name = path.relative_to(SOURCE).with_suffix("")
         if DECLARING in path.read_text("utf-8") and not {"cli", "airflow"} & {*name.parts}:
-            import_module(".".join(name.parts))
+            modules.add(import_module(".".join(name.parts)).__name__)
 
     def below(model: type[Parameters]) -> Iterator[type[Parameters]]:
         for each in model.__subclasses__():
@@ -82,7 +83,7 @@ def _models() -> list[type[Parameters]]:
             yield from below(each)
 
     return sorted(
-        {each for each in below(Parameters) if each.__module__.startswith("queuekeeper.")},
+        {each for each in below(Parameters) if each.__module__ in modules},
         key=lambda each: each.__name__,
     )
 
