@@ -58,6 +58,12 @@ def recorded(postgres_url: str) -> str:
     return postgres_url
 
 
+def set_state(postgres_url: str, state: PlanState) -> None:
+    """Have the recorded plan stand elsewhere."""
+    with connect(postgres_url, autocommit=True) as connection:
+        MigrationLedger(connection).set_plan_state(samples.PLAN_ID, state)
+
+
 def test_version_and_help_need_no_server() -> None:
     assert run("--version").stdout.strip() == f"queuekeeper {__version__}"
     for command in ((), ("migrate",), ("migrate", "plan"), ("migrate", "undo"), ("sessions", "inspect"), ("sample",)):
@@ -203,6 +209,7 @@ def test_status_tells_what_the_ledger_knows(recorded: str) -> None:
 
 def test_the_throttle_can_be_set_and_lifted(recorded: str) -> None:
     throttle = ("migrate", "throttle", samples.PLAN_ID)
+    set_state(recorded, PlanState.COPYING)
 
     assert as_json(*throttle, "20,000", "--postgres-url", recorded)["throttle_messages_per_s"] == 20_000
     assert as_json("migrate", "status", "--postgres-url", recorded)["throttle_messages_per_s"] == 20_000
@@ -390,11 +397,14 @@ def test_a_migration_is_listed_steered_and_reported_like_any_run(
 
     (listed,) = as_json("run", "list", *there)
     assert (listed["run"], listed["job"], listed["state"]) == (samples.PLAN_ID, "session_migration", "done")
+    set_state(recorded, PlanState.COPYING)
     assert as_json("run", "pause", samples.PLAN_ID, *there)["paused"] is True
     assert "at most 5,000 messages/s" in run("run", "throttle", samples.PLAN_ID, "5000", *there).stdout
     status = as_json("run", "status", *there)
     assert (status["paused"], status["throttle_operations_per_s"], status["approved_by"]) == (True, 5_000, "admin")
     assert as_json("run", "resume", samples.PLAN_ID, *there)["paused"] is False
+    set_state(recorded, PlanState.VERIFIED)
+    fails("run", "pause", samples.PLAN_ID, *there, code=4, words="It is done: nothing of it is at work")
     reported = as_json("run", "report", samples.PLAN_ID, "--report-directory", str(tmp_path), *servers)
     assert Path(reported["html"]).parent == tmp_path
     assert as_json("run", "status", *there)["report"]["html"] == reported["html"]
