@@ -26,7 +26,7 @@ def _archive(environment: Environment, asked: ArchiveWish) -> dict[str, Any]:
                 now_ms=system_clock(),
             )
         except QueuekeeperError as error:
-            # One that cannot be archived keeps no other one from it.
+            # The others are archived all the same.
             print(f"retired partition {retired_id}: {error}", flush=True)
             first_error = first_error or error
             continue

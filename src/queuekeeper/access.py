@@ -1,4 +1,4 @@
-"""Users of Redis with the least that each job needs, worked out from the scripts that it runs; the rest needs none."""
+"""Users of Redis with the least that each job needs, worked out from the scripts that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a process, read once from ``QUEUEKEEPER_*`` environment variables; what a migration does is not one."""
+"""Settings of a process, read once from ``QUEUEKEEPER_*`` environment variables."""
 
 from __future__ import annotations
 

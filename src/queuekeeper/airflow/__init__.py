@@ -1,1 +1,1 @@
-"""Queuekeeper inside Airflow: hooks, operators, parameters and the plugin; what they call knows nothing of Airflow."""
+"""Queuekeeper inside Airflow: hooks, operators, parameters and the plugin."""

@@ -1,4 +1,4 @@
-"""Assets that other DAGs are scheduled on; whoever has something to say about one names it as its outlet."""
+"""Assets that other DAGs are scheduled on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all DAGs of Queuekeeper share: connections, pools, retries and tags; no operators here."""
+"""What all DAGs of Queuekeeper share: connections, pools, retries and tags."""
 
 from __future__ import annotations
 

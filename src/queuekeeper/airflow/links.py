@@ -1,4 +1,4 @@
-"""Buttons on the pages of tasks; what they lead to is in the plugin."""
+"""Buttons on the pages of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``queuekeeper cleanup``: plan, apply, and what goes with them."""
+"""``queuekeeper cleanup``: find expired and orphaned references, and remove them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``queuekeeper compacted gc`` and what goes with it: collect, how far it is, take it back; what queues there are."""
+"""``queuekeeper compacted gc``, ``gc-rebuild`` and ``status``: collect compacted queues, and say what there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``queuekeeper events``: publish, look, dispatch, and what goes with them."""
+"""``queuekeeper events``: publish, look at and dispatch events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``queuekeeper migrate``: plan, copy, verify, report, and what goes with them."""
+"""``queuekeeper migrate``: plan a migration, copy, verify, report and undo it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``queuekeeper repair``: mend sessions by one remedy: plan, ask, do, take back; what a remedy does is its own."""
+"""``queuekeeper repair``: mend sessions by one remedy: plan, ask, do, take back."""
 
 from __future__ import annotations
 

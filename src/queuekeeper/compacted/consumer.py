@@ -371,7 +371,7 @@ class Consumption:
         except QueueBusy as error:
             if self.rules.resubscribe is not Resubscribe.ALWAYS:
                 raise StaleEpoch(f"the queue of {self.client_id!r} was lost: {error}") from None
-            # Two that take a queue from each other shall not do nothing else.
+            # Two consumers that take a queue from each other must still come to their work.
             yield Pause(TAKE_BACK_S)
             yield from self._subscribe(takeover=True, start=None)
 

@@ -1,4 +1,4 @@
-"""Talks to Airflow's REST API as a signed-in user: trigger, watch, approve, read; it knows no particular DAG."""
+"""Talks to Airflow's REST API as a signed-in user: trigger, watch, approve, read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private Airflow of four processes with users, pools and connections of its own; it never imports Airflow."""
+"""A private Airflow of four processes with users, pools and connections of its own."""
 
 from __future__ import annotations
 

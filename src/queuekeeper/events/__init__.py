@@ -1,4 +1,4 @@
-"""The SQL event broker of schema ``pgmb``; it knows neither Airflow nor Spark."""
+"""The SQL event broker of schema ``pgmb``."""
 
 from lazy_loader import attach_stub
 

@@ -1,4 +1,4 @@
-"""Handlers, listeners and how far they have come: who works on what, and where the cursor may stand; no I/O here."""
+"""Handlers, listeners and how far they have come: who works on what, and where the cursor may stand."""
 
 from __future__ import annotations
 

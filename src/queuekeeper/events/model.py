@@ -1,4 +1,4 @@
-"""What publishers, consumers and the dispatcher of the event broker pass to and fro; nothing here does I/O."""
+"""What publishers, consumers and the dispatcher of the event broker pass to and fro."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers of a consumer: what works on messages and what becomes of failures; no I/O here."""
+"""Handlers of a consumer: what works on messages and what becomes of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job is, and what every job plans, does and comes to, in one set of records; no input or output."""
+"""What a job is, and what every job plans, does and comes to, in one set of records."""
 
 from __future__ import annotations
 

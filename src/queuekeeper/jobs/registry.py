@@ -1,4 +1,4 @@
-"""Which jobs there are, by name. A job is imported when it is asked for, so that naming them costs nothing."""
+"""The jobs, by name. A job is imported when it is asked for, so that naming them costs nothing."""
 
 from __future__ import annotations
 

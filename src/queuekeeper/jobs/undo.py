@@ -1,4 +1,4 @@
-"""A file of what a run is about to change, line by line, from which it can be taken back; doing so is the run's kind's.
+"""A file of what a run is about to change, line by line, from which it can be taken back.
 
 JSON Lines: a first line that says whose file it is, then a line per change. It holds client ids, and payloads only
 where removed messages are to come back. Lines are kept before the change is made, so a line may tell of one that never

@@ -1,4 +1,4 @@
-"""The frame of a Spark job: arguments, connections from the environment, a line of JSON, an exit code; no own work."""
+"""The frame of a Spark job: arguments, connections from the environment, a line of JSON, an exit code."""
 
 from __future__ import annotations
 

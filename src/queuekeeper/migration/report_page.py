@@ -1,4 +1,4 @@
-"""Turns a migration report into one self-contained HTML page with charts as inline SVG; it works out no figures."""
+"""Turns a migration report into one self-contained HTML page with charts as inline SVG."""
 
 from __future__ import annotations
 

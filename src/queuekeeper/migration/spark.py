@@ -1,4 +1,4 @@
-"""Starts Spark sessions the way migrations need them, and ends a driver whose supervisor is gone; no data work here."""
+"""Starts Spark sessions the way migrations need them, and ends a driver whose supervisor is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says how a migration stands at this moment: steps, speed, what is left, what holds it back; it changes nothing."""
+"""Says how a migration stands at this moment: steps, speed, what is left, what holds it back."""
 
 from __future__ import annotations
 

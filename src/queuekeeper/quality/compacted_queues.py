@@ -1,4 +1,4 @@
-"""Reads what the suite of compacted queues judges, a row of numbers per queue, in bounded steps; it changes nothing."""
+"""Reads what the suite of compacted queues judges, a row of numbers per queue, in bounded steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what the suite of fan-out queues judges, a row per queue and consumer, in bounded steps; it changes nothing."""
+"""Reads what the suite of fan-out queues judges, a row per queue and consumer, in bounded steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges the Parquet of a profile with Spark, by the same suites as ``run`` does in PostgreSQL; it keeps nothing."""
+"""Judges the Parquet of a profile with Spark, by the same suites as ``run`` does in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what the suite of partitions judges, from the catalog and by the policies of tables; it changes nothing."""
+"""Reads what the suite of partitions judges, from the catalog and by the policies of tables."""
 
 from __future__ import annotations
 

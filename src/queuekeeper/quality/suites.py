@@ -1,4 +1,4 @@
-"""Loads expectation suites and runs them on PostgreSQL or Spark; what they demand stands in ``expectations/``.
+"""Loads expectation suites and runs them on PostgreSQL or Spark.
 
 Great Expectations is imported when a suite runs, not before: it takes seconds.
 """

@@ -1,4 +1,4 @@
-"""Handlers of every store: what works, its limit of time, who looks on or wraps, and decorators; no I/O here."""
+"""Handlers of every store: what works, its limit of time, who looks on or wraps, and decorators."""
 
 from __future__ import annotations
 

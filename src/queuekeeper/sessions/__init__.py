@@ -1,4 +1,4 @@
-"""Stores of persistent DEVICE sessions; they know neither Airflow nor Spark."""
+"""Stores of persistent DEVICE sessions."""
 
 from lazy_loader import attach_stub
 

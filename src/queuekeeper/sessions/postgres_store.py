@@ -1,4 +1,4 @@
-"""DEVICE sessions in the tables of TBMQ 1.x: connections, transactions and errors; what is asked is ``operations``."""
+"""DEVICE sessions in the tables of TBMQ 1.x: connections, transactions and errors."""
 
 from __future__ import annotations
 

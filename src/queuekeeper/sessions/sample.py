@@ -1,4 +1,4 @@
-"""Fills the vendor's tables with sessions and messages made from a seed, healthy or hostile; it never reads Redis."""
+"""Fills the vendor's tables with sessions and messages made from a seed, healthy or hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts a plan before a person and acts on the answer; the question itself is Airflow's own human-in-the-loop step."""
+"""Puts a plan before a person and acts on the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filling, watching and tending one compacted queue, as tasks; the work is the queues'.
+"""Filling, watching and tending one compacted queue, as tasks.
 
 Values stay out of arguments, results and logs, which Airflow keeps in its database: they come from files of the worker.
 """

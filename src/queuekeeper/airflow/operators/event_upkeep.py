@@ -1,4 +1,4 @@
-"""What upkeep of the event broker has besides the tasks of every job; see ``queuekeeper.maintenance.events``."""
+"""What upkeep of the event broker has besides the tasks of every job."""
 
 from __future__ import annotations
 

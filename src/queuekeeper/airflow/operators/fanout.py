@@ -1,4 +1,4 @@
-"""Publishing to, watching and tending one fan-out queue, as tasks; the work is the queues'.
+"""Publishing to, watching and tending one fan-out queue, as tasks.
 
 Payloads stay out of arguments, results and logs, which Airflow keeps in its database: files of the worker have them.
 """

@@ -1,4 +1,4 @@
-"""The three Spark steps of a migration as tasks; the steps themselves are in ``queuekeeper.migration``."""
+"""The three Spark steps of a migration as tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a migration while devices are connected as tasks; the steps themselves are in ``queuekeeper.migration``."""
+"""Steps of a migration while devices are connected as tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance of partitions as tasks, table by table; what is done is in ``queuekeeper.maintenance.partitions``."""
+"""Maintenance of partitions as tasks, table by table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profile, check, report and publish the quality of queues as tasks; what is done is in ``queuekeeper.quality``."""
+"""Profile, check, report and publish the quality of queues as tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remedies as tasks: which job it is, the form says; see :mod:`queuekeeper.airflow.operators.jobs` for the rest."""
+"""Remedies as tasks: which job it is, the form says."""
 
 from __future__ import annotations
 

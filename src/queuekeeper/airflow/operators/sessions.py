@@ -1,4 +1,4 @@
-"""Looking at one session, its way to a file and back, and its end, as tasks; the work is the stores'."""
+"""Looking at one session, its way to a file and back, and its end, as tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one application of ``spark_jobs/`` as a task: secrets, exit codes, results and ends; what it does is its own."""
+"""Runs one application of ``spark_jobs/`` as a task: secrets, exit codes, results and ends."""
 
 from __future__ import annotations
 

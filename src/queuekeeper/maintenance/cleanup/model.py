@@ -1,4 +1,4 @@
-"""What a cleanup is asked to do, what it finds and what it reports; it does no input or output."""
+"""What a cleanup is asked to do, what it finds and what it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cleans pages of keys by scripts that decide in the moment in which they write, or counts; others scan."""
+"""Cleans pages of keys, or counts them, by scripts that decide in the moment in which they write."""
 
 from __future__ import annotations
 

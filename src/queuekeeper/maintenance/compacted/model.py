@@ -1,4 +1,4 @@
-"""What the collection of compacted queues is asked to do, what it finds and what it reports; no input or output."""
+"""What the collection of compacted queues is asked to do, what it finds and what it reports."""
 
 from __future__ import annotations
 

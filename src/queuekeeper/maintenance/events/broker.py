@@ -1,4 +1,4 @@
-"""Reads what the suite of the event broker judges: cursors, dispatching, conditions and ages; it changes nothing."""
+"""Reads what the suite of the event broker judges: cursors, dispatching, conditions and ages."""
 
 from __future__ import annotations
 

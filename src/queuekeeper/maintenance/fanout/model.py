@@ -1,4 +1,4 @@
-"""What a repair of fan-out queues is asked to do, what it finds and what it reports; no input or output."""
+"""What a repair of fan-out queues is asked to do, what it finds and what it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says how a table stands under its policy: what is covered, for how long, and what is wrong; it changes nothing."""
+"""Says how a table stands under its policy: what is covered, for how long, and what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition key means: bounds as whole numbers, spans of time or of integers, edges; no input or output.
+"""What a partition key means: bounds as whole numbers, spans of time or of integers, edges.
 
 Every bound becomes one integer, its *position*: microseconds since 1970-01-01 UTC of a time, the number itself of an
 integer, the 22 hexadecimal digits of an event id. So one arithmetic serves all tables, and no time zone enters it.

@@ -1,4 +1,4 @@
-"""What an archive of a partition says of itself, and how a table is looked at to be compared with it; no Spark here.
+"""What an archive of a partition says of itself, and how a table is looked at to be compared with it.
 
 An archive is a folder of its own::
 

@@ -1,4 +1,4 @@
-"""What maintenance of partitions plans, does and reports; it does no input or output.
+"""What maintenance of partitions plans, does and reports.
 
 Plans and reports are plain records: they go through JSON and back (:func:`to_json`, :func:`plan_from_json`), so that
 Airflow can keep a plan, show it to a person and apply it in another process.

@@ -1,4 +1,4 @@
-"""What a table's partitions should be like, and the check of a policy against its table; no input or output."""
+"""What a table's partitions should be like, and the check of a policy against its table."""
 
 from __future__ import annotations
 

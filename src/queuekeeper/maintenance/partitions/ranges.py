@@ -1,4 +1,4 @@
-"""Arithmetic of ranges: gaps, overlaps, and the ranges that are missing between two positions; no input or output."""
+"""Arithmetic of ranges: gaps, overlaps, and the ranges that are missing between two positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts what maintenance of partitions found and did into one record and two files; it works on no table."""
+"""Puts what maintenance of partitions found and did into one record and two files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at one table under its policy: how far clock and data are, what is missing, what is odd; it changes nothing."""
+"""Looks at one table under its policy: how far clock and data are, what is missing, what is odd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a remedy is asked for, what it finds and what it counts; no server is asked here."""
+"""What a remedy is asked for, what it finds and what it counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down of cohorts that move while devices are connected: states, drivers, servers; it moves nothing.
+"""What is written down of cohorts that move while devices are connected: states, drivers, servers.
 
 Every change names the driver that makes it. Who takes cohorts over gets a higher number, and the one before is refused
 at its next write, whatever it is doing and whoever has forgotten to stop it.

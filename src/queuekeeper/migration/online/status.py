@@ -1,4 +1,4 @@
-"""Says how a migration with devices connected stands at this moment; it changes nothing."""
+"""Says how a migration with devices connected stands at this moment."""
 
 from __future__ import annotations
 
