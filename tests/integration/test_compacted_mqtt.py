@@ -119,6 +119,15 @@ def broker(server_home: Path) -> Iterator[Mosquitto]:
     broker.stop()
 
 
+@pytest.fixture
+def forgetful_broker(server_home: Path) -> Iterator[Mosquitto]:
+    """A Mosquitto that has forgotten everything after a restart."""
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", keeps=False)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
 @asynccontextmanager
 async def opened(
     broker: Mosquitto, redis_url: str, *, rules: QueueRules | None = None, ca_file: str | None = None, **options: Any
@@ -721,6 +730,17 @@ async def opening(broker: Mosquitto, redis_url: str, **options: Any) -> AsyncIte
             yield World(broker, queues, door)
 
 
+async def comes_in_once_the_door_is_subscribed(world: World, link: HeldLink, **options: Any) -> None:
+    """A client comes, waits until the door may connect, and publishes a value that the broker has a taker for."""
+    coming = asyncio.create_task(world.client("c", **options).__aenter__())
+    await asyncio.wait([coming], timeout=QUIET_S)
+    assert not coming.done()
+    link.may_open.set()
+    client = await coming
+    assert await client.publish("$ECQ/w/c/key", b"after") == 0
+    await client.__aexit__(None, None, None)
+
+
 @pytest.mark.parametrize("version", [MQTT_3, MQTT_5])
 def test_client_of_a_new_door_is_let_in_once_the_door_has_subscribed(
     broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, monkeypatch: pytest.MonkeyPatch
@@ -728,23 +748,16 @@ def test_client_of_a_new_door_is_let_in_once_the_door_has_subscribed(
     async def test() -> None:
         link = HeldLink(monkeypatch)
         async with opening(broker, valkey_url) as world:
-            coming = asyncio.create_task(world.client("c", version=version).__aenter__())
-            await asyncio.wait([coming], timeout=QUIET_S)
-            assert not coming.done()
-            link.may_open.set()
-            client = await coming
-            assert await client.publish("$ECQ/w/c/key", b"first") == 0
+            await comes_in_once_the_door_is_subscribed(world, link, version=version)
             await world.stored("c", 1)
-            await client.__aexit__(None, None, None)
 
     asyncio.run(test())
 
 
 def test_client_that_comes_back_to_a_broker_without_memory_is_let_in_once_the_door_has_subscribed_again(
-    server_home: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+    forgetful_broker: Mosquitto, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", keeps=False)
-    broker.start()
+    broker = forgetful_broker
 
     async def test() -> None:
         link = HeldLink(monkeypatch)
@@ -758,19 +771,10 @@ def test_client_that_comes_back_to_a_broker_without_memory_is_let_in_once_the_do
             await asyncio.to_thread(broker.start)
             while link.attempts < 2:
                 await asyncio.sleep(0.01)
-            coming = asyncio.create_task(world.client("c").__aenter__())
-            await asyncio.wait([coming], timeout=QUIET_S)
-            assert not coming.done()
-            link.may_open.set()
-            client = await coming
-            assert await client.publish("$ECQ/w/c/key", b"second") == 0
+            await comes_in_once_the_door_is_subscribed(world, link)
             await world.stored("c", 2)
-            await client.__aexit__(None, None, None)
 
-    try:
-        asyncio.run(test())
-    finally:
-        broker.stop()
+    asyncio.run(test())
 
 
 def test_client_of_a_door_that_cannot_subscribe_is_told_and_the_log_says_why(
@@ -890,10 +894,9 @@ def test_client_that_waits_is_let_in_by_a_broker_that_hangs_up_on_the_silent(
 
 
 def test_client_that_comes_while_nothing_can_be_stored_waits_for_a_broker_that_has_forgotten_the_door(
-    server_home: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+    forgetful_broker: Mosquitto, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", keeps=False)
-    broker.start()
+    broker = forgetful_broker
 
     async def test() -> None:
         link = HeldLink(monkeypatch)
@@ -908,22 +911,13 @@ def test_client_that_comes_while_nothing_can_be_stored_waits_for_a_broker_that_h
                     await asyncio.sleep(0.01)
             await asyncio.to_thread(broker.stop)
             await asyncio.to_thread(broker.start)
-            coming = asyncio.create_task(world.client("c").__aenter__())
-            await asyncio.wait([coming], timeout=QUIET_S)
-            assert not coming.done()
-            link.may_open.set()
-            client = await coming
-            assert await client.publish("$ECQ/w/c/key", b"second") == 0
+            await comes_in_once_the_door_is_subscribed(world, link)
             await world.stored("c", 1)
-            await client.__aexit__(None, None, None)
 
     async def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("nothing can be stored")
 
-    try:
-        asyncio.run(test())
-    finally:
-        broker.stop()
+    asyncio.run(test())
 
 
 def test_publish_is_not_acknowledged_before_it_is_stored(
