@@ -47,13 +47,13 @@ from queuekeeper.embedded import PostgresServer, RedisServer, java_home
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CohortState, MigrationParameters, MigrationPlan, PlanState
-from queuekeeper.migration.plan import plan_migration
-from queuekeeper.migration.source import MESSAGE_COLUMNS, MESSAGES, SESSION_COLUMNS, SESSIONS
-from queuekeeper.migration.spark import build_session
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import CohortState, MigrationParameters, MigrationPlan, PlanState
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.offline.plan import plan_migration
+from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, MESSAGES, SESSION_COLUMNS, SESSIONS
+from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
 

@@ -31,8 +31,15 @@ from queuekeeper import assets, postgres, redis_async
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import client_slot, cohorts
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, PlanState, code_version
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import (
+    CohortPlan,
+    MigrationParameters,
+    MigrationPlan,
+    Mode,
+    PlanState,
+    code_version,
+)
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import MirrorReport, StepReport
 from queuekeeper.redis_client import connect

@@ -43,11 +43,11 @@ from queuekeeper import redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer, java_home
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
-from queuekeeper.migration.spark import build_session
+from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
-from queuekeeper.quality.profile import profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.quality.profile.model import ProfileParameters
+from queuekeeper.quality.profile.stores import profile_redis
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json

@@ -37,7 +37,7 @@ from queuekeeper.airflow.operators.quality import (
     RunQualityOperator,
 )
 from queuekeeper.jobs.common import Connections, SparkConnection
-from queuekeeper.quality.profile_model import ProfileRules, QualityWish
+from queuekeeper.quality.profile.model import ProfileRules, QualityWish
 
 SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=6)}
 

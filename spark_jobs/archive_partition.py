@@ -9,7 +9,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition
 from queuekeeper.maintenance.partitions.model import ArchiveWish
-from queuekeeper.migration.job import Environment, run
+from queuekeeper.migration.spark.job import Environment, run
 
 
 def _archive(environment: Environment, asked: ArchiveWish) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import CohortChoice, CopyManner, PlanChoice
+from queuekeeper.migration.ledger.model import CohortChoice, CopyManner, PlanChoice
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.spark.job import Environment, run
 
 
 def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice, manner: CopyManner) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import MigrationParameters, PlanRequest
-from queuekeeper.migration.plan import plan_migration
+from queuekeeper.migration.ledger.model import MigrationParameters, PlanRequest
+from queuekeeper.migration.offline.plan import plan_migration
+from queuekeeper.migration.spark.job import Environment, run
 
 
 def _plan(environment: Environment, request: PlanRequest, parameters: MigrationParameters) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.clock import system_clock
-from queuekeeper.migration.job import Environment, run
-from queuekeeper.quality.profile import profile_postgres, profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace
+from queuekeeper.migration.spark.job import Environment, run
+from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace
+from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 
 
 def _profile(environment: Environment, place: ProfilePlace, parameters: ProfileParameters) -> dict[str, Any]:

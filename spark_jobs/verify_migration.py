@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.errors import CheckFailed
-from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import CohortChoice, PlanChoice
-from queuekeeper.migration.verify import verify_migration
+from queuekeeper.migration.ledger.model import CohortChoice, PlanChoice
+from queuekeeper.migration.offline.verify import verify_migration
+from queuekeeper.migration.spark.job import Environment, run
 
 
 def _verify(environment: Environment, plan: PlanChoice, chosen: CohortChoice) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import Any
 from queuekeeper.clock import system_clock
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.report import Evidence
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.report.gather import Evidence
 from queuekeeper.postgres import Connection, migrate
-from queuekeeper.quality.checks import Severity
-from queuekeeper.quality.findings import Finding, Status
-from queuekeeper.quality.incidents import Incidents, Look
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.checks import Severity
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.incidents import Incidents, Look
+from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import report_samples
 

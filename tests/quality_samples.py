@@ -7,13 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from queuekeeper.quality.checks import CHECKS, Priority, Severity
-from queuekeeper.quality.findings import Finding, Status
-from queuekeeper.quality.incidents import Incident, State
-from queuekeeper.quality.known_issues import KnownIssue
-from queuekeeper.quality.report import Evidence
-from queuekeeper.quality.report_model import CohortLine
-from queuekeeper.quality.store import (
+from queuekeeper.quality.judge.checks import CHECKS, Priority, Severity
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.incidents import Incident, State
+from queuekeeper.quality.judge.known_issues import KnownIssue
+from queuekeeper.quality.judge.store import (
     DepthBucket,
     ExpiryHour,
     Profile,
@@ -23,6 +21,8 @@ from queuekeeper.quality.store import (
     Verdict,
     WorstQueue,
 )
+from queuekeeper.quality.report.gather import Evidence
+from queuekeeper.quality.report.model import CohortLine
 
 RUN_ID = "fedcba9876543210"
 PROFILE_ID = "0123456789abcdef"

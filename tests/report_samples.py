@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from queuekeeper.jobs.store import Approval
 from queuekeeper.keyspace import Cohort, cohorts
-from queuekeeper.migration.ledger import QuarantineCount, Step, ThroughputSample
-from queuekeeper.migration.memory import KeySample, scale
-from queuekeeper.migration.model import (
+from queuekeeper.migration.ledger.ledger import QuarantineCount, Step, ThroughputSample
+from queuekeeper.migration.ledger.model import (
     CohortPlan,
     CohortState,
     CopyReport,
@@ -19,8 +18,9 @@ from queuekeeper.migration.model import (
     MigrationPlan,
     PlanState,
 )
-from queuekeeper.migration.report import Evidence
-from queuekeeper.migration.report_model import MemoryFacts
+from queuekeeper.migration.report.gather import Evidence
+from queuekeeper.migration.report.memory import KeySample, scale
+from queuekeeper.migration.report.model import MemoryFacts
 from queuekeeper.report.servers import ServerMemory
 from queuekeeper.sessions.judge import Reason
 

@@ -16,8 +16,8 @@ from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns
 from queuekeeper.jobs.undo import UndoFile, undo_path
 from queuekeeper.maintenance.partitions.model import Purpose
 from queuekeeper.maintenance.partitions.runs import kind_of
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import Mode
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import Mode
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from tests import report_samples

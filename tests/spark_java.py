@@ -46,7 +46,7 @@ def _environment(*archive: str, compiles: bool) -> dict[str, str]:
 
 def keep_classes() -> None:
     """Let a Spark do a little of everything, and Java keep the classes that it has loaded for that."""
-    from queuekeeper.migration.spark import build_session
+    from queuekeeper.migration.spark.session import build_session
 
     draft = _CLASSES.with_name("draft.jsa")
     os.environ |= _environment(f"-XX:ArchiveClassesAtExit={draft}", compiles=False)

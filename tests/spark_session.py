@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from queuekeeper.migration.spark import build_session
+from queuekeeper.migration.spark.session import build_session
 from tests.spark_java import WITHOUT_COMPILING
 
 FEW = "2"

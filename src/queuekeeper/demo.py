@@ -27,10 +27,10 @@ from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer, TaskState
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError, UsageError
-from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
-from queuekeeper.migration.model import LedgerRow
-from queuekeeper.migration.progress import line
-from queuekeeper.migration.status import migration_status
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantineCount, StoredReport
+from queuekeeper.migration.ledger.model import LedgerRow
+from queuekeeper.migration.ledger.progress import line
+from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
 

@@ -15,9 +15,8 @@ from pyspark.sql import SparkSession
 
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import (
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import (
     CohortState,
     CopyReport,
     MigrationParameters,
@@ -25,8 +24,9 @@ from queuekeeper.migration.model import (
     PlanState,
     VerifyReport,
 )
-from queuekeeper.migration.plan import plan_migration
-from queuekeeper.migration.verify import verify_migration
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.offline.plan import plan_migration
+from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
 from tests.chaos.support import Driver, Value, contents, until

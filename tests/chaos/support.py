@@ -16,8 +16,8 @@ import redis
 
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.embedded import RedisServer
-from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
-from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
+from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.spark.session import SUPERVISOR_VARIABLE
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import functions as F
 
 from queuekeeper.errors import RefusedError, ServerUnavailable
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.model import CopyReport
-from queuekeeper.migration.source import MESSAGES, layout, open_source
-from queuekeeper.migration.spark import our_errors
+from queuekeeper.migration.ledger.model import CopyReport
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.offline.source import MESSAGES, layout, open_source
+from queuekeeper.migration.spark.session import our_errors
 from tests.append_only import append_only_file, finished_sessions_that_lack_something
 from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
 from tests.chaos.support import differing

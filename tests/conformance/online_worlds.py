@@ -17,8 +17,8 @@ from psycopg import sql
 from queuekeeper import keyspace, postgres, redis_async, redis_client
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, code_version
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, code_version
 from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts

@@ -18,7 +18,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import NewMessage as Published
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration.target import TargetReader
+from queuekeeper.migration.offline.target import TargetReader
 from queuekeeper.redis_client import RedisClient, nodes
 from queuekeeper.sessions.model import Ack
 from tests.access_users import CLIENT, PREFIX, SECRET, WORD, forget_refusals, holder, save, working_as

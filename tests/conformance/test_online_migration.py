@@ -19,14 +19,13 @@ from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver, UsageError
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
-from queuekeeper.migration import foreign_writers
-from queuekeeper.migration.ledger import QuarantinedRow
-from queuekeeper.migration.online import crew
+from queuekeeper.migration.ledger.ledger import QuarantinedRow
+from queuekeeper.migration.offline.quarantine import replay
+from queuekeeper.migration.online import crew, foreign_writers
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState
-from queuekeeper.migration.quarantine import replay
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave

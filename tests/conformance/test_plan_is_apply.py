@@ -23,7 +23,7 @@ from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameters
 from queuekeeper.maintenance.remedies.queues import named_queues
-from queuekeeper.migration.undo import drop_imports
+from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests import cleanup_world, compacted_gc_world, fanout_repair_world
 from tests.cleanup_world import HOUR_MS, Device, record

@@ -43,13 +43,13 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out
 from queuekeeper.metrics import gather
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.partitioned_tables import read_partitioned_tables
-from queuekeeper.quality.profile_preflight import check_profiled_source
-from queuekeeper.quality.run import run_quality
-from queuekeeper.quality.store import Verdict
+from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
+from queuekeeper.quality.judge.run import run_quality
+from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.quality.profile.preflight import check_profiled_source
 from queuekeeper.roles import postgres_roles, quoted
 from queuekeeper.sessions.model import Ack
 from queuekeeper.sessions.postgres_store import PostgresSessionStore

@@ -27,8 +27,8 @@ from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupFound, CleanupParameters
 from queuekeeper.maintenance.remedies.model import RemedyCounts, RemedyFound, RemedyParameters
 from queuekeeper.maintenance.remedies.repair_ttl import RepairTtl
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.dags.test_plugin_stores import World

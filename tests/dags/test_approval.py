@@ -24,8 +24,8 @@ from queuekeeper.airflow.summary import cohort_groups, summarise
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.keyspace import SLOTS, format_cohorts, parse_cohorts
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import (
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import (
     BadRows,
     CohortPlan,
     MigrationParameters,

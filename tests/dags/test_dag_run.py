@@ -22,8 +22,8 @@ from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import java_home
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import PlanState, code_version
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState, code_version
 from queuekeeper.migration.preflight import source_fingerprint
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.sample import SampleParameters, fill

@@ -16,8 +16,8 @@ from queuekeeper.airflow.forms import reject_unknown
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.plugin.forms import Field, fields
 from queuekeeper.airflow.plugin.pages import pages
-from queuekeeper.quality.checks import CHECKS, Severity
-from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.judge.checks import CHECKS, Severity
+from queuekeeper.quality.judge.findings import Finding, Status
 from tests.dags.test_plugin_pages import FORM, Airflow, Browser
 from tests.plugin_world import open_guards
 

@@ -23,7 +23,7 @@ from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.partitions.model import ArchiveWish
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
 from tests.dags.test_approval import make_plan
 
 pytestmark = pytest.mark.dags

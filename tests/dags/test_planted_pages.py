@@ -29,8 +29,8 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.model import Difference
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.ledger.model import Difference
 from queuekeeper.report.files import ReportFiles
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.postgres_store import PostgresSessionStore

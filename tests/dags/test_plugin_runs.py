@@ -25,8 +25,8 @@ from queuekeeper.jobs.control import no_undo
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.registry import dag_of
 from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, Runs, RunState, ShardProgress
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import connect
 from tests.dags.test_plugin_pages import FORM, OPEN, Browser

@@ -25,8 +25,8 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.identity import client_hash, hash_key
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CohortState, PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import CohortState, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave

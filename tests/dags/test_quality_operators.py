@@ -24,10 +24,10 @@ from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import describe
-from queuekeeper.quality.checks import CHECKS
-from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
-from queuekeeper.quality.report import FORMS_PATH
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.checks import CHECKS
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
+from queuekeeper.quality.report.gather import FORMS_PATH
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag

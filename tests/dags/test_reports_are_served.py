@@ -24,8 +24,8 @@ from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
 from queuekeeper.jobs.registry import job_names, job_of
 from queuekeeper.jobs.report import write_report
 from queuekeeper.maintenance.partitions import report as partitions_report
-from queuekeeper.migration import report as migration_report
-from queuekeeper.quality import report as quality_report
+from queuekeeper.migration.report import gather as migration_report
+from queuekeeper.quality.report import gather as quality_report
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from tests import quality_samples, report_samples
 from tests.dags.test_plugin_pages import OPEN

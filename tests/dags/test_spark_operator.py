@@ -25,7 +25,7 @@ from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.migration.model import PlanChoice
+from queuekeeper.migration.ledger.model import PlanChoice
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.dags
@@ -212,7 +212,7 @@ def test_missing_application_says_where_it_should_be(environment: None, tmp_path
 
 WAITING = """
 import json, os, sys, time
-from queuekeeper.migration.spark import end_with_supervisor
+from queuekeeper.migration.spark.session import end_with_supervisor
 end_with_supervisor(poll_s=0.2)
 with open(sys.argv[0] + ".pids.part", "w") as file:
     json.dump([os.getpid(), os.getppid()], file)

@@ -15,9 +15,9 @@ import pytest
 from queuekeeper import __version__
 from queuekeeper.cli.output import printable
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.migration import clients
-from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.model import CohortState, PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.ledger.model import CohortState, PlanState
+from queuekeeper.migration.online import clients
 from queuekeeper.postgres import connect, migrate, statement
 from tests import report_samples as samples
 from tests.integration.command_line import CommandLine

@@ -24,8 +24,8 @@ from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.compacted.model import KIND as COLLECTION
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from tests import report_samples

@@ -14,7 +14,7 @@ from queuekeeper.cli import app
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
 from queuekeeper.metrics import METRICS, NAMESPACE
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import connect, migrate
 from tests import report_samples as samples
 

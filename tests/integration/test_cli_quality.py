@@ -19,10 +19,10 @@ from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import payload_key
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.profile_model import ProfileParameters
-from queuekeeper.quality.profile_preflight import check_profiled
-from queuekeeper.quality.servers import read_servers
-from queuekeeper.quality.store import QualityStore
+from queuekeeper.quality.judge.store import QualityStore
+from queuekeeper.quality.profile.model import ProfileParameters
+from queuekeeper.quality.profile.preflight import check_profiled
+from queuekeeper.quality.profile.servers import read_servers
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore

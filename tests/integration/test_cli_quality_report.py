@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from queuekeeper.cli import app
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.report import FORMS_PATH
-from queuekeeper.quality.run import run_quality
+from queuekeeper.quality.judge.run import run_quality
+from queuekeeper.quality.report.gather import FORMS_PATH
 from tests.quality_rows import NOW, queue, save_profile
 
 pytestmark = pytest.mark.integration

@@ -15,8 +15,8 @@ from queuekeeper import audit, postgres
 from queuekeeper.cli import app, context
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from tests.run_kinds import KINDS, PARTITIONS, planned
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.migration import foreign_writers
+from queuekeeper.migration.online import foreign_writers
 from queuekeeper.postgres import Connection
 from tests.integration.command_line import CommandLine
 

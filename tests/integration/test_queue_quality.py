@@ -14,7 +14,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.embedded import AirflowServer, PostgresServer, RedisServer
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.quality.report import compose_report, write_report
+from queuekeeper.quality.report.gather import compose_report, write_report
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import quality_samples as samples

@@ -24,8 +24,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.demo import DemoOptions, follow
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import planted
 from tests.browser import chromium, pictured

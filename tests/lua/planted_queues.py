@@ -11,9 +11,9 @@ from lua_sessions import HOUR_MS, now_ms
 
 from queuekeeper.clock import Pace
 from queuekeeper.keyspace import Cohort, cohorts, session_keys
-from queuekeeper.quality.profile_model import FAULTS, ProfileParameters
-from queuekeeper.quality.queue_reader import QueueReader
-from queuekeeper.quality.scan import Scanner
+from queuekeeper.quality.profile.model import FAULTS, ProfileParameters
+from queuekeeper.quality.profile.queue_reader import QueueReader
+from queuekeeper.quality.profile.scan import Scanner
 from queuekeeper.redis_client import RedisClient, is_cluster, nodes, shards
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore

@@ -10,7 +10,7 @@ from lua_sessions import Session, contents, messages, unchanged
 
 from queuekeeper.errors import MovedOn, UsageError
 from queuekeeper.lua import ScriptCaller, load
-from queuekeeper.migration.undo import drop_imports
+from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua

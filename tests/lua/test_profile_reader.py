@@ -28,9 +28,9 @@ from queuekeeper.clock import Pace
 from queuekeeper.errors import RefusedError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
-from queuekeeper.quality.profile_model import ProfileParameters, in_sample
-from queuekeeper.quality.profile_preflight import check_profiled
-from queuekeeper.quality.queue_reader import QueueReader
+from queuekeeper.quality.profile.model import ProfileParameters, in_sample
+from queuekeeper.quality.profile.preflight import check_profiled
+from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, connect
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cluster_slots import slot_of

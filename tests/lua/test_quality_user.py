@@ -10,7 +10,7 @@ from planted_queues import PARAMETERS, profiled
 from redis.exceptions import ResponseError
 
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.quality.profile_preflight import check_profiled
+from queuekeeper.quality.profile.preflight import check_profiled
 from queuekeeper.redis_client import RedisClient
 from tests.access_users import CLIENT, PREFIX, forget_refusals, holder, save, working_as
 

@@ -13,7 +13,7 @@ from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
 from tbmq_broker import Broker
 
 from queuekeeper.errors import MovedOn
-from queuekeeper.migration.undo import drop_imports
+from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.redis_store import RedisSessionStore
 

@@ -1,6 +1,6 @@
 """What a migration does with a client's rows, as plain Python from the written rules; it shares no code with the jobs.
 
-The rules stand in ``docs/adr`` 0004 and 0005 and in the docstring of ``queuekeeper.migration.transforms``.
+The rules stand in ``docs/adr`` 0004 and 0005 and in the docstring of ``queuekeeper.migration.offline.transforms``.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuekeeper.keyspace import safe_counter
-from queuekeeper.migration import apply, transforms
-from queuekeeper.migration.apply import Chunk, chunks
+from queuekeeper.migration.offline import copy as apply
+from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.copy import Chunk, chunks
 
 MESSAGES_PER_CALL = 4
 BYTES_PER_CALL = 60

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from queuekeeper import keyspace
-from queuekeeper.migration import transforms
-from queuekeeper.migration.apply import _unpacked, chunks
-from queuekeeper.migration.ledger import QuarantinedRow
-from queuekeeper.migration.model import MigrationParameters
+from queuekeeper.migration.ledger.ledger import QuarantinedRow
+from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.copy import _unpacked, chunks
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
 from queuekeeper.sessions.quarantine import defect

@@ -7,7 +7,7 @@ import os
 from html.parser import HTMLParser
 from pathlib import Path
 
-from queuekeeper.quality import suites
+from queuekeeper.quality.judge import suites
 
 SUITE = suites.parse(
     json.dumps(

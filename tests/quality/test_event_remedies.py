@@ -15,7 +15,7 @@ from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.events import remedies as event_remedies
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.run import run_quality
+from queuekeeper.quality.judge.run import run_quality
 from tests.golden_defects.event_defects import POISON
 
 pytestmark = pytest.mark.quality

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality import suites
-from queuekeeper.quality.parquet import judge_parquet
-from queuekeeper.quality.profile_tables import SPARK_ROWS
+from queuekeeper.quality.judge import suites
+from queuekeeper.quality.judge.parquet import judge_parquet
+from queuekeeper.quality.profile.tables import SPARK_ROWS
 from tests.quality_rows import hash_of, queue, save_profile
 
 QUEUES: list[dict[str, Any]] = [
@@ -232,7 +232,7 @@ def test_a_suite_of_the_old_shape_is_refused_with_where_to_read_how_it_is_writte
 def test_a_user_of_great_expectations_opens_and_saves_a_suite_without_losing_a_word(name: str, tmp_path: Path) -> None:
     import great_expectations as gx
 
-    import queuekeeper.quality.expectations  # noqa: F401 - makes ours known
+    import queuekeeper.quality.judge.expectations  # noqa: F401 - makes ours known
 
     text = assets.read("expectations", f"{name}.json")
     context = gx.get_context(mode="file", project_root_dir=tmp_path)

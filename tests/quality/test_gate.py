@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.gate import MEMORY, standing_failures
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.gate import MEMORY, standing_failures
+from queuekeeper.quality.judge.store import QualityStore, Verdict
 from tests.quality_rows import NOW, save_profile
 
 Judged = Callable[..., None]

@@ -16,12 +16,12 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.checks import check
-from queuekeeper.quality.compacted_queues import profile_compacted_queues
-from queuekeeper.quality.live_queues import part_of_turn
-from queuekeeper.quality.profile_model import TURNS
-from queuekeeper.quality.run import QualityReport
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.checks import check
+from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
+from queuekeeper.quality.judge.live_queues import part_of_turn
+from queuekeeper.quality.judge.run import QualityReport
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, World
 from tests.golden_defects.compacted_defects import COMPACTED, DEFECTS, CompactedStage

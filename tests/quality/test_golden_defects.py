@@ -10,7 +10,7 @@ import pytest
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.keyspace import session_keys
-from queuekeeper.quality.checks import CHECKS
+from queuekeeper.quality.judge.checks import CHECKS
 from queuekeeper.redis_client import RedisClient
 from tests.golden_defects import broker_defects, source_defects, table, untold
 from tests.golden_defects.defect import act_out

@@ -9,9 +9,9 @@ import pytest
 
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.findings import Status
-from queuekeeper.quality.run import EVENT_SUITES, QualityReport, run_quality
-from queuekeeper.quality.store import Verdict
+from queuekeeper.quality.judge.findings import Status
+from queuekeeper.quality.judge.run import EVENT_SUITES, QualityReport, run_quality
+from queuekeeper.quality.judge.store import Verdict
 from tests.event_clock import install_with_clock
 from tests.golden_defects.defect import Defect, Finding, act_out
 from tests.golden_defects.event_defects import DEFECTS, DISPATCHING, EventStage

@@ -15,11 +15,11 @@ from queuekeeper.fanout.model import ConsumerOptions, Mode
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.live_queues import PARTS, part_of_turn
-from queuekeeper.quality.profile_model import TURNS
-from queuekeeper.quality.run import QualityReport
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
+from queuekeeper.quality.judge.live_queues import PARTS, part_of_turn
+from queuekeeper.quality.judge.run import QualityReport
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
 from tests.fanout_repair_world import HOUR_MS, World
 from tests.golden_defects.defect import act_out

@@ -15,14 +15,14 @@ from pyspark.sql import SparkSession
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.model import MigrationParameters
-from queuekeeper.migration.plan import plan_migration
-from queuekeeper.quality import run
-from queuekeeper.quality.checks import Severity
-from queuekeeper.quality.profile import profile_postgres, profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters
-from queuekeeper.quality.store import Verdict
+from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.offline.plan import plan_migration
+from queuekeeper.quality.judge import run
+from queuekeeper.quality.judge.checks import Severity
+from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.quality.profile.model import ProfileParameters
+from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import RedisClient
 from tests.golden_defects import broker_defects, healthy, source_defects, table
 from tests.golden_defects.defect import BOTH, POSTGRES, REDIS, Defect, Finding, act_out

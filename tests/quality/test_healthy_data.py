@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
-from queuekeeper.quality.findings import Status
-from queuekeeper.quality.profile import profile_postgres, profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
-from queuekeeper.quality.run import run_quality
-from queuekeeper.quality.store import Verdict
+from queuekeeper.quality.judge.findings import Status
+from queuekeeper.quality.judge.run import run_quality
+from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport
+from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.sessions import sample
 from tests.golden_defects import healthy
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from queuekeeper.cli.application import app
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.checks import Severity
-from queuekeeper.quality.findings import Finding, Status
-from queuekeeper.quality.incidents import Incident, Incidents, Look, State
-from queuekeeper.quality.known_issues import KnownIssues
-from queuekeeper.quality.report import build_report
-from queuekeeper.quality.run import run_quality
+from queuekeeper.quality.judge.checks import Severity
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.incidents import Incident, Incidents, Look, State
+from queuekeeper.quality.judge.known_issues import KnownIssues
+from queuekeeper.quality.judge.run import run_quality
+from queuekeeper.quality.report.gather import build_report
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
 
 TODAY = NOW.date()

@@ -10,9 +10,9 @@ import pytest
 from queuekeeper import assets
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality import suites
-from queuekeeper.quality.checks import Severity
-from queuekeeper.quality.suites import SuiteReport
+from queuekeeper.quality.judge import suites
+from queuekeeper.quality.judge.checks import Severity
+from queuekeeper.quality.judge.suites import SuiteReport
 from tests.patience import PATIENCE_S
 
 GOOD: dict[str, Any] = {

@@ -15,14 +15,14 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality import run, suites
-from queuekeeper.quality.findings import Status
-from queuekeeper.quality.known_issues import KnownIssues
-from queuekeeper.quality.profile_model import ProfileParameters
-from queuekeeper.quality.profile_preflight import check_profiled
-from queuekeeper.quality.report import build_report
-from queuekeeper.quality.run import QualityReport, run_quality, suites_for
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge import run, suites
+from queuekeeper.quality.judge.findings import Status
+from queuekeeper.quality.judge.known_issues import KnownIssues
+from queuekeeper.quality.judge.run import QualityReport, run_quality, suites_for
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import ProfileParameters
+from queuekeeper.quality.profile.preflight import check_profiled
+from queuekeeper.quality.report.gather import build_report
 from queuekeeper.redis_client import connect as connect_redis
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
 

@@ -8,11 +8,11 @@ import pytest
 
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.checks import Priority, Severity
-from queuekeeper.quality.findings import Finding, Status
-from queuekeeper.quality.known_issues import KnownIssues
-from queuekeeper.quality.profile_tables import ProfileTables
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.checks import Priority, Severity
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.known_issues import KnownIssues
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.tables import ProfileTables
 from tests.quality_rows import NOW, hash_of, queue, save_expiry_hours, save_profile
 
 TODAY = NOW.date()

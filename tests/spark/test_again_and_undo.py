@@ -13,8 +13,8 @@ import pytest
 
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import preflight
-from queuekeeper.migration.model import CopyReport, MigrationPlan, PlanState, VerifyReport
-from queuekeeper.migration.undo import DropReport, drop_imports
+from queuekeeper.migration.ledger.model import CopyReport, MigrationPlan, PlanState, VerifyReport
+from queuekeeper.migration.offline.undo import DropReport, drop_imports
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
 
 DAY_MS = 86_400_000

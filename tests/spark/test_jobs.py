@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from queuekeeper.migration import job
-from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
-from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
+from queuekeeper.migration.spark import job
+from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.spark.session import SUPERVISOR_VARIABLE
 from tests.patience import PATIENCE_S
 from tests.spark.world import World
 

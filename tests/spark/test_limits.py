@@ -28,11 +28,11 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import session_keys
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import BadRows, CohortState, MigrationParameters, Mode, PlanState, plan_id
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import BadRows, CohortState, MigrationParameters, Mode, PlanState, plan_id
+from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
-from queuekeeper.migration.spark import our_errors, task_memory
-from queuekeeper.migration.status import migration_status
+from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import facts

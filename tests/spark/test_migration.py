@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 from queuekeeper import keyspace
 from queuekeeper.errors import StalePlan
 from queuekeeper.migration import preflight
-from queuekeeper.migration.ledger import QuarantinedRow
-from queuekeeper.migration.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
-from queuekeeper.migration.source import SESSION_COLUMNS, SESSIONS, layout, open_source
-from queuekeeper.migration.status import migration_status
+from queuekeeper.migration.ledger.ledger import QuarantinedRow
+from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
+from queuekeeper.migration.ledger.status import migration_status
+from queuekeeper.migration.offline.source import SESSION_COLUMNS, SESSIONS, layout, open_source
 from queuekeeper.redis_client import is_cluster, shards
 from tests.conftest import ONE_SERVER_EACH
 from tests.spark.world import PARAMETERS, Client, World, sessions_in

@@ -18,10 +18,10 @@ from queuekeeper import postgres
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
-from queuekeeper.migration.job import Environment
+from queuekeeper.migration.spark.job import Environment
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.profile import profile_postgres, profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport, in_sample
+from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
+from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
 from tests.spark.world import World
 

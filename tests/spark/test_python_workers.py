@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from queuekeeper.migration.python_workers import NEEDED
+from queuekeeper.migration.spark.python_workers import NEEDED
 from tests.spark.world import World
 
 
@@ -37,7 +37,7 @@ def test_plan_copy_and_verification_start_workers_of_one_kind(
     assert world.verify(plan.plan_id).balanced
 
     started = [_arguments(child) for child in java.children() if child not in before]
-    assert [each for each in started if each] in ([], ["-m queuekeeper.migration.python_workers pyspark.worker"])
+    assert [each for each in started if each] in ([], ["-m queuekeeper.migration.spark.python_workers pyspark.worker"])
 
 
 def _arguments(process: psutil.Process) -> str:

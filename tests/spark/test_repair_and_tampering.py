@@ -12,9 +12,9 @@ import pytest
 
 from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration import quarantine
-from queuekeeper.migration.model import Difference, MigrationPlan, PlanState, VerifyReport
-from queuekeeper.migration.quarantine import ReplayReport
+from queuekeeper.migration.ledger.model import Difference, MigrationPlan, PlanState, VerifyReport
+from queuekeeper.migration.offline import quarantine
+from queuekeeper.migration.offline.quarantine import ReplayReport
 from tests.property.migration_rules import Message
 from tests.spark.world import Client, World, sessions_in
 

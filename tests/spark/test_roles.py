@@ -21,9 +21,9 @@ from queuekeeper.maintenance.partitions.plan import plan_creation, plan_retireme
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.quality.profile import profile_postgres
-from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
-from queuekeeper.quality.store import QualityStore
+from queuekeeper.quality.judge.store import QualityStore
+from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport
+from queuekeeper.quality.profile.stores import profile_postgres
 from tests import postgres_roles as printed
 from tests.spark.world import World
 

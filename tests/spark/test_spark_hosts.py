@@ -23,8 +23,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from queuekeeper.errors import UsageError
-from queuekeeper.migration.model import MigrationParameters
-from queuekeeper.migration.spark import build_session, runs_here
+from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.spark.session import build_session, runs_here
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.spark.world import World
 
@@ -200,7 +200,7 @@ def _build_session(master: str, **arguments: Any) -> str:
     program = (
         "import json, sys\n"
         "from queuekeeper.errors import QueuekeeperError\n"
-        "from queuekeeper.migration.spark import build_session\n"
+        "from queuekeeper.migration.spark.session import build_session\n"
         "try:\n"
         "    build_session('probe', master=sys.argv[1], **json.loads(sys.argv[2]))\n"
         "except QueuekeeperError as error:\n"
@@ -217,7 +217,7 @@ def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
         "import sys\n"
         "from pathlib import Path\n"
         "from queuekeeper.errors import RefusedError\n"
-        "from queuekeeper.migration.spark import build_session, check_shared\n"
+        "from queuekeeper.migration.spark.session import build_session, check_shared\n"
         "session = build_session('probe', master=sys.argv[1])\n"
         "check_shared(session, Path(sys.argv[2]))\n"
         "try:\n"

@@ -12,12 +12,12 @@ from lua_sessions import value_of
 from pyspark.sql import SparkSession
 
 from queuekeeper import keyspace, postgres, redis_client
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CopyManner, CopyReport, MigrationParameters, MigrationPlan, VerifyReport
-from queuekeeper.migration.plan import plan_migration
-from queuekeeper.migration.source import MESSAGE_COLUMNS, SESSION_COLUMNS
-from queuekeeper.migration.verify import verify_migration
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import CopyManner, CopyReport, MigrationParameters, MigrationPlan, VerifyReport
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.offline.plan import plan_migration
+from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS
+from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 from tests.property.migration_rules import Decision, Message, Rules, Session, decide, expires_at_ms, stored_json

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from tests.event_samples import subscribe
 

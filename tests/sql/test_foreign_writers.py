@@ -11,8 +11,8 @@ import pytest
 
 from queuekeeper import keyspace, postgres
 from queuekeeper.errors import RefusedError
-from queuekeeper.migration import foreign_writers
-from queuekeeper.migration.foreign_writers import TriggerState
+from queuekeeper.migration.online import foreign_writers
+from queuekeeper.migration.online.foreign_writers import TriggerState
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.owners import OwnerStore

@@ -15,8 +15,8 @@ from psycopg.types.json import Jsonb
 from queuekeeper import approvals, audit, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs, RunState
-from queuekeeper.migration.ledger import MigrationLedger, Progress, QuarantinedRow, ThroughputSample
-from queuekeeper.migration.model import (
+from queuekeeper.migration.ledger.ledger import MigrationLedger, Progress, QuarantinedRow, ThroughputSample
+from queuekeeper.migration.ledger.model import (
     CohortPlan,
     CohortState,
     CopyReport,
@@ -27,8 +27,8 @@ from queuekeeper.migration.model import (
     Mode,
     PlanState,
 )
+from queuekeeper.migration.ledger.shared_rate import shared_rate
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.quarantine import SessionQuarantine

@@ -70,7 +70,7 @@ from queuekeeper.maintenance.partitions.retired import (
 )
 from queuekeeper.places import remove_folder
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.partitioned_tables import read_partitioned_tables
+from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
 from tests.patience import PATIENCE_S
 from tests.postgres_roles import new_role
 

@@ -12,7 +12,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.partitioned_tables import read_partitioned_tables
+from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql

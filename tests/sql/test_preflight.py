@@ -14,9 +14,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
 from queuekeeper.keyspace import SLOTS
-from queuekeeper.migration.apply import copy_sessions
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import (
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import (
     CohortPlan,
     MigrationParameters,
     MigrationPlan,
@@ -25,6 +24,9 @@ from queuekeeper.migration.model import (
     code_version,
     plan_id,
 )
+from queuekeeper.migration.offline.copy import copy_sessions
+from queuekeeper.migration.offline.quarantine import replay
+from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.preflight import (
     HEAP_PER_PAYLOAD,
@@ -38,8 +40,6 @@ from queuekeeper.migration.preflight import (
     forecast_by_master,
     source_fingerprint,
 )
-from queuekeeper.migration.quarantine import replay
-from queuekeeper.migration.verify import verify_migration
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import address_of, facts, shards
 from queuekeeper.redis_client import connect as connect_redis

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from queuekeeper.quality.report import compose_report, write_report
-from queuekeeper.quality.report_model import PublishedReport
+from queuekeeper.quality.report.gather import compose_report, write_report
+from queuekeeper.quality.report.model import PublishedReport
 from tests import quality_samples as samples
 from tests.browser import CONTRASTS, check_structure, chromium, opened, pictured, seconds_at_work
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from queuekeeper.migration.report import compose_report, write_report
+from queuekeeper.migration.report.gather import compose_report, write_report
 from tests import report_samples as samples
 from tests.browser import CONTRASTS, check_structure, chromium, opened, pictured, seconds_at_work
 

@@ -257,7 +257,7 @@ WALKS = {
 
 OTHER_WALK = 8
 LINKED = {
-    "`quality/report.html.j2`",
+    "`quality/report/report.html.j2`",
     "`airflow/plugin/pages.py`",
     "`dags/session_repair.py`",
     "`maintenance/cleanup/expired_references.py`",

@@ -15,8 +15,8 @@ from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import SLOTS
-from queuekeeper.quality.profile_model import FAULTS, ProfileParameters, in_sample
-from queuekeeper.quality.profile_tables import QUEUE_ROWS
+from queuekeeper.quality.profile.model import FAULTS, ProfileParameters, in_sample
+from queuekeeper.quality.profile.tables import QUEUE_ROWS
 
 pytestmark = pytest.mark.unit
 

@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from queuekeeper.quality.report import compose_report, write_report
-from queuekeeper.quality.report_model import PublishedReport
-from queuekeeper.quality.report_page import render
-from queuekeeper.quality.store import ExpiryHour, Verdict
+from queuekeeper.quality.judge.store import ExpiryHour, Verdict
+from queuekeeper.quality.report.gather import compose_report, write_report
+from queuekeeper.quality.report.model import PublishedReport
+from queuekeeper.quality.report.page import render
 from queuekeeper.report.figures import harmless, short
 from tests import quality_samples as samples
 

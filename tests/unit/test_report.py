@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.migration.ledger import ThroughputSample
-from queuekeeper.migration.memory import KeySample, scale
-from queuekeeper.migration.model import CohortState, Mode
-from queuekeeper.migration.report import (
+from queuekeeper.migration.ledger.ledger import ThroughputSample
+from queuekeeper.migration.ledger.model import CohortState, Mode
+from queuekeeper.migration.ledger.status import speeds
+from queuekeeper.migration.report.gather import (
     GUIDE,
     client_label,
     compose_report,
@@ -24,9 +24,9 @@ from queuekeeper.migration.report import (
     summarise_throughput,
     write_report,
 )
-from queuekeeper.migration.report_model import MigrationReport, Verdict
-from queuekeeper.migration.report_page import FATE_MEANINGS, render
-from queuekeeper.migration.status import speeds
+from queuekeeper.migration.report.memory import KeySample, scale
+from queuekeeper.migration.report.model import MigrationReport, Verdict
+from queuekeeper.migration.report.page import FATE_MEANINGS, render
 from queuekeeper.report.figures import duration, instant, percent, size
 from queuekeeper.sessions.judge import Reason
 from tests import report_samples as samples

@@ -74,7 +74,7 @@ sys.path = [{str(tmp_path)!r}] + [path for path in sys.path if not path.startswi
 import queuekeeper
 from queuekeeper import assets, lua, postgres
 from queuekeeper.events import schema
-from queuekeeper.quality import suites
+from queuekeeper.quality.judge import suites
 assert queuekeeper.__file__.startswith({str(tmp_path)!r}), queuekeeper.__file__
 print(len(lua.load("sessions/import_session").sha1))
 print(len(postgres.statement("queuekeeper/queries/load_plan")) > 0)

@@ -23,7 +23,7 @@ from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.jobs.store import MaintenanceRuns
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

@@ -29,7 +29,7 @@ from queuekeeper.errors import RefusedError
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
     from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.migration.ledger import MigrationLedger
+    from queuekeeper.migration.ledger.ledger import MigrationLedger
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
@@ -180,7 +180,7 @@ class Call:
     @cached_property
     def ledger(self) -> MigrationLedger:
         """Records of migrations."""
-        from queuekeeper.migration.ledger import MigrationLedger
+        from queuekeeper.migration.ledger.ledger import MigrationLedger
 
         return MigrationLedger(self.connection)
 

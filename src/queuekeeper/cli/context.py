@@ -240,7 +240,7 @@ def spark(name: str, master: str | None, *stores: str) -> Iterator[SparkSession]
     os.environ["JAVA_HOME"] = str(java_home(known.home))
     with stdout_for_results():
         with screen(stderr=True).status("Starting Spark"):
-            from queuekeeper.migration.spark import build_session
+            from queuekeeper.migration.spark.session import build_session
 
             session = build_session(name, master=master or known.spark_master, stores=stores)
         try:

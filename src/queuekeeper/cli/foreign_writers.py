@@ -7,8 +7,8 @@ from typing import Any
 
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.output import Shown, cell, listing, plain
-from queuekeeper.migration import foreign_writers
-from queuekeeper.migration.foreign_writers import TriggersReport
+from queuekeeper.migration.online import foreign_writers
+from queuekeeper.migration.online.foreign_writers import TriggersReport
 
 app = group("Refuse writers that do not ask who owns a session.")
 

@@ -320,7 +320,7 @@ def take_run_back(
     :param max_operations_per_s: how fast; none for as fast as the run was.
     """
     from queuekeeper.cli import migrate
-    from queuekeeper.migration.model import CohortChoice
+    from queuekeeper.migration.ledger.model import CohortChoice
 
     # Counting what a file tells of needs no record.
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()

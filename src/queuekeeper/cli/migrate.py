@@ -24,9 +24,8 @@ from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
-from queuekeeper.migration import clients
-from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow, Step
-from queuekeeper.migration.model import (
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow, Step
+from queuekeeper.migration.ledger.model import (
     CohortChoice,
     CohortState,
     LedgerRow,
@@ -34,8 +33,9 @@ from queuekeeper.migration.model import (
     MigrationPlan,
     PlanState,
 )
-from queuekeeper.migration.report_model import Verdict
-from queuekeeper.migration.undo import drop_imports
+from queuekeeper.migration.offline.undo import drop_imports
+from queuekeeper.migration.online import clients
+from queuekeeper.migration.report.model import Verdict
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.judge import check_reason
 
@@ -119,7 +119,7 @@ def plan(
     """
     source, target = context.reachable(call.postgres_url, call.redis_url)
     with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
-        from queuekeeper.migration.plan import plan_migration
+        from queuekeeper.migration.offline.plan import plan_migration
 
         made = plan_migration(spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id)
     return Shown(_plan_facts(made), lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
@@ -141,7 +141,7 @@ def copy(
     question = f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?"
     agree(call, call.ledger, plan_id, question)
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
-        from queuekeeper.migration.apply import copy_sessions
+        from queuekeeper.migration.offline.copy import copy_sessions
 
         with _bar(source, plan_id=plan_id, step="copy", total=total):
             report = copy_sessions(
@@ -167,7 +167,7 @@ def verify(
     planned = call.ledger.load_plan(plan_id)
     total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
     with context.spark("queuekeeper migrate verify", spark_master, source, target) as spark:
-        from queuekeeper.migration.verify import verify_migration
+        from queuekeeper.migration.offline.verify import verify_migration
 
         with _bar(source, plan_id=plan_id, step="verify", total=total):
             report = verify_migration(
@@ -197,7 +197,7 @@ def report(
     :param directory: Folder; else QUEUEKEEPER_REPORTS_DIR.
     :param show_client_ids: Name clients as they are instead of by hash.
     """
-    from queuekeeper.migration.report import build_report, write_report
+    from queuekeeper.migration.report.gather import build_report, write_report
 
     plan_id = _newest(call, plan_id)
     built = build_report(
@@ -284,7 +284,7 @@ def quarantine(
     :param client_id: List the rows of one client.
     :param limit: Most rows to list.
     """
-    from queuekeeper.migration.report import guide, replay_command
+    from queuekeeper.migration.report.gather import guide, replay_command
 
     check_reason(reason)
     ledger, chosen = call.ledger, _newest(call, plan_id)
@@ -345,7 +345,7 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param as_new: Put messages of sessions that are no longer this plan's (moved_on) behind all others.
     """
-    from queuekeeper.migration import quarantine as repair
+    from queuekeeper.migration.offline import quarantine as repair
 
     check_reason(reason)
     chosen = call.ledger.load_plan(plan_id).parameters

@@ -15,7 +15,7 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
-from queuekeeper.migration.model import BadRows, StepWish
+from queuekeeper.migration.ledger.model import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.states import BEGINS, ends

@@ -17,12 +17,11 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked,
 from queuekeeper.cli.run_control import RunIdOrNewest
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
-from queuekeeper.quality.checks import CHECKS, Check, check
-from queuekeeper.quality.findings import Finding, Status
-from queuekeeper.quality.incidents import Incident, Incidents
-from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
-from queuekeeper.quality.profile_model import JudgeWish, ProfileReport, ProfileWish, RunWish
-from queuekeeper.quality.run import (
+from queuekeeper.quality.judge.checks import CHECKS, Check, check
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.incidents import Incident, Incidents
+from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
+from queuekeeper.quality.judge.run import (
     COMPARISON_SUITE,
     EVENT_SUITES,
     QUEUE_SUITES,
@@ -31,7 +30,8 @@ from queuekeeper.quality.run import (
     run_quality,
     suites_for,
 )
-from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun, Verdict
+from queuekeeper.quality.judge.store import QualityRun, QualityStore, TrendRun, Verdict
+from queuekeeper.quality.profile.model import JudgeWish, ProfileReport, ProfileWish, RunWish
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -73,7 +73,7 @@ def _profiles(
     spark_master: str | None,
 ) -> list[ProfileReport]:
     """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
-    from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
+    from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
 
     parameters = wish.at(_moment(now_ms))
     source, target = context.postgres_address(call.postgres_url), ""
@@ -92,7 +92,7 @@ def _profiles(
     }
     reports = []
     with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
-        from queuekeeper.quality.profile import profile_postgres, profile_redis
+        from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 
         for store in stores:
             with screen(stderr=True).status(f"Reading {store}"):
@@ -223,7 +223,7 @@ def judge(
     :param clustered: The queues are on a Redis cluster, where a bad hash tag is worse.
     """
     with context.spark("queuekeeper quality judge", spark_master) as spark:
-        from queuekeeper.quality.parquet import judge_parquet
+        from queuekeeper.quality.judge.parquet import judge_parquet
 
         report = judge_parquet(
             spark,
@@ -429,7 +429,7 @@ def report(
     :param directory: Folder for the report. [default: QUEUEKEEPER_REPORTS_DIR]
     :param airflow_url: Address of Airflow: findings then link to the forms of their remedies.
     """
-    from queuekeeper.quality.report import FORMS_PATH, build_report, write_report
+    from queuekeeper.quality.report.gather import FORMS_PATH, build_report, write_report
 
     chosen = quality_run_id or _newest(QualityStore(call.connection)).quality_run_id
     built = build_report(

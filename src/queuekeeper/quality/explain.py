@@ -16,9 +16,9 @@ from typing import Any
 from queuekeeper import audit
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScatteredClient, UsageError
 from queuekeeper.identity import client_hash
-from queuekeeper.migration.model import MigrationParameters
+from queuekeeper.migration.ledger.model import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.profile_model import Store
+from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import MessageView, PendingMessage, Problem, SessionView, check_packet_id
 from queuekeeper.sessions.postgres_store import PostgresSessionStore

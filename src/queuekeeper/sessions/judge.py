@@ -2,8 +2,8 @@
 
 The rules are what both stores can hold and MQTT 5 can carry to a subscriber. Saves, fetches, snapshots and inspections
 ask :func:`broken_rule`; the offline migration and its verification make Spark columns of the same :data:`RULES`
-(``queuekeeper.migration.transforms``), and SQL takes its bounds from :func:`sql_bounds`. A property test holds them
-all to one verdict. How a store tells of a broken rule, and what becomes of the message, is decided elsewhere.
+(``queuekeeper.migration.offline.transforms``), and SQL takes its bounds from :func:`sql_bounds`. A property test holds
+them all to one verdict. How a store tells of a broken rule, and what becomes of the message, is decided elsewhere.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from queuekeeper.audit import Action, Answer, current_run
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.common import Approval, FourEyes
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CopyGroups, MigrationPlan, PlanState
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import CopyGroups, MigrationPlan, PlanState
 from queuekeeper.migration.online.checks import check_four_eyes
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection

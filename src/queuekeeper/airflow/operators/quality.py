@@ -27,9 +27,9 @@ from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.quality.gate import standing_failures
-from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.gate import standing_failures
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
 from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def turn_at(context: Context, wish: QualityWish) -> int:
 def _suites(stores: Sequence[str], *, compare: bool) -> tuple[str, ...]:
     """Return the suites of a run, once it is clear that they can judge it."""
     # Great Expectations takes seconds to import, which no other task should pay for.
-    from queuekeeper.quality.run import check_suites, suites_for  # noqa: PLC0415
+    from queuekeeper.quality.judge.run import check_suites, suites_for  # noqa: PLC0415
 
     on_redis = not {"redis", *QUEUES}.isdisjoint(stores)
     names = suites_for(stores, servers=on_redis, compare=compare)
@@ -125,7 +125,7 @@ class RunQualityOperator(AskedOperator, StoresOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and what did not pass, without any client."""
         # Great Expectations takes seconds to import, which no other task should pay for.
-        from queuekeeper.quality.run import run_quality  # noqa: PLC0415
+        from queuekeeper.quality.judge.run import run_quality  # noqa: PLC0415
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
         wish, rules = self.asked(QualityWish), self.asked(ProfileRules)
@@ -189,7 +189,7 @@ class ReportQualityOperator(StoresOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and where the files are."""
         # Only this task draws.
-        from queuekeeper.quality.report import build_report, write_report  # noqa: PLC0415
+        from queuekeeper.quality.report.gather import build_report, write_report  # noqa: PLC0415
 
         with self.postgres_hook.connect() as connection:
             report = build_report(

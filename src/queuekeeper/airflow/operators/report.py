@@ -10,7 +10,7 @@ from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
-from queuekeeper.migration.report import build_report, write_report
+from queuekeeper.migration.report.gather import build_report, write_report
 from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:

@@ -21,14 +21,9 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.store import MaintenanceRun
-from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
-from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, Mode, PlanState
-from queuekeeper.migration.online.states import OnlineState
-from queuekeeper.migration.online.status import OnlineStatus, online_status
-from queuekeeper.migration.report import guide, replay_command, summarise_throughput, total_line
-from queuekeeper.migration.report_model import LedgerLine
-from queuekeeper.migration.report_page import DIFFERENCE_MEANINGS, FATE_MEANINGS, FATES, STATE_MARKS, throughput_charts
-from queuekeeper.migration.status import (
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantineCount, StoredReport
+from queuekeeper.migration.ledger.model import CohortPlan, Difference, LedgerRow, Mode, PlanState
+from queuekeeper.migration.ledger.status import (
     MigrationStatus,
     StepStatus,
     TroubledCohort,
@@ -37,6 +32,11 @@ from queuekeeper.migration.status import (
     list_plans,
     migration_status,
 )
+from queuekeeper.migration.online.states import OnlineState
+from queuekeeper.migration.online.status import OnlineStatus, online_status
+from queuekeeper.migration.report.gather import guide, replay_command, summarise_throughput, total_line
+from queuekeeper.migration.report.model import LedgerLine
+from queuekeeper.migration.report.page import DIFFERENCE_MEANINGS, FATE_MEANINGS, FATES, STATE_MARKS, throughput_charts
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
 

@@ -12,12 +12,12 @@ from fastapi.responses import Response
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, together
 from queuekeeper.airflow.run_index import forms_url
-from queuekeeper.migration.status import PlanLine, list_plans
+from queuekeeper.migration.ledger.status import PlanLine, list_plans
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.quality.report import build_report
-from queuekeeper.quality.report_model import PublishedReport
-from queuekeeper.quality.report_page import STORES, VERDICTS, depth_charts, memory_charts
-from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.report.gather import build_report
+from queuekeeper.quality.report.model import PublishedReport
+from queuekeeper.quality.report.page import STORES, VERDICTS, depth_charts, memory_charts
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts
 
 # Drawing takes a tenth of a second, and the newest run is the same for everybody who looks.

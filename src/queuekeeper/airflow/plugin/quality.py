@@ -12,9 +12,9 @@ from markupsafe import Markup
 from queuekeeper.airflow.plugin.overview import latest_report
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores
-from queuekeeper.quality.report_model import HeatMap
-from queuekeeper.quality.report_page import STATES, STORES, VERDICTS, cell_words
-from queuekeeper.quality.store import Verdict
+from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.quality.report.model import HeatMap
+from queuekeeper.quality.report.page import STATES, STORES, VERDICTS, cell_words
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
 
 _FAILED = ("critical", "warning", "info", "broken", "known")

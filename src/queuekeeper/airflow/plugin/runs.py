@@ -17,7 +17,7 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.airflow.run_index import report_of
 from queuekeeper.errors import UsageError
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from queuekeeper.report.files import report_name
 

@@ -71,9 +71,9 @@ from queuekeeper.maintenance.partitions.manifest import (
 )
 from queuekeeper.maintenance.partitions.restore import retired_name
 from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired, record_archive
-from queuekeeper.migration.model import code_version
-from queuekeeper.migration.slices import SliceReader, export_snapshot
-from queuekeeper.migration.spark import check_shared, our_errors
+from queuekeeper.migration.ledger.model import code_version
+from queuekeeper.migration.spark.session import check_shared, our_errors
+from queuekeeper.migration.spark.slices import SliceReader, export_snapshot
 from queuekeeper.places import names, on_disk, remove_folder, sync, told, write_whole
 from queuekeeper.postgres import connect, statement
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from queuekeeper.approvals import old_approval
 from queuekeeper.clock import Clock
 from queuekeeper.errors import RefusedError
-from queuekeeper.migration import foreign_writers
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.online import foreign_writers
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts

@@ -16,7 +16,7 @@ import psycopg
 
 from queuekeeper import audit
 from queuekeeper.errors import RefusedError, StaleDriver, UsageError
-from queuekeeper.migration.model import MigrationPlan, Mode
+from queuekeeper.migration.ledger.model import MigrationPlan, Mode
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 

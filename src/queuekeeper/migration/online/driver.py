@@ -18,9 +18,16 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import preflight
-from queuekeeper.migration.clients import clients_of
-from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState, StepWish
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import (
+    BadRows,
+    CohortState,
+    Lease,
+    LedgerRow,
+    MigrationPlan,
+    PlanState,
+    StepWish,
+)
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.checks import (
     check_clean,
@@ -30,6 +37,7 @@ from queuekeeper.migration.online.checks import (
     servers_clock,
     servers_of,
 )
+from queuekeeper.migration.online.clients import clients_of
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.crew import PUT_ASIDE, Crew, all_clients, pages, rules_of
 from queuekeeper.migration.online.mover import SessionMover

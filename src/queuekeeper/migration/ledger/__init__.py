@@ -1,0 +1,1 @@
+"""What migrations write down: plans, progress and the ledger that proves a copy."""

@@ -1,0 +1,255 @@
+"""Says how a migration stands at this moment: steps, speed, what is left, what holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from queuekeeper.errors import UsageError
+from queuekeeper.migration.ledger.ledger import MigrationLedger, Step, ThroughputSample
+from queuekeeper.migration.ledger.model import CohortState, Difference, PlanState
+from queuekeeper.postgres import Connection, records, statement, translated_errors
+from queuekeeper.report.figures import duration
+
+_QUERIES = "queuekeeper/queries/"
+
+RECENT_MS = 60_000
+"""Over which the speed of now is measured."""
+
+PAUSE_MS = 30_000
+"""A step that is at work moves more often than that: a longer silence is a pause between two runs."""
+
+SILENT_MS = 30_000
+"""After which a step that says nothing is worth a word; at work it reports every second."""
+
+_FINAL = (PlanState.REFUSED, PlanState.VERIFIED, PlanState.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepStatus:
+    """How far a step has come.
+
+    :param total: messages to do in the chosen cohorts.
+    :param messages_per_s: speed of the last minute; none when nothing moved.
+    :param left_low_s: the rest at the higher speed of the last minute's two halves; none when nothing moved.
+    :param left_high_s: the rest at the lower one.
+    :param silent_s: since the last word of a part; none before the first.
+    """
+
+    step: Step
+    done: int
+    total: int
+    messages_per_s: float | None
+    left_low_s: float | None
+    left_high_s: float | None
+    silent_s: float | None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return self.done >= self.total
+
+    def left_words(self) -> str:
+        """Return the rest as people read it: a span of time, as honest as the speed is even."""
+        if self.is_done:
+            return "done"
+        if self.left_low_s is None or self.left_high_s is None:
+            return "not begun" if self.silent_s is None else "time left: known once it moves"
+        low, high = duration(self.left_low_s), duration(self.left_high_s)
+        return f"{low} left" if low == high else f"{low} to {high} left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationStatus:
+    """How a migration stands.
+
+    :param run_id: Airflow run, or call of the command line, that asked for the plan last.
+    :param chosen: cohorts to copy.
+    :param cohorts: state of every cohort of the plan.
+    :param held_back: what the speed is due to, in words; empty when nothing is at work.
+    """
+
+    plan_id: str
+    state: PlanState
+    state_reason: str
+    throttle_messages_per_s: int | None
+    approved_by: str | None
+    approved_at: datetime | None
+    planned_at: datetime
+    run_id: str | None
+    chosen: tuple[int, ...]
+    cohorts: Mapping[int, CohortState]
+    copy: StepStatus
+    verify: StepStatus
+    held_back: str
+    as_of_ms: int
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will change any more, unless somebody starts it anew."""
+        return self.state in _FINAL
+
+    def counts(self) -> dict[str, int]:
+        """Return how many of the chosen cohorts are in each state."""
+        found = dict.fromkeys((str(state) for state in CohortState), 0)
+        for cohort in self.chosen:
+            found[str(self.cohorts.get(cohort, CohortState.PLANNED))] += 1
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanLine:
+    """A plan in a list."""
+
+    plan_id: str
+    state: str
+    planned_at: datetime
+    approved_by: str | None
+    chosen: int
+    verified: int
+    to_copy: int
+    copied: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TroubledCohort:
+    """A cohort that failed, differs, or has rows unaccounted for."""
+
+    cohort: int
+    state: str
+    unaccounted: int
+    differences: int
+
+
+def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> MigrationStatus:
+    """Look at a migration.
+
+    :param connection: commits by itself.
+    :raises UsageError: when there is no such plan; names those that exist.
+    """
+    ledger = MigrationLedger(connection)
+    with translated_errors(connection):
+        row = connection.execute(statement(f"{_QUERIES}migration_status"), {"plan_id": plan_id}).fetchone()
+    if row is None:
+        known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
+        raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
+    (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
+    # A verification counts the same messages as the copy: those that must be in Redis.
+    copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)
+    verify = _step(connection, ledger, plan_id, "verify", total=to_copy, now_ms=now_ms)
+    plan_state = PlanState(state)
+    return MigrationStatus(
+        plan_id=plan_id,
+        state=plan_state,
+        state_reason=reason,
+        throttle_messages_per_s=throttle,
+        approved_by=approved_by,
+        approved_at=approved_at,
+        planned_at=planned_at,
+        run_id=run_id,
+        chosen=tuple(chosen),
+        cohorts=ledger.cohort_states(plan_id),
+        copy=copy,
+        verify=verify,
+        held_back=hold_words(plan_state, copy=copy, verify=verify, throttle=throttle, paused=paused),
+        as_of_ms=now_ms,
+    )
+
+
+def _step(
+    connection: Connection, ledger: MigrationLedger, plan_id: str, step: Step, *, total: int, now_ms: int
+) -> StepStatus:
+    progress = ledger.progress(plan_id, step)
+    wanted = {"plan_id": plan_id, "step": step, "since_ms": now_ms - RECENT_MS}
+    samples = records(connection, ThroughputSample, f"{_QUERIES}throughput", wanted)
+    rate, low, high = speeds(samples)
+    left = max(0, total - progress.done)
+    return StepStatus(
+        step=step,
+        done=min(progress.done, total),
+        total=total,
+        messages_per_s=rate,
+        left_low_s=left / high if high else None,
+        left_high_s=left / low if low else None,
+        silent_s=None if progress.updated_at_ms is None else max(0, now_ms - progress.updated_at_ms) / 1_000,
+    )
+
+
+def runs_at_work(samples: Sequence[ThroughputSample]) -> list[list[ThroughputSample]]:
+    """Cut running counts where nothing was at work: a count is noted when it changes, and once as a task begins.
+
+    A task that begins where another has ended, a count that starts again and a long silence each begin a new run.
+    """
+    runs: list[list[ThroughputSample]] = []
+    for sample in samples:
+        last = runs[-1][-1] if runs else None
+        if last is None or sample.done <= last.done or sample.at_ms - last.at_ms > PAUSE_MS:
+            runs.append([])
+        runs[-1].append(sample)
+    return runs
+
+
+def speeds(samples: Sequence[ThroughputSample]) -> tuple[float | None, float | None, float | None]:
+    """Return messages per second over all samples, and in the slower and the faster half of them.
+
+    Pauses do not count.
+    """
+
+    def speed(part: Sequence[ThroughputSample]) -> float | None:
+        runs = runs_at_work(part)
+        seconds = sum(run[-1].at_ms - run[0].at_ms for run in runs) / 1_000
+        return sum(run[-1].done - run[0].done for run in runs) / seconds if seconds > 0 else None
+
+    overall = speed(samples)
+    if overall is None:
+        return None, None, None
+    middle = len(samples) // 2
+    halves = [each for each in (speed(samples[: middle + 1]), speed(samples[middle:]), overall) if each]
+    return overall, min(halves), max(halves)
+
+
+def hold_words(
+    state: PlanState, *, copy: StepStatus, verify: StepStatus, throttle: int | None, paused: bool = False
+) -> str:
+    """Say what the speed is due to."""
+    if state in _FINAL:
+        return ""
+    if state is PlanState.PLANNED:
+        return "It waits for somebody to approve the plan."
+    if state is PlanState.STOPPED:
+        return "Nobody agreed to the plan when asked: plan again, or copy it by queuekeeper migrate copy."
+    step = verify if copy.is_done and (copy.total or verify.done) else copy
+    if paused and step is copy:
+        return "Paused by a person: queuekeeper run resume lets it go on."
+    if step.silent_s is None:
+        return f"The {step.step} has not begun: Spark starts, or its task waits for a free slot."
+    if step.is_done:
+        return ""
+    if step.silent_s * 1_000 > SILENT_MS:
+        return (
+            f"No word from the {step.step} for {duration(step.silent_s)}: it waits for a server, is tried again, or "
+            "has ended. Look at the run's tasks."
+        )
+    if step is copy and throttle is not None and step.messages_per_s and step.messages_per_s >= 0.8 * throttle:
+        return f"Held to {throttle:,} messages/s by the throttle of the plan."
+    return "As fast as the servers allow."
+
+
+def list_plans(connection: Connection, *, limit: int = 50) -> list[PlanLine]:
+    """Return the plans that were asked for last, latest first."""
+    missing = "run `queuekeeper database migrate`"
+    return records(connection, PlanLine, f"{_QUERIES}plan_lines", {"maximum": limit}, missing=missing)
+
+
+def cohorts_to_look_at(connection: Connection, plan_id: str, *, limit: int = 100) -> list[TroubledCohort]:
+    """Return the cohorts that failed, differ or have rows unaccounted for, the worst first."""
+    wanted = {"plan_id": plan_id, "maximum": limit}
+    return records(connection, TroubledCohort, f"{_QUERIES}cohorts_to_look_at", wanted)
+
+
+def cohort_differences(connection: Connection, plan_id: str, cohort: int, *, limit: int = 10_000) -> list[Difference]:
+    """Return the differences of one cohort that were kept, a client at a time and in the order of its messages."""
+    wanted = {"plan_id": plan_id, "cohort": cohort, "maximum": limit}
+    return records(connection, partial(Difference, cohort=cohort), f"{_QUERIES}cohort_differences", wanted)

@@ -1,0 +1,318 @@
+"""Makes a plan: reads the source once, counts what would become of it, and writes nothing to Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+
+from queuekeeper import keyspace
+from queuekeeper.errors import RefusedError
+from queuekeeper.migration import preflight
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.ledger.model import (
+    CohortPlan,
+    MigrationParameters,
+    MigrationPlan,
+    PlanState,
+    code_version,
+    plan_id,
+)
+from queuekeeper.migration.ledger.progress import warn
+from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.forecast import MemoryModel, memory_model
+from queuekeeper.migration.offline.source import (
+    MESSAGE_COLUMNS,
+    MESSAGES,
+    SESSION_COLUMNS,
+    SESSIONS,
+    Source,
+    layout,
+    open_source,
+    task_count,
+)
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.spark.session import our_errors, task_memory
+from queuekeeper.postgres import Connection, migrate, statement
+from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.redis_client import clocks_ms, is_cluster, shards
+from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.judge import Reason
+
+# All that the plan needs of a message: PostgreSQL measures the payload instead of sending it.
+PLANNED_COLUMNS = {name: kind for name, kind in MESSAGE_COLUMNS.items() if name != "payload"} | {"payload_bytes": "int"}
+PLANNED_EXPRESSIONS = {"payload_bytes": "octet_length(payload)"}
+
+_QUARANTINE_PAGE = 500
+# A plan that is refused keeps this many examples aside, not the whole table.
+_REFUSED_EXAMPLES = 10_000
+
+
+def plan_migration(
+    spark: SparkSession,
+    *,
+    postgres_url: str,
+    redis_url: str,
+    parameters: MigrationParameters,
+    run_id: str | None,
+    now_ms: int | None = None,
+) -> MigrationPlan:
+    """Count what a migration would do and put the plan and its quarantine on record.
+
+    :param run_id: who asks, so that a later step finds the plan.
+    :param now_ms: instant at which a message is live or expired; by the target's clock when absent. A clock of this
+        machine's that is fast would take living messages for dead ones.
+    :returns: the plan; the one on record when it is already being carried out.
+    :raises RefusedError: when the source or the target is not fit, or the plan breaks a limit; a broken limit is on
+        record as a refused plan.
+    :raises UsageError: when a cohort does not exist.
+    """
+    with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
+        preflight.check_source(connection)
+        preflight.check_target(client)
+        # A message that only some masters take for dead is copied, and left out by the one that it comes to.
+        as_of_ms = min(clocks_ms(client)) if now_ms is None else now_ms
+        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
+        chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
+        clustered = is_cluster(client)
+        migrate(connection)
+        ledger = MigrationLedger(connection)
+        rows = int(_scalar(connection, "migration/count_messages"))
+        print(f"plan: reading {rows:,} messages", flush=True)
+        everything = range(len(cohorts))
+        placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=task_count(spark, rows=rows))
+        with open_source(spark, postgres_url=postgres_url, placement=placement) as source, our_errors():
+            fingerprint = preflight.source_fingerprint(source.connection)
+            judged = _measured(
+                transforms.classify(
+                    source.partitioned(measured_rows(source)),
+                    parameters=parameters,
+                    as_of_ms=as_of_ms,
+                    clustered=clustered,
+                ),
+                prefix=parameters.key_prefix,
+            ).persist(StorageLevel.DISK_ONLY)
+            try:
+                found = {row["cohort"]: row for row in _count(judged, model=memory_model(client)).collect()}
+                plan = MigrationPlan(
+                    plan_id=plan_id(
+                        parameters=parameters,
+                        source_fingerprint=fingerprint,
+                        version=code_version(),
+                        target_clustered=clustered,
+                    ),
+                    parameters=parameters,
+                    source_fingerprint=fingerprint,
+                    code_version=code_version(),
+                    as_of_ms=as_of_ms,
+                    cohorts=tuple(_cohort_plan(cohort, found.get(cohort.cohort)) for cohort in cohorts),
+                    chosen=tuple(chosen),
+                    target_clustered=clustered,
+                )
+                examples = None
+                try:
+                    if too_many := _over_the_cap(plan):
+                        examples = _REFUSED_EXAMPLES
+                        raise RefusedError(too_many)
+                    preflight.check_heap(source.connection, task_memory(spark))
+                    preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
+                    forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
+                    warn(preflight.check_target(client, forecast_bytes=forecast))
+                except RefusedError as error:
+                    plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
+                # At once, with its verdict: nobody agrees to a plan that is half on record, or made anew by then.
+                stored = ledger.save_plan(
+                    plan, run_id=run_id, quarantine=_quarantined(source.connection, judged, examples)
+                )
+            finally:
+                judged.unpersist()
+        if stored.state is PlanState.REFUSED:
+            raise RefusedError(stored.state_reason)
+        warn(OnlineCohorts(connection).hindrances(stored))
+        return stored
+
+
+def measured_rows(source: Source) -> DataFrame:
+    """Return the rows of a source, to be judged, with the sizes of payloads in place of these."""
+    return transforms.rows(
+        source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS), source.read(SESSIONS, SESSION_COLUMNS)
+    )
+
+
+def _scalar(connection: Connection, name: str) -> Any:
+    row = connection.execute(statement(name)).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _measured(classified: DataFrame, *, prefix: str) -> DataFrame:
+    """Keep what counting and the quarantine need of each row, with the sizes that it will have in Redis."""
+    return classified.select(
+        "task",
+        "cohort",
+        "client_id",
+        "kind",
+        "serial_number",
+        "fate",
+        "reason",
+        "payload_bytes",
+        F.octet_length(transforms.payload_key(prefix=prefix)).alias("key_bytes"),
+        transforms.json_bytes().alias("json_bytes"),
+    )
+
+
+def _reason_column(reason: Reason) -> str:
+    return f"reason_{reason.value}"
+
+
+def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
+    """Return a row per cohort with all counts of :class:`CohortPlan`, and the largest value that a copy would send."""
+    is_message = F.col("kind") == transforms.MESSAGE
+    copied = F.col("fate") == "copied"
+
+    def rows(condition: Column) -> Column:
+        return F.sum(F.when(condition, 1).otherwise(0))
+
+    fates = {"to_copy": "copied", "expired": "expired", "trimmed": "trimmed", "quarantined": "quarantined"}
+    clients = judged.groupBy("task", "cohort", "client_id").agg(
+        rows(is_message).alias("messages"),
+        rows(~is_message).alias("sessions"),
+        F.sum("payload_bytes").alias("payload_bytes"),
+        *(rows(F.col("fate") == fate).alias(name) for name, fate in fates.items()),
+        *(rows(F.col("reason") == reason.value).alias(_reason_column(reason)) for reason in Reason),
+        F.sum(F.when(copied, model.message(key_bytes=F.col("key_bytes"), json_bytes=F.col("json_bytes")))).alias(
+            "message_memory"
+        ),
+        F.max(F.when(copied, F.col("key_bytes"))).alias("key_bytes"),
+        F.max(F.when(copied, F.col("json_bytes"))).alias("largest_bytes"),
+    )
+    references = model.references(count=F.col("to_copy"), key_bytes=F.coalesce("key_bytes", F.lit(0)))
+    imported = (F.col("sessions") > 0) | (F.col("to_copy") > 0)
+    memory = F.coalesce("message_memory", F.lit(0)) + references + F.when(imported, model.session_bytes).otherwise(0)
+    return clients.groupBy("cohort").agg(
+        *(F.sum(name).alias(name) for name in ("messages", "sessions", "payload_bytes", *fates)),
+        *(F.sum(_reason_column(reason)).alias(_reason_column(reason)) for reason in Reason),
+        rows(F.col("messages") > 0).alias("clients"),
+        F.max("messages").alias("longest_queue"),
+        F.max("largest_bytes").alias("largest_bytes"),
+        F.sum(memory).alias("forecast_bytes"),
+    )
+
+
+def _cohort_plan(cohort: keyspace.Cohort, row: Row | None) -> CohortPlan:
+    counts: dict[str, Any] = row.asDict() if row is not None else {}
+
+    def count(name: str) -> int:
+        return int(counts.get(name) or 0)
+
+    by_reason = {reason.value: count(_reason_column(reason)) for reason in Reason}
+    return CohortPlan(
+        cohort=cohort.cohort,
+        slot_first=cohort.slot_first,
+        slot_last=cohort.slot_last,
+        shard=cohort.shard,
+        sessions=count("sessions"),
+        clients=count("clients"),
+        messages=count("messages"),
+        payload_bytes=count("payload_bytes"),
+        to_copy=count("to_copy"),
+        expired=count("expired"),
+        trimmed=count("trimmed"),
+        quarantined=count("quarantined"),
+        quarantined_by_reason={reason: rows for reason, rows in by_reason.items() if rows},
+        forecast_bytes=count("forecast_bytes"),
+        longest_queue=count("longest_queue"),
+    )
+
+
+def _largest(found: Mapping[int, Row], chosen: Iterable[int]) -> int:
+    """Return the bytes of the largest value that a copy of the chosen cohorts would send."""
+    return max((int(found[cohort]["largest_bytes"] or 0) for cohort in chosen if cohort in found), default=0)
+
+
+def _over_the_cap(plan: MigrationPlan) -> str | None:
+    """Return why the plan must not be carried out, if too many rows are bad."""
+    rows, bad = plan.total("messages"), plan.total("quarantined")
+    if not rows or 100 * bad / rows <= plan.parameters.quarantine_cap_percent:
+        return None
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in plan.quarantined_by_reason().items())
+    return (
+        f"{bad:,} of {rows:,} messages ({100 * bad / rows:.2f} %) would be quarantined, more than the cap of "
+        f"{plan.parameters.quarantine_cap_percent:g} %: {reasons}. Repair the rows in the source, or raise the "
+        "quarantine cap if they may stay behind"
+    )
+
+
+def _quarantined(connection: Connection, frame: DataFrame, most: int | None) -> Iterator[QuarantinedRow]:
+    """Fetch the bad rows whole, page by page, in the snapshot in which they were judged.
+
+    :param most: so many of them; none for all.
+    """
+    rows = islice(frame.where(F.col("reason").isNotNull()).toLocalIterator(), most)
+    while page := list(islice(rows, _QUARANTINE_PAGE)):
+        judged = {(row["kind"], row["client_id"], row["serial_number"]): row for row in page}
+        messages = [row for row in page if row["kind"] == transforms.MESSAGE]
+        clients = [row["client_id"] for row in page if row["kind"] == transforms.SESSION]
+        columns = list(MESSAGE_COLUMNS)
+        cursor = connection.execute(
+            statement("migration/messages_by_key"),
+            {
+                "client_ids": [row["client_id"] for row in messages],
+                "serial_numbers": [row["serial_number"] for row in messages],
+            },
+        )
+        for values in cursor.fetchall():
+            found = dict(zip(columns, values, strict=True))
+            row = judged[transforms.MESSAGE, found["client_id"], found["serial_number"]]
+            yield QuarantinedRow(
+                cohort=row["cohort"], kind="message", reason=row["reason"],
+                detail=_detail(Reason(row["reason"]), found), **found,
+            )  # fmt: skip
+        for client_id, last_packet_id in connection.execute(
+            statement("migration/sessions_by_key"), {"client_ids": clients}
+        ).fetchall():
+            row = judged[transforms.SESSION, client_id, None]
+            yield QuarantinedRow(
+                cohort=row["cohort"], kind="session", reason=row["reason"], client_id=client_id,
+                last_packet_id=last_packet_id,
+                detail=_detail(Reason(row["reason"]), {"last_packet_id": last_packet_id}),
+            )  # fmt: skip
+
+
+_SHOWN = {
+    Reason.LAST_PACKET_ID_OUT_OF_RANGE: "last_packet_id",
+    Reason.PACKET_ID_DUPLICATE: "packet_id",
+    Reason.PACKET_ID_OUT_OF_RANGE: "packet_id",
+    Reason.PACKET_TYPE_UNKNOWN: "packet_type",
+    Reason.QOS_OUT_OF_RANGE: "qos",
+    Reason.SERIAL_OUT_OF_RANGE: "serial_number",
+    Reason.TIME_OUT_OF_RANGE: "time",
+    Reason.PAYLOAD_FORMAT_INVALID: "payload_format_indicator",
+}
+_MEASURED = {
+    Reason.TOPIC_INVALID: "topic",
+    Reason.CONTENT_TYPE_INVALID: "content_type",
+    Reason.RESPONSE_TOPIC_INVALID: "response_topic",
+    Reason.CORRELATION_DATA_TOO_LONG: "correlation_data",
+    Reason.PACKET_TOO_LARGE: "payload",
+}
+
+
+def _detail(reason: Reason, row: dict[str, Any]) -> str:
+    """Return the offending value in words; never content that a publisher chose freely."""
+    if reason in _MEASURED:
+        column = _MEASURED[reason]
+        content = row[column]
+        return f"{column} has {len(content.encode() if isinstance(content, str) else content)} bytes"
+    column = _SHOWN.get(reason, "")
+    if not column:
+        return ""
+    value = row[column]
+    text = "null" if value is None else re.sub(r"[^\w .:+-]", "?", str(value))[:64]
+    return f"{column} is {text}"

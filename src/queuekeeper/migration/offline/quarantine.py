@@ -1,0 +1,349 @@
+"""Puts repaired messages of the quarantine into sessions that were imported: at their places, or behind all others."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+from queuekeeper import lua
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import MovedOn, PacketIdInUse, RefusedError, StaleEpoch
+from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, session_keys
+from queuekeeper.lua import scripts
+from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.ledger.model import EPOCH, MigrationPlan, Mode
+from queuekeeper.migration.preflight import check_same_target
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import RedisClient, is_cluster
+from queuekeeper.sessions import quarantine as aside
+from queuekeeper.sessions import wire
+from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.quarantine import defect, readable
+
+_TRIES = 5
+_REFERENCES_PER_LIST = 1_000
+_AS_NEW = {
+    aside.Outcome.REPLAYED: "as_new",
+    aside.Outcome.UNCHANGED: "unchanged",
+    aside.Outcome.EXPIRED: "expired",
+    aside.Outcome.NOT_REPAIRED: "not_repaired",
+}
+"""Fields of the report; what else became of a message put behind the others leaves it where it was."""
+_ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayReport(aside.Replayed):
+    """What became of the open rows of a quarantine; what is replayed is at its place in its session.
+
+    :param as_new: messages put behind all others, as new ones, since their session is no longer as this plan has
+        imported it; on a dry run those that would be.
+    :param packet_id_in_use: messages whose packet id a pending message has; ``assign_packet_ids`` helps.
+    :param moved_on: messages of sessions that were not imported by this plan or keep changing; ``as_new`` helps.
+    :param sessions: session rows; they need no replay, since their counter was taken from their newest message.
+    """
+
+    plan_id: str
+    as_new: int = 0
+    packet_id_in_use: int = 0
+    moved_on: int = 0
+    sessions: int = 0
+
+
+def replay(
+    connection: Connection,
+    client: RedisClient,
+    *,
+    plan_id: str,
+    reason: str | None = None,
+    client_id: str | None = None,
+    assign_packet_ids: bool = False,
+    drop_user_properties: bool = False,
+    as_new: aside.Stores | None = None,
+    dry_run: bool = False,
+) -> ReplayReport:
+    """Write open rows of the quarantine into Redis at the place that their serial number gives them.
+
+    A row is repaired by changing its columns in ``queuekeeper.quarantine``, or by one of the two switches.
+
+    :param reason: only rows of this reason.
+    :param client_id: only rows of this client.
+    :param assign_packet_ids: give a message the next free packet id where its own cannot be used.
+    :param drop_user_properties: leave user properties out where they cannot be read.
+    :param as_new: where given, messages of sessions that are no longer as this plan has imported them are saved
+        behind all others, as new ones; where not, they stay.
+    :param dry_run: write nothing.
+    :raises RefusedError: for a plan with devices connected: its rows are set aside elsewhere.
+    """
+    ledger = MigrationLedger(connection)
+    plan = ledger.load_plan(plan_id)
+    if plan.parameters.mode is Mode.ONLINE:
+        raise RefusedError(
+            f"plan {plan_id} moves sessions while devices are connected: a row that it cannot move stays in the source"
+            " or is set aside; `queuekeeper sessions quarantine` lists those, `queuekeeper sessions replay` brings them"
+            " back"
+        )
+    check_same_target(client, plan)
+    replayer = _Replayer(
+        client,
+        ledger,
+        plan_id=plan_id,
+        prefix=plan.parameters.key_prefix,
+        default_ttl_s=plan.parameters.default_ttl_s,
+        assign=assign_packet_ids,
+        dry_run=dry_run,
+    )
+    counts: dict[str, int] = {}
+    why: dict[int, str] = {}
+    for row in ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=None):
+        assert row.quarantine_id is not None
+        unreadable = drop_user_properties and not readable(row.user_properties)
+        mended = replace(row, user_properties=None) if unreadable else row
+        outcome, packet_id = replayer.replay(mended)
+        if outcome == "moved_on" and as_new is not None:
+            outcome, packet_id, words = replayer.put_behind(mended, as_new)
+            if words and len(why) < aside.WORDS_SHOWN:
+                why[row.quarantine_id] = words
+        counts[outcome] = counts.get(outcome, 0) + 1
+        if outcome in {"replayed", "as_new", "unchanged"} and not dry_run:
+            ledger.mark_replayed(row.quarantine_id, packet_id if packet_id != row.packet_id else None, system_clock())
+    return ReplayReport(plan_id=plan_id, dry_run=dry_run, why=why, **counts)
+
+
+def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]) -> int:
+    """Open rows again that were replayed, and whose session was imported anew since, without them.
+
+    :param cohorts: whose copy is complete.
+    :returns: how many.
+    """
+    wanted = set(cohorts)
+    lost: list[int] = []
+    for row in ledger.quarantined(plan.plan_id, status="replayed", limit=None):
+        if row.cohort not in wanted or row.quarantine_id is None:
+            continue
+        session = session_keys(row.client_id, prefix=plan.parameters.key_prefix).session
+        notes = ["plan", "import", f"replayed:{row.serial_number}", f"source:{_source(row)}"]
+        if client.hmget(session, notes) == [plan.plan_id.encode(), b"done", None, None]:
+            lost.append(row.quarantine_id)
+    ledger.reopen_quarantine(lost)
+    return len(lost)
+
+
+@dataclass(kw_only=True)
+class _Session:
+    """What a replay knows of a session while its last packet id is the same.
+
+    :param last_packet_id: as it is stored; none where the key is absent.
+    :param waiting: serial and packet id of each reference, in order.
+    """
+
+    client_id: str
+    last_packet_id: bytes | None
+    waiting: list[tuple[int, int]]
+
+    @property
+    def counter(self) -> int | None:
+        """Packet id given out last; none when none was."""
+        return int(self.last_packet_id or 0) or None
+
+    def note(self, waiting: list[tuple[int, int]], last_packet_id: int | str) -> None:
+        """Take a replay over: what waits now, and the new last packet id, empty where it stays."""
+        self.waiting = waiting
+        if last_packet_id:
+            self.last_packet_id = str(last_packet_id).encode()
+
+
+@dataclass(eq=False, repr=False)
+class _Replayer:
+    client: RedisClient
+    ledger: MigrationLedger
+    _: KW_ONLY
+    plan_id: str
+    prefix: str
+    default_ttl_s: int
+    assign: bool
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self._caller = lua.ScriptCaller(self.client)
+        self._session: _Session | None = None
+
+    def replay(self, row: QuarantinedRow) -> tuple[str, int | None]:
+        """Return what became of a row (a field of :class:`ReplayReport`) and the packet id that it has now."""
+        if row.kind == "session":
+            return "sessions", None
+        assign = self.assign and row.reason in _ID_REASONS
+        # The packet id is about to be replaced: judge the rest of the row.
+        judged = replace(row, packet_id=1) if assign else row
+        if defect(judged, clustered=is_cluster(self.client)) is not None:
+            return "not_repaired", None
+        if self._noted(row.client_id, f"source:{_source(row)}"):
+            return "moved_on", None  # an earlier try has saved it as a new one
+        for _ in range(_TRIES):
+            keys = session_keys(row.client_id, prefix=self.prefix)
+            session = self._look_at(row.client_id)
+            packet_id = self._free_packet_id(session) if assign else row.packet_id
+            if packet_id is None:
+                return "packet_id_in_use", None
+            assert row.serial_number is not None
+            waiting = [*session.waiting]
+            insort(waiting, (row.serial_number, packet_id))
+            # A broker must not give out a packet id that waits, this message's included.
+            counter = safe_counter(packet_id if assign else session.counter, [own for _, own in waiting])
+            last_packet_id = "" if counter == session.counter or counter is None else counter
+            if self.dry_run:
+                word = self._foresee(row, session, packet_id)
+                if word == "replayed":
+                    session.note(waiting, last_packet_id)
+                return word, packet_id
+            try:
+                call = scripts.sessions.replay_message(
+                    keys,
+                    payload=payload_key(row.client_id, packet_id, prefix=self.prefix),
+                    plan=self.plan_id,
+                    epoch=EPOCH,
+                    expected=session.last_packet_id or b"",
+                    last_packet_id=last_packet_id,
+                    serial=row.serial_number,
+                    expires_at_ms=self._expires_at_ms(row),
+                    message=_json(row, packet_id),
+                )
+                reply = call.script.read(self._caller.call(*call))
+            except PacketIdInUse:
+                return "packet_id_in_use", None
+            except StaleEpoch:
+                return "moved_on", None  # it has changed its owner while devices were connected
+            except MovedOn:
+                self._session = None
+                continue  # the counter moved between reading and writing, unless the session is not ours at all
+            if reply.word == "replayed":
+                session.note(waiting, last_packet_id)
+            return reply.word, _packet_id(reply.key) if reply.key else packet_id
+        return "moved_on", None
+
+    def put_behind(self, row: QuarantinedRow, stores: aside.Stores) -> tuple[str, int | None, str]:
+        """Save a message as a new one: the outcome, the packet id that it has now, and why it was not saved.
+
+        Another copy of the session has read the same source: what it could read is in the session, and what it could
+        not is in a quarantine of its own.
+        """
+        placed = self._noted(row.client_id, f"replayed:{row.serial_number}")
+        if placed:
+            return "unchanged", _packet_id(placed), ""
+        if self.dry_run and self._noted(row.client_id, f"source:{_source(row)}"):
+            return "unchanged", None, ""
+        state = self._imported(row.client_id)
+        if state["import"] not in {None, b"done"}:
+            return "moved_on", None, "the copy of its session is not done"
+        by = (state["plan"] or b"").decode()
+        if by not in {"", self.plan_id}:
+            words = f"plan {by} has imported the session since, with what it found of this message: look into that plan"
+            return "moved_on", None, words
+        if stores.knows_owner(row.client_id):
+            words = (
+                "the session has moved with devices connected since, with what was found of this message: look into"
+                " `queuekeeper sessions quarantine`"
+            )
+            return "moved_on", None, words
+        back = aside.put_back(
+            stores,
+            row,
+            source=_source(row),
+            default_ttl_s=self.default_ttl_s,
+            dry_run=self.dry_run,
+            now_ms=system_clock(),
+        )
+        return _AS_NEW.get(back.outcome, "moved_on"), back.packet_id, back.words
+
+    def _noted(self, client_id: str, field: str) -> Any:
+        """Return what the session notes of an earlier try, which may have ended before the quarantine knew."""
+        return self.client.hget(session_keys(client_id, prefix=self.prefix).session, field)
+
+    def _imported(self, client_id: str) -> dict[str, Any]:
+        """Return the plan that has imported a session, and how far."""
+        names = ["plan", "import"]
+        keys = session_keys(client_id, prefix=self.prefix)
+        return dict(zip(names, self.client.hmget(keys.session, names), strict=True))
+
+    def _look_at(self, client_id: str) -> _Session:
+        """Read a session, unless it is the one that was looked at last."""
+        if self._session is None or self._session.client_id != client_id:
+            keys = session_keys(client_id, prefix=self.prefix)
+            last: Any = self.client.get(keys.last_packet_id)
+            stem = payload_key(client_id, "", prefix=self.prefix).encode()
+            waiting: list[tuple[int, int]] = []
+            more = True
+            while more:
+                start = waiting[-1][0] if waiting else -1
+                call = scripts.sessions.list_references(keys, by="serial", start=start, limit=_REFERENCES_PER_LIST)
+                listed = call.script.read(self._caller.call(*call)).references
+                own = [(int(row.score), row.member[len(stem) :]) for row in listed if row.member.startswith(stem)]
+                waiting += [(serial, int(packet_id)) for serial, packet_id in own if packet_id.isdigit()]
+                more = len(listed) == _REFERENCES_PER_LIST
+            self._session = _Session(client_id=client_id, last_packet_id=last, waiting=waiting)
+        return self._session
+
+    def _foresee(self, row: QuarantinedRow, session: _Session, packet_id: int) -> str:
+        """Return what the script would."""
+        if self._imported(row.client_id) != {"plan": self.plan_id.encode(), "import": b"done"}:
+            return "moved_on"
+        if self._noted(row.client_id, f"replayed:{row.serial_number}"):
+            return "unchanged"
+        if row.serial_number in {serial for serial, _ in session.waiting}:
+            return "moved_on"
+        if packet_id in {own for _, own in session.waiting}:
+            return "packet_id_in_use"
+        if self.client.exists(payload_key(row.client_id, packet_id, prefix=self.prefix)):
+            return "packet_id_in_use"
+        return "expired" if self._expires_at_ms(row) <= system_clock() else "replayed"
+
+    def _free_packet_id(self, session: _Session) -> int | None:
+        in_use = {packet_id for _, packet_id in session.waiting}
+        for step in range(MAX_PACKET_ID):
+            candidate = ((session.counter or 0) + step) % MAX_PACKET_ID + 1
+            key = payload_key(session.client_id, candidate, prefix=self.prefix)
+            if candidate not in in_use and not self.client.exists(key):
+                return candidate
+        return None
+
+    def _expires_at_ms(self, row: QuarantinedRow) -> int:
+        assert row.time is not None
+        return wire.expires_at_ms(
+            time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=self.default_ttl_s
+        )
+
+
+def _packet_id(key: bytes) -> int:
+    """Return the packet id of a message from its key."""
+    return int(key.rpartition(b"_")[2])
+
+
+def _source(row: QuarantinedRow) -> str:
+    """Return under which name a row is saved as a new message."""
+    return f"plan_quarantine:{row.quarantine_id}"
+
+
+def _json(row: QuarantinedRow, packet_id: int) -> str | bytes:
+    """Return a row as TBMQ stores it."""
+    assert row.topic is not None
+    assert row.time is not None
+    assert row.qos is not None
+    assert row.packet_type is not None
+    return wire.message_json(
+        client_id=row.client_id,
+        topic=row.topic,
+        time_ms=row.time,
+        qos=row.qos,
+        packet_id=packet_id,
+        packet_type=row.packet_type,
+        payload=row.payload or b"",
+        retain=row.retain,
+        user_property_pairs=user_properties(row.user_properties),
+        msg_expiry_interval=row.msg_expiry_interval,
+        payload_format_indicator=row.payload_format_indicator,
+        content_type=row.content_type,
+        response_topic=row.response_topic,
+        correlation_data=row.correlation_data,
+    )

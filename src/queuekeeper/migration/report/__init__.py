@@ -1,0 +1,1 @@
+"""What a migration left behind, as one record and as files."""

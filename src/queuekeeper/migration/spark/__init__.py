@@ -1,0 +1,1 @@
+"""How Spark is started, fed from PostgreSQL and ended."""

@@ -1,0 +1,168 @@
+"""Reads what the suite of compacted queues judges, a row of numbers per queue, in bounded steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from queuekeeper.compacted.model import QueueView, Retention, RetentionPolicy
+from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.errors import ScriptError, UsageError
+from queuekeeper.identity import client_hash
+from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
+from queuekeeper.maintenance.compacted.model import PartHeartbeat
+from queuekeeper.maintenance.compacted.registry import Registry, scan_queues
+from queuekeeper.postgres import Connection
+from queuekeeper.quality.judge.live_queues import QueueSums, save_rows
+from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+
+_PAGE = 200
+_COLUMNS = (
+    "client_id", "client_hash", "incarnation", "epoch", "sequence", "sent", "acked", "rewinds", "live", "tombstones",
+    "lag", "in_flight", "size_bytes", "lost_unacked", "oldest_undelivered_s", "oldest_unacked_s", "missing_values",
+    "orphan_values", "stale_values", "index_faults", "cursor_faults", "wrong_bytes", "unreadable", "registered",
+    "overdue_s", "heartbeat_s",
+)  # fmt: skip
+_FAULTS = {
+    "missing_value": "missing_values",
+    "dangling_value": "orphan_values",
+    "wrong_sequence": "stale_values",
+    "sent_too_high": "cursor_faults",
+    "acked_too_high": "cursor_faults",
+    "acked_behind": "cursor_faults",
+    "stray_in_flight": "cursor_faults",
+    "wrong_bytes": "wrong_bytes",
+}
+"""Rule of ``CompactedQueues.verify`` -> column; what is not named here is a fault of an index."""
+
+_NOTHING = dict.fromkeys((*_FAULTS.values(), "index_faults"), 0)
+
+
+def profile_compacted_queues(
+    connection: Connection,
+    client: RedisClient,
+    *,
+    quality_run_id: str,
+    prefix: str,
+    now_ms: int,
+    hash_key: bytes,
+    part: int | None,
+    pace: Callable[[int], None] = lambda _: None,
+) -> QueueSums:
+    """Put a row of numbers for each queue on record, in the place of those of an earlier try.
+
+    :param part: only the queues of this part of the registry; none for all. The names of all keys pass by in either.
+    :param pace: told how many members were looked at.
+    """
+    reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
+    return save_rows(
+        connection,
+        "compacted",
+        _COLUMNS,
+        reader.rows(part),
+        quality_run_id=quality_run_id,
+        messages=lambda row: int(row["live"]),
+    )
+
+
+class _Reader:
+    def __init__(
+        self, client: RedisClient, *, prefix: str, now_ms: int, hash_key: bytes, pace: Callable[[int], None]
+    ) -> None:
+        self._client: Any = client
+        self._prefix = prefix
+        self._now_ms = now_ms
+        self._hash_key = hash_key
+        self._pace = pace
+        self._queues = CompactedQueues(client, prefix, clock=lambda: now_ms)
+        registry = Registry(client, prefix)
+        self._beats = [registry.heartbeat(part) for part in range(COMPACTED_REGISTRIES)]
+
+    def rows(self, part: int | None) -> Iterator[dict[str, Any]]:
+        """Yield a row per queue; SCAN finds those too that no registry knows."""
+        seen: set[str] = set()
+        for page in scan_queues(self._client, prefix=self._prefix):
+            for client_id in page:
+                if client_id not in seen and part in (None, client_slot(client_id) % COMPACTED_REGISTRIES):
+                    seen.add(client_id)
+                    row = self._row(client_id)
+                    if row is not None:
+                        yield row
+
+    def _row(self, client_id: str) -> dict[str, Any] | None:
+        """Return what is found in a queue; none when it has gone since."""
+        registry_key = compacted_registry_key(client_id, prefix=self._prefix)
+        with redis_errors(address_of(self._client)):
+            registered = self._client.zscore(registry_key, client_id) is not None
+        beat = self._beats[client_slot(client_id) % COMPACTED_REGISTRIES]
+        row: dict[str, Any] = {
+            # PostgreSQL's text has no zero characters.
+            "client_id": client_id.replace("\0", "\\0"),
+            "client_hash": client_hash(client_id, key=self._hash_key),
+            "registered": int(registered),
+        }
+        try:
+            view = self._queues.inspect(client_id)
+            report = self._queues.verify(client_id)
+            overdue_s = self._overdue_s(client_id, view, beat)
+        except (ScriptError, UsageError):
+            view, report, overdue_s = QueueView(client_id=client_id, exists=True, incarnation=0), None, 0.0
+        if not view.exists:
+            return None
+        self._pace(1 if report is None else 1 + report.checked)
+        violations = () if report is None else report.violations
+        counted = Counter(_FAULTS.get(each.rule, "index_faults") for each in violations)
+        made_ms = (view.incarnation or 0) // 1_000
+        return (
+            row
+            | _NOTHING
+            | counted
+            | {
+                "incarnation": view.incarnation or 0,
+                "epoch": view.epoch,
+                "sequence": view.sequence,
+                "sent": view.sent,
+                "acked": view.acked,
+                "rewinds": view.counters.get("rewinds", 0),
+                "live": view.live,
+                "tombstones": view.tombstones,
+                "lag": view.lag,
+                "in_flight": view.in_flight,
+                "size_bytes": view.size_bytes,
+                "lost_unacked": view.counters.get("expired_unacked", 0) + view.counters.get("evicted_unacked", 0),
+                "oldest_undelivered_s": _seconds(view.oldest_undelivered_age_ms),
+                "oldest_unacked_s": _seconds(view.oldest_unacked_age_ms),
+                "unreadable": int(report is None),
+                "overdue_s": overdue_s,
+                "heartbeat_s": max(0, self._now_ms - (made_ms if beat is None else beat.finished_ms)) / 1_000,
+            }
+        )
+
+    def _overdue_s(self, client_id: str, view: QueueView, beat: PartHeartbeat | None) -> float:
+        """Return for how long the oldest due message of a queue has been due, by the rules of the last collection."""
+        after_sequence, more = 0, True
+        while more:
+            page = self._queues.find_due(
+                client_id,
+                retention=Retention() if beat is None else beat.retention,
+                after_sequence=after_sequence,
+                limit=_PAGE,
+                now_ms=self._now_ms,
+            )
+            self._pace(1 + len(page.rows))
+            if page.rows:
+                rules, row = page.retention, page.rows[0]
+                early = row.tombstone and row.acked
+                life_ms = min(rules.tombstone_ms, rules.retention_ms) if early else rules.retention_ms
+                due_ms = row.appended_ms + life_ms
+                if early or rules.policy is RetentionPolicy.ACKED_ONLY:
+                    # It may have been due only since it was acknowledged.
+                    due_ms = max(due_ms, view.acked_ms or 0)
+                return max(0, self._now_ms - due_ms) / 1_000
+            after_sequence, more = page.next_after_sequence, page.more
+        return 0.0
+
+
+def _seconds(age_ms: int | None) -> float | None:
+    return None if age_ms is None else age_ms / 1_000

@@ -1,0 +1,178 @@
+"""Incidents: findings of one cause over runs, from the first to the one that no longer finds them.
+
+The cause is a check at a place. Who answers for an incident, and until when, is a known issue of its check: there is no
+second list of owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from typing import Any
+
+from queuekeeper.errors import UsageError
+from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.quality.judge.checks import Priority, Severity, check
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
+
+_MISSING = "run `queuekeeper database migrate` first"
+
+
+class State(StrEnum):
+    """How an incident stands."""
+
+    OPEN = "open"
+    KNOWN = "known"  # somebody answers for it until a day
+    CLOSED = "closed"  # all that it was found in has been found in order since
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a suite has looked at.
+
+    :param place: servers and prefix of keys.
+    :param cohorts: that were read, of ``cohort_count``.
+    :param sample_percent: how much of their slots.
+    """
+
+    place: str
+    cohorts: tuple[int, ...] = (0,)
+    cohort_count: int = 1
+    sample_percent: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """Findings of one cause over runs.
+
+    :param severity: of the last finding; likewise ``unexpected_count``, how many queues break the check.
+    :param owner: who answers for it; empty for nobody.
+    :param known_until: last day on which that counts.
+    :param cohorts_left: in how many cohorts it was found that no run has found in order since.
+    """
+
+    incident_id: int
+    check_id: str
+    title: str
+    priority: Priority
+    severity: Severity
+    place: str
+    state: State
+    owner: str
+    known_until: date | None
+    unexpected_count: int
+    first_seen_at: datetime
+    first_run_id: str
+    last_seen_at: datetime
+    last_run_id: str
+    cohorts_left: int
+    closed_at: datetime | None
+
+    def days(self, now_ms: int) -> int:
+        """Return how many whole days it has lasted."""
+        return ((self.closed_at or datetime.fromtimestamp(now_ms / 1_000, UTC)) - self.first_seen_at).days
+
+
+class Incidents:
+    """Reads and writes incidents."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection of the caller's."""
+        self._connection = connection
+
+    def note(
+        self, look: Look, findings: Iterable[Finding], *, quality_run_id: str, at: datetime, not_judged: Iterable[str]
+    ) -> None:
+        """Carry on the incidents of a place by what a suite has found there.
+
+        A check that could not be made, or only in part, closes nothing.
+
+        :param at: when the run began.
+        :param not_judged: checks of which a part was left out.
+        """
+        by_check: dict[str, list[Finding]] = {}
+        for each in findings:
+            by_check.setdefault(each.check_id, []).append(each)
+        for check_id, found in by_check.items():
+            values = {
+                "check_id": check_id,
+                "place": look.place,
+                "at": at,
+                "quality_run_id": quality_run_id,
+                "cohort_count": look.cohort_count,
+                "cohorts": list(look.cohorts),
+                "sample_percent": look.sample_percent,
+            }
+            failed = [each for each in found if each.status in {Status.FAILED, Status.KNOWN}]
+            if failed:
+                worst = min(failed, key=lambda each: each.urgency)
+                count = max(each.unexpected_count for each in failed)
+                last = {"severity": str(worst.severity), "status": str(worst.status), "unexpected_count": count}
+                self._execute("note_incident", values | last)
+            elif all(each.status is Status.PASSED for each in found) and check_id not in not_judged:
+                self._execute("clear_incident", values | {"whole": len(look.cohorts) == look.cohort_count})
+
+    def all(self, *, today: date, closed: bool = False) -> tuple[Incident, ...]:
+        """Return the incidents that stand, the latest seen first.
+
+        :param closed: those that have closed, too.
+        """
+        return self._read(today=today, closed=closed, incident_id=None)
+
+    def own(self, incident_id: int, *, owner: str, reason: str, ends_on: date, today: date) -> Incident:
+        """Answer for an incident until a day, by a known issue of its check.
+
+        :raises UsageError: when there is no such incident, it has closed, nobody is named, or the day has passed.
+        """
+        found = self._read(today=today, closed=True, incident_id=incident_id)
+        if not found:
+            raise UsageError(f"there is no incident {incident_id}: `queuekeeper quality incidents list` shows them")
+        if found[0].state is State.CLOSED:
+            raise UsageError(f"incident {incident_id} has closed: nobody has to answer for it")
+        KnownIssues(self._connection).add(
+            check_id=found[0].check_id, owner=owner, reason=reason, ends_on=ends_on, today=today
+        )
+        return self._read(today=today, closed=True, incident_id=incident_id)[0]
+
+    def _read(self, *, today: date, closed: bool, incident_id: int | None) -> tuple[Incident, ...]:
+        issues = KnownIssues(self._connection).all()
+        with translated_errors(self._connection, missing=_MISSING):
+            rows = self._connection.execute(
+                statement("quality/incidents"), {"closed": closed, "incident_id": incident_id}
+            ).fetchall()
+        return tuple(_incident(row, issues=issues, today=today) for row in rows)
+
+    def _execute(self, name: str, values: dict[str, Any]) -> None:
+        with translated_errors(self._connection, missing=_MISSING):
+            self._connection.execute(statement(f"quality/{name}"), values)
+
+
+_COLUMNS = (
+    "incident_id", "check_id", "place", "severity", "status", "unexpected_count", "first_seen_at", "first_run_id",
+    "last_seen_at", "last_run_id", "cohorts_left", "closed_at",
+)  # fmt: skip
+
+
+def _incident(row: tuple[Any, ...], *, issues: Sequence[KnownIssue], today: date) -> Incident:
+    values = dict(zip(_COLUMNS, row, strict=True))
+    severity, was_known = Severity(values.pop("severity")), values.pop("status") == Status.KNOWN
+    known = check(values["check_id"])
+    # One of a single queue answers for the whole only where the run found no other.
+    answering = [
+        issue
+        for issue in issues
+        if issue.check_id == known.id and not issue.is_overdue(today) and (issue.client_hash is None or was_known)
+    ]
+    state = State.CLOSED if values["closed_at"] else State.KNOWN if answering else State.OPEN
+    return Incident(
+        **values,
+        severity=severity,
+        title=known.title,
+        priority=known.priority_of(severity),
+        state=state,
+        owner=", ".join(dict.fromkeys(issue.owner for issue in answering)),
+        known_until=max((issue.ends_on for issue in answering), default=None),
+    )

@@ -1,0 +1,65 @@
+"""Judges the Parquet of a profile with Spark, by the same suites as ``run`` does in PostgreSQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from queuekeeper.errors import UsageError
+from queuekeeper.quality.judge.suites import SuiteReport, load, validate
+
+
+def judge_parquet(
+    spark: SparkSession,
+    *,
+    path: str,
+    suite: str,
+    contents: bool,
+    is_clustered: bool = False,
+    show_client_ids: bool = False,
+    data_docs: Path | None = None,
+) -> SuiteReport:
+    """Judge the queues of a profile by a suite of one store's sessions.
+
+    :param path: folder that the profile has written.
+    :param suite: name of a file in ``expectations/``.
+    :param contents: whether the profile has read messages' contents.
+    :param is_clustered: whether the queues are on a Redis cluster, where a bad hash tag is worse.
+    :param show_client_ids: name clients in examples as they are, not only by hash.
+    :param data_docs: folder for the pages that Great Expectations draws of suite and result.
+    :raises UsageError: when the suite does not judge the sessions of one store, or there is no Parquet.
+    """
+    chosen = load(suite)
+    if len(chosen.stores) != 1:
+        raise UsageError(f"suite {suite} does not judge the sessions of one store: Parquet holds no others")
+    try:
+        queues = spark.read.parquet(path)
+    except AnalysisException as error:
+        raise UsageError(f"{path} holds no profile: name the folder that `parquet` of its report names") from error
+    # Each expectation looks at the rows a few times.
+    frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
+    try:
+        asked = chosen if contents else chosen.without_contents()
+        return validate(asked, frame=frame, show_client_ids=show_client_ids, data_docs=data_docs)
+    finally:
+        frame.unpersist()
+
+
+def _with_neighbours(queues: DataFrame, *, is_clustered: bool) -> DataFrame:
+    """Add the columns that ``sql/quality/redis_queues.sql`` adds, by the same rules."""
+    tag = F.substring_index("client_id", "}", 1)
+    tags = queues.where(F.instr("client_id", "}") > 1).groupBy(tag.alias("tag")).agg(F.count("*").alias("clients"))
+    shared = (F.col("clients") > 1) | (F.col("tag") == F.col("client_id"))
+    return (
+        queues.join(F.broadcast(tags), tag == F.col("tag"), "left")
+        .withColumns(
+            {
+                "is_clustered": F.lit(int(is_clustered)),
+                "shares_tag": F.coalesce(shared, F.lit(False)).cast("int"),
+            }
+        )
+        .drop("tag", "clients")
+    )

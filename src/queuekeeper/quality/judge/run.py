@@ -1,0 +1,430 @@
+"""Judges profiles by suites and keeps what was found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from queuekeeper.clock import Pace
+from queuekeeper.config import Settings
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.identity import hash_key
+from queuekeeper.keyspace import format_cohorts
+from queuekeeper.maintenance.events.broker import read_event_broker
+from queuekeeper.postgres import Connection, connect, statement, translated_errors
+from queuekeeper.quality.judge.checks import Priority, Severity, Store
+from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
+from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.incidents import Incidents, Look
+from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
+from queuekeeper.quality.judge.live_queues import PARTS, QueueSums, part_of_turn
+from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
+from queuekeeper.quality.judge.store import Profile, QualityStore, Verdict
+from queuekeeper.quality.judge.suites import SHOWN_VALUES, ExpectationResult, Suite, check_expectations, load, validate
+from queuekeeper.quality.profile.servers import read_servers, redis_target
+from queuekeeper.redis_client import connect as connect_redis
+
+SERVERS_SUITE = "redis_servers"
+COMPARISON_SUITE = "source_against_target"
+EVENT_SUITES = ("events", "partitions")
+"""They look at PostgreSQL itself when they are judged, and need no profile."""
+QUEUE_SUITES = {"compacted": profile_compacted_queues, "fanout": profile_fanout_queues}
+"""They look at Redis themselves when they are judged, and need no profile."""
+
+_QUARANTINE = ("origin", "reason", "open", "replayed", "oldest_ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityReport:
+    """What a judgement of quality came to; also kept in ``quality_runs`` and ``quality_results``.
+
+    :param results: every expectation that was judged, worst first.
+    :param not_judged: checks of which a part was left out, because no profile had read contents.
+    :param overdue: known issues of checks that failed, which excuse nothing any more.
+    """
+
+    quality_run_id: str
+    verdict: Verdict
+    mode: str
+    suites: tuple[str, ...]
+    profile_ids: tuple[str, ...]
+    results: tuple[Finding, ...]
+    not_judged: tuple[str, ...]
+    overdue: tuple[KnownIssue, ...]
+    queues: int
+    messages: int
+    seconds: float
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What did not pass and nobody answers for, worst first."""
+        return tuple(result for result in self.results if result.status in {Status.FAILED, Status.BROKEN})
+
+    def count(self, priority: Priority) -> int:
+        """Return how many expectations of a priority failed."""
+        return sum(result.priority is priority for result in self.findings)
+
+
+def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False) -> tuple[str, ...]:
+    """Return the suites that can judge profiles of these stores.
+
+    :param stores: none of them means the event broker and partitioned tables, which are not profiled; ``compacted``
+        or ``fanout`` alone mean queues of that kind, which are not either.
+    :param servers: whether the Redis servers can be asked about themselves.
+    :param compare: whether to hold source against target: they agree after a migration, until a broker uses the target.
+    """
+    if not stores:
+        return EVENT_SUITES
+    for suite in QUEUE_SUITES:
+        if suite in stores:
+            return (suite,)
+    chosen = [f"sessions_{store}" for store in Store if store in stores]
+    return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine", *([COMPARISON_SUITE] if compare else []))
+
+
+def check_suites(names: Sequence[str], *, stores: Collection[str], servers: bool) -> list[Suite]:
+    """Return suites that can judge profiles of these stores; to be asked before the stores are read, which takes long.
+
+    :param names: of files in ``expectations/``.
+    :param servers: whether the Redis servers can be asked about themselves.
+    :raises UsageError: when a suite does not exist, is not written as it should be or has nothing to look at.
+    """
+    if not names:
+        raise UsageError("no suite is named: a judgement without checks would always pass")
+    chosen = [load(name) for name in names]
+    for suite in chosen:
+        if not suite.rows:
+            raise UsageError(f"suite {suite.name} is not about queues: it judges a table that its caller names")
+        for store in suite.stores:
+            if store not in stores:
+                raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
+        if suite.name in (SERVERS_SUITE, *QUEUE_SUITES) and not servers:
+            raise UsageError(f"suite {suite.name} asks the Redis servers: name their address, or leave the suite out")
+        check_expectations(suite)
+    return chosen
+
+
+def run_quality(
+    *,
+    postgres_url: str,
+    profile_ids: Sequence[str],
+    suites: Sequence[str],
+    quality_run_id: str,
+    now: datetime,
+    redis_url: str | None = None,
+    key_prefix: str = "",
+    turn: int | None = None,
+    throttle_references_per_s: int | None = None,
+    show_client_ids: bool = False,
+    data_docs: Path | None = None,
+) -> QualityReport:
+    """Judge profiles by suites; made again under the same id, it takes the place of what was found before.
+
+    :param profile_ids: complete profiles, at most one of each store; none for suites that need none.
+    :param suites: names of files in ``expectations/``; see :func:`suites_for`.
+    :param redis_url: servers to ask about themselves; none leaves that out.
+    :param key_prefix: before every Redis key, for compacted and fan-out queues and the forms of remedies.
+    :param turn: which part of these queues to read; none for all of them.
+    :param throttle_references_per_s: how many of their members to read per second; none for as many as come.
+    :param show_client_ids: name clients in examples as they are, not only by hash.
+    :param data_docs: folder for pages of Great Expectations' own, one per suite; none for no such pages.
+    :raises UsageError: when a suite or profile does not exist, or a suite has nothing to look at.
+    :raises RefusedError: when a profile is not complete, or its queues have been dropped.
+    """
+    began = time.monotonic()
+    with connect(postgres_url, autocommit=True) as connection:
+        store = QualityStore(connection)
+        profiles = {Store(profile.store): profile for profile in store.profiles(profile_ids)}
+        chosen = check_suites(suites, stores=profiles, servers=redis_url is not None)
+        _check_choice(chosen, profiles, profile_ids)
+        is_fast = turn is not None or any(profile.mode == "fast" for profile in profiles.values())
+        mode = "fast" if is_fast else "full"
+        numbers: dict[str, Any] = {
+            "queues": sum(profile.queues or 0 for profile in profiles.values()),
+            "messages": sum(profile.messages or 0 for profile in profiles.values()),
+            "servers": [] if redis_url is None else _servers(redis_url),
+            "events": list(read_event_broker(connection)) if "events" in suites else [],
+            "partitions": list(read_partitioned_tables(connection, now_ms=round(1_000 * now.timestamp())))
+            if "partitions" in suites
+            else [],
+            "quarantine": _quarantine(connection),
+        }
+        store.begin(
+            quality_run_id=quality_run_id,
+            mode=mode,
+            suites=suites,
+            profile_ids=profile_ids,
+            numbers=numbers,
+            started_at=now,
+        )
+        for name in QUEUE_SUITES.keys() & set(suites):
+            sums = _read_queues(
+                name,
+                connection,
+                redis_url or "",
+                quality_run_id=quality_run_id,
+                key_prefix=key_prefix,
+                now_ms=round(1_000 * now.timestamp()),
+                turn=turn,
+                throttle_references_per_s=throttle_references_per_s,
+            )
+            numbers["queues"] += sums.queues
+            numbers["messages"] += sums.messages
+        issues = KnownIssues(connection).all()
+    judge = _Judge(
+        postgres_url=postgres_url,
+        profiles=profiles,
+        quality_run_id=quality_run_id,
+        key_prefix=key_prefix,
+        issues=issues,
+        today=now.astimezone(UTC).date(),
+        show_client_ids=show_client_ids,
+        data_docs=data_docs,
+    )
+    by_suite = {suite.name: judge.judge(suite) for suite in chosen}
+    results = sorted((result for found in by_suite.values() for result in found), key=lambda result: result.urgency)
+    verdict = _verdict(results)
+    not_judged = sorted(judge.not_judged, key=lambda number: int(number[1:]))
+    unexpected: dict[str, int] = {}
+    for result in results:
+        unexpected[result.check_id] = max(unexpected.get(result.check_id, 0), result.unexpected_count)
+    redis = "" if redis_url is None else redis_target(redis_url, key_prefix=key_prefix)
+    with connect(postgres_url, autocommit=True) as connection, connection.transaction():
+        for suite in chosen:
+            Incidents(connection).note(
+                _look(suite, profiles=profiles, redis=redis, turn=turn),
+                by_suite[suite.name],
+                quality_run_id=quality_run_id,
+                at=now,
+                not_judged=not_judged,
+            )
+        QualityStore(connection).finish(
+            quality_run_id=quality_run_id,
+            verdict=verdict,
+            results=results,
+            numbers={
+                "unexpected": unexpected,
+                "not_judged": not_judged,
+                "queues": numbers["queues"],
+                "messages": numbers["messages"],
+            },
+        )
+    failed = {result.check_id for result in results if result.status is Status.FAILED}
+    return QualityReport(
+        quality_run_id=quality_run_id,
+        verdict=verdict,
+        mode=mode,
+        suites=tuple(suites),
+        profile_ids=tuple(profile_ids),
+        results=tuple(results),
+        not_judged=tuple(not_judged),
+        overdue=tuple(issue for issue in issues if issue.is_overdue(judge.today) and issue.check_id in failed),
+        queues=numbers["queues"],
+        messages=numbers["messages"],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], profile_ids: Sequence[str]) -> None:
+    """Refuse, before anything is written, what could not be judged."""
+    if len(profiles) != len(profile_ids):
+        raise UsageError("two profiles are of the same store: name one of each store at most")
+    for profile in profiles.values():
+        if profile.finished_at is None:
+            raise RefusedError(f"profile {profile.profile_id} is not complete: wait for it, or make another")
+        if profile.is_forgotten:
+            raise RefusedError(
+                f"the queues of profile {profile.profile_id} have been dropped since, as newer ones of the same kind "
+                "are there: judge one of those, or make another"
+            )
+    for suite in chosen:
+        if suite.name == COMPARISON_SUITE:
+            source, target = profiles[Store.POSTGRES], profiles[Store.REDIS]
+            if _share(source) != _share(target):
+                raise UsageError(
+                    f"suite {suite.name} needs profiles of the same cohorts and sample: {source.profile_id} and "
+                    f"{target.profile_id} were made of others"
+                )
+
+
+def _look(suite: Suite, *, profiles: Mapping[Store, Profile], redis: str, turn: int | None) -> Look:
+    """Return where a suite looks, and at how much of it."""
+    if suite.stores:
+        read = [profiles[store] for store in suite.stores]
+        return Look(
+            place=", ".join(profile.target for profile in read),
+            cohorts=read[0].cohorts,
+            cohort_count=read[0].cohort_count,
+            sample_percent=read[0].sample_percent,
+        )
+    if suite.name in QUEUE_SUITES:
+        parts = tuple(range(PARTS)) if turn is None else (part_of_turn(turn),)
+        return Look(place=redis, cohorts=parts, cohort_count=PARTS)
+    return Look(place=redis if suite.name == SERVERS_SUITE else "control database")
+
+
+def _share(profile: Profile) -> tuple[object, ...]:
+    return profile.cohort_count, profile.cohorts, profile.sample_percent
+
+
+def _servers(redis_url: str) -> list[dict[str, Any]]:
+    client = connect_redis(redis_url)
+    try:
+        return list(read_servers(client))
+    finally:
+        client.close()
+
+
+def _read_queues(
+    suite: str,
+    connection: Connection,
+    redis_url: str,
+    *,
+    quality_run_id: str,
+    key_prefix: str,
+    now_ms: int,
+    turn: int | None,
+    throttle_references_per_s: int | None,
+) -> QueueSums:
+    client = connect_redis(redis_url)
+    try:
+        return QUEUE_SUITES[suite](
+            connection,
+            client,
+            quality_run_id=quality_run_id,
+            prefix=key_prefix,
+            now_ms=now_ms,
+            hash_key=hash_key(Settings()),
+            part=None if turn is None else part_of_turn(turn),
+            pace=Pace(lambda: throttle_references_per_s),
+        )
+    finally:
+        client.close()
+
+
+def _quarantine(connection: Connection) -> list[dict[str, Any]]:
+    with translated_errors(connection):
+        rows = connection.execute(statement("quality/quarantine_sums")).fetchall()
+    return [dict(zip(_QUARANTINE, row, strict=True)) for row in rows]
+
+
+def _verdict(results: Sequence[Finding]) -> Verdict:
+    """Return what results come to; a broken check proves nothing, so it fails."""
+    failed = {result.severity for result in results if result.status is Status.FAILED}
+    if Severity.CRITICAL in failed or any(result.status is Status.BROKEN for result in results):
+        return Verdict.FAILED
+    return Verdict.WARNED if Severity.WARNING in failed else Verdict.PASSED
+
+
+class _Judge:
+    """Runs suites on the profiles of one judgement."""
+
+    def __init__(
+        self,
+        *,
+        postgres_url: str,
+        profiles: Mapping[Store, Profile],
+        quality_run_id: str,
+        key_prefix: str,
+        issues: Sequence[KnownIssue],
+        today: date,
+        show_client_ids: bool,
+        data_docs: Path | None,
+    ) -> None:
+        self._postgres_url = postgres_url
+        self._profiles = profiles
+        self._quality_run_id = quality_run_id
+        self._key_prefix = key_prefix
+        self._issues = [issue for issue in issues if not issue.is_overdue(today)]
+        self._show_client_ids = show_client_ids
+        self._data_docs = data_docs
+        self.today = today
+        self.not_judged: set[str] = set()
+
+    def judge(self, suite: Suite) -> list[Finding]:
+        """Return what a suite finds."""
+        read = all(self._profiles[store].contents for store in suite.stores)
+        numbered = list(enumerate(suite.expectations, start=1))
+        asked = [(number, each) for number, each in numbered if read or not each.needs_contents]
+        self.not_judged |= {each.check for each in suite.expectations if each.needs_contents and not read}
+        report = validate(
+            suite if read else suite.without_contents(),
+            postgres_url=self._postgres_url,
+            query=self._query(suite),
+            show_client_ids=self._show_client_ids,
+            # As many more as may be known: whoever is left is somebody nobody answers for.
+            shown=SHOWN_VALUES + len({issue.client_hash for issue in self._issues if issue.client_hash}),
+            data_docs=self._data_docs,
+        )
+        return [self._result(suite, number, result) for (number, _), result in zip(asked, report.results, strict=True)]
+
+    def _query(self, suite: Suite) -> str:
+        values = {"quality_run_id": self._quality_run_id} | {
+            f"{store}_profile_id": profile.profile_id for store, profile in self._profiles.items()
+        }
+        # The text goes through SQLAlchemy, which reads signs in it: hex digits mean nothing to anybody.
+        literals = {
+            name: f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')" for name, value in values.items()
+        }
+        return statement(f"quality/{suite.rows}") % literals
+
+    def _result(self, suite: Suite, number: int, found: ExpectationResult) -> Finding:
+        expectation = found.expectation
+        status = self._status(found)
+        # Of the queues only those in Redis are mended.
+        mended = status is not Status.PASSED and suite.stores != (Store.POSTGRES,)
+        finding = Finding(
+            suite=suite.name,
+            expectation=number,
+            check_id=expectation.check,
+            severity=expectation.severity,
+            status=status,
+            description=expectation.description,
+            unexpected_count=found.unexpected_count,
+            observed=found.broken or found.observed,
+            examples=self._examples(found, status),
+        )
+        if not mended:
+            return finding
+        return finding.with_remedy(
+            quality_run_id=self._quality_run_id, key_prefix=self._key_prefix or None, **self._choice(suite)
+        )
+
+    def _status(self, found: ExpectationResult) -> Status:
+        if found.broken:
+            return Status.BROKEN
+        if found.passed:
+            return Status.PASSED
+        hashes = self._known_hashes(found)
+        whole = len(found.examples) == found.unexpected_count > 0
+        if hashes is None or (whole and all(example.get("client_hash") in hashes for example in found.examples)):
+            return Status.KNOWN
+        return Status.FAILED
+
+    def _known_hashes(self, found: ExpectationResult) -> set[str] | None:
+        """Return the queues of which a failure is known; none when it is known of all."""
+        known = [issue.client_hash for issue in self._issues if issue.check_id == found.expectation.check]
+        return None if None in known else {name for name in known if name is not None}
+
+    def _examples(self, found: ExpectationResult, status: Status) -> tuple[Mapping[str, Any], ...]:
+        """Return the first offenders; where some are known, those that are not."""
+        hashes = (self._known_hashes(found) or set()) if status is Status.FAILED else set()
+        news = [example for example in found.examples if example.get("client_hash") not in hashes]
+        return tuple(news[:SHOWN_VALUES])
+
+    def _choice(self, suite: Suite) -> dict[str, Any]:
+        """Return which queues a remedy is to look at, and by which limits they were judged."""
+        profile = self._profiles.get(Store.REDIS)
+        if profile is None:
+            return {}
+        choice = {"limit": profile.session_limit, "default_ttl_s": profile.default_ttl_s}
+        for store in suite.stores:
+            read = self._profiles[store]
+            if len(read.cohorts) < read.cohort_count:
+                return choice | {"cohorts": format_cohorts(read.cohorts)}
+        return choice | {"cohorts": "all"}

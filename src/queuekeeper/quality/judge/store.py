@@ -1,0 +1,359 @@
+"""Reads and writes what judgements of quality found, and reads the profiles that they judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from queuekeeper.errors import UsageError
+from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.quality.judge.checks import Severity
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.profile.model import FAULTS
+
+_MISSING = "run `queuekeeper database migrate` first"
+_KNOWN = 5
+_STORED = tuple(each.name for each in fields(Finding) if each.name != "remedy_url")
+
+_OF_QUEUE = ("client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "payload_bytes")
+DEPTHS = (0, *(2**power for power in range(17)))
+"""Lower ends of the buckets of a depth histogram: none, 1, 2 to 3, 4 to 7, up to 65,536 and more."""
+
+
+class Verdict(StrEnum):
+    """What a judgement of quality comes to."""
+
+    RUNNING = "running"  # not finished, or killed
+    PASSED = "passed"  # nothing to do
+    WARNED = "warned"  # somebody should look; dependents may go on
+    FAILED = "failed"  # something critical failed, or a check could not be made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One reading of a store, as stored.
+
+    :param target: address and prefix of keys, without a password.
+    :param cohorts: that were read, of ``cohort_count``.
+    :param sample_percent: how much of their slots; a smaller sample is part of a larger one.
+    :param as_of_ms: the store's own clock when reading began.
+    :param queues: none when the reading was not completed.
+    :param is_forgotten: it read queues, and their rows have been dropped since: nothing can be judged by it.
+    """
+
+    profile_id: str
+    store: str
+    target: str
+    mode: str
+    contents: bool
+    cohort_count: int
+    cohorts: tuple[int, ...]
+    sample_percent: int
+    session_limit: int
+    default_ttl_s: int
+    max_payload_bytes: int
+    as_of_ms: int
+    queues: int | None
+    messages: int | None
+    started_at: datetime
+    finished_at: datetime | None
+    is_forgotten: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityRun:
+    """One judgement of quality, as stored.
+
+    :param numbers: totals: ``queues`` and ``messages`` that were judged, ``unexpected`` queues by check, ``servers``
+        as they were found, ``not_judged`` checks for want of contents.
+    """
+
+    quality_run_id: str
+    mode: str
+    suites: tuple[str, ...]
+    profile_ids: tuple[str, ...]
+    verdict: Verdict
+    numbers: Mapping[str, Any]
+    started_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrendCell:
+    """How a check came out in one run: its worst expectation."""
+
+    status: Status
+    severity: Severity
+    unexpected_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrendRun:
+    """One run of a trend.
+
+    :param cells: number of a check -> how it came out; checks that did not run are not there.
+    """
+
+    run: QualityRun
+    cells: Mapping[str, TrendCell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstQueue:
+    """A queue with many faults.
+
+    :param client_id: only when asked for.
+    :param faults: column of ``queue_profiles`` -> how many.
+    """
+
+    client_hash: str
+    client_id: str | None
+    cohort: int
+    slot: int
+    shard: str
+    messages: int
+    live: int
+    dead: int
+    payload_bytes: int
+    faults: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthBucket:
+    """Queues that hold from so many to so many live messages.
+
+    :param high: none for the last bucket.
+    """
+
+    low: int
+    high: int | None
+    queues: int
+    messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpiryHour:
+    """What expires within an hour.
+
+    :param hour_ms: its start; 0 for what never expires.
+    """
+
+    hour_ms: int
+    messages: int
+    payload_bytes: int
+
+
+class QualityStore:
+    """Reads and writes the records of judgements of quality.
+
+    Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection of the caller's."""
+        self._connection = connection
+
+    # --- runs --------------------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        *,
+        quality_run_id: str,
+        mode: str,
+        suites: Sequence[str],
+        profile_ids: Sequence[str],
+        numbers: Mapping[str, Any],
+        started_at: datetime,
+    ) -> None:
+        """Note that a judgement begins; what one of the same name found before is forgotten."""
+        name = {"quality_run_id": quality_run_id}
+        with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
+            self._execute(
+                "save_run",
+                name
+                | {
+                    "mode": mode,
+                    "suites": list(suites),
+                    "profile_ids": list(profile_ids),
+                    "started_at": started_at,
+                },
+            )
+            self._execute("delete_results", name)
+            self._execute("save_numbers", name | {"numbers": Jsonb(dict(numbers))})
+
+    def finish(
+        self,
+        *,
+        quality_run_id: str,
+        verdict: Verdict,
+        results: Iterable[Finding],
+        numbers: Mapping[str, Any],
+    ) -> None:
+        """Keep what a judgement found, and its verdict."""
+        name = {"quality_run_id": quality_run_id}
+        with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
+            for result in results:
+                # Whoever may read results need not be allowed to know who the clients are.
+                row = asdict(result.without_client_ids())
+                given = {"examples": Jsonb(list(row["examples"])), "remedy_conf": Jsonb(dict(row["remedy_conf"]))}
+                self._execute("save_result", name | row | given)
+            self._execute("save_numbers", name | {"numbers": Jsonb(dict(numbers))})
+            self._execute("finish_run", name | {"verdict": str(verdict)})
+
+    def run(self, quality_run_id: str) -> QualityRun:
+        """Return a judgement of quality.
+
+        :raises UsageError: when there is none of this name; names the newest.
+        """
+        rows = self._rows("load_run", {"quality_run_id": quality_run_id})
+        if not rows:
+            newest = [each.quality_run_id for each in self.runs(limit=_KNOWN)]
+            known = f"the newest are {', '.join(newest)}" if newest else "there is none yet in this database"
+            raise UsageError(f"there is no quality run {quality_run_id!r}: {known}")
+        return _run(rows[0])
+
+    def runs(
+        self, *, limit: int = 30, finished: bool = False, same_servers_as: str | None = None
+    ) -> tuple[QualityRun, ...]:
+        """Return the judgements that began last, the newest first.
+
+        :param finished: leave out those at work.
+        :param same_servers_as: id of a run: only those that read a server that it read, too.
+        """
+        wanted = {"maximum": limit, "finished": finished, "same_servers_as": same_servers_as}
+        return tuple(_run(row) for row in self._rows("known_runs", wanted))
+
+    def results(self, quality_run_id: str) -> tuple[Finding, ...]:
+        """Return what became of each expectation, worst first.
+
+        :raises UsageError: when there is no such run.
+        """
+        self.run(quality_run_id)
+        found = []
+        for row in self._rows("results", {"quality_run_id": quality_run_id}):
+            values = dict(zip(_STORED, row, strict=True))
+            values |= {
+                "severity": Severity(values["severity"]),
+                "status": Status(values["status"]),
+                "examples": tuple(values["examples"]),
+            }
+            found.append(Finding(**values))
+        return tuple(sorted(found, key=lambda result: result.urgency))
+
+    def trend(self, *, runs: int = 30, same_servers_as: str | None = None) -> tuple[TrendRun, ...]:
+        """Return how each check came out in the last finished runs, the oldest first.
+
+        :param same_servers_as: see :meth:`runs`.
+        """
+        chosen = self.runs(limit=runs, finished=True, same_servers_as=same_servers_as)[::-1]
+        cells: dict[str, dict[str, TrendCell]] = {each.quality_run_id: {} for each in chosen}
+        for run_id, check_id, severity, status, count in self._rows("trend", {"quality_run_ids": list(cells)}):
+            cell = TrendCell(status=Status(status), severity=Severity(severity), unexpected_count=count)
+            known = cells[run_id].get(check_id)
+            if known is None or _weight(cell) > _weight(known):
+                cells[run_id][check_id] = cell
+        return tuple(TrendRun(run=each, cells=cells[each.quality_run_id]) for each in chosen)
+
+    # --- profiles ----------------------------------------------------------------------------------------------
+
+    def profiles(self, profile_ids: Sequence[str]) -> tuple[Profile, ...]:
+        """Return profiles in the order in which they are named.
+
+        :raises UsageError: when one is not there; names the newest.
+        """
+        names = (
+            "profile_id", "store", "target", "mode", "contents", "cohort_count", "cohorts", "sample_percent",
+            "session_limit", "default_ttl_s", "max_payload_bytes", "as_of_ms", "queues", "messages", "started_at",
+            "finished_at", "is_forgotten",
+        )  # fmt: skip
+        found: dict[str, Profile] = {}
+        for row in self._rows("load_profiles", {"profile_ids": list(profile_ids)}):
+            values = dict(zip(names, row, strict=True))
+            found[values["profile_id"]] = Profile(**values | {"cohorts": tuple(values["cohorts"])})
+        for profile_id in profile_ids:
+            if profile_id not in found:
+                newest = self.newest_profiles(limit=_KNOWN, finished=False)
+                known = f"the newest are {', '.join(newest)}" if newest else "there is none yet in this database"
+                raise UsageError(f"there is no profile {profile_id!r}: {known}")
+        return tuple(found[profile_id] for profile_id in profile_ids)
+
+    def newest_profiles(self, *, store: str | None = None, limit: int = 1, finished: bool = True) -> tuple[str, ...]:
+        """Return the ids of the profiles that began last, the newest first.
+
+        :param store: of this store only.
+        :param finished: leave out those that are not complete.
+        """
+        choice = {"store": store, "maximum": limit, "finished": finished}
+        return tuple(profile_id for (profile_id,) in self._rows("known_profiles", choice))
+
+    def worst_queues(self, profile_id: str, *, n: int = 20, show_client_ids: bool = False) -> tuple[WorstQueue, ...]:
+        """Return the queues with most faults, the worst first.
+
+        :param show_client_ids: name clients as they are, too.
+        """
+        return tuple(
+            WorstQueue(
+                client_id=queue["client_id"] if show_client_ids else None,
+                **{name: queue[name] for name in _OF_QUEUE},
+                faults={name: queue[name] for name in FAULTS if queue[name]},
+            )
+            for (queue,) in self._rows("worst_queues", {"profile_id": profile_id, "maximum": n})
+        )
+
+    def depth_histogram(self, profile_id: str) -> tuple[DepthBucket, ...]:
+        """Return how many queues hold how many live messages; the buckets double in width."""
+        counts = {
+            bucket: (queues, messages)
+            for bucket, queues, messages in self._rows(
+                "depth_histogram", {"profile_id": profile_id, "lows": list(DEPTHS)}
+            )
+        }
+        last = max(counts, default=0)
+        highs = [low - 1 for low in DEPTHS[1:]] + [None]
+        return tuple(
+            DepthBucket(
+                low=low, high=highs[at], queues=counts.get(at + 1, (0, 0))[0], messages=counts.get(at + 1, (0, 0))[1]
+            )
+            for at, low in enumerate(DEPTHS[:last])
+        )
+
+    def expiry_hours(self, profile_id: str) -> tuple[ExpiryHour, ...]:
+        """Return what expires in which hour, in order."""
+        return tuple(
+            ExpiryHour(hour_ms=hour_ms, messages=messages, payload_bytes=payload_bytes)
+            for hour_ms, messages, payload_bytes in self._rows("expiry_hours", {"profile_id": profile_id})
+        )
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _execute(self, name: str, parameters: Mapping[str, Any]) -> None:
+        self._connection.execute(statement(f"quality/{name}"), parameters)
+
+    def _rows(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        with translated_errors(self._connection, missing=_MISSING):
+            return self._connection.execute(statement(f"quality/{name}"), parameters).fetchall()
+
+
+def _run(row: tuple[Any, ...]) -> QualityRun:
+    quality_run_id, mode, suites, profile_ids, verdict, numbers, started_at, finished_at = row
+    return QualityRun(
+        quality_run_id=quality_run_id,
+        mode=mode,
+        suites=tuple(suites),
+        profile_ids=tuple(profile_ids),
+        verdict=Verdict(verdict),
+        numbers=numbers,
+        started_at=started_at,
+        finished_at=finished_at,
+    )
+
+
+def _weight(cell: TrendCell) -> tuple[int, int, int]:
+    """Return how bad a cell is: a failure nobody answers for outweighs one that is known."""
+    rank = {Status.PASSED: 0, Status.KNOWN: 1, Status.FAILED: 2, Status.BROKEN: 3}[cell.status]
+    return rank, cell.severity.rank, cell.unexpected_count

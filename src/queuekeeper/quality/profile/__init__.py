@@ -1,0 +1,1 @@
+"""Reads stores with Spark and writes a row per queue."""

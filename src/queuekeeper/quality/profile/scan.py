@@ -1,0 +1,195 @@
+"""Finds the sessions of one Redis master by SCAN, as Arrow batches of clients with their packet ids."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import redis
+
+from queuekeeper.clock import Pace
+from queuekeeper.keyspace import SLOTS, client_slot, is_scattered, session_scan_pattern
+from queuekeeper.quality.profile.model import in_sample
+from queuekeeper.redis_client import redis_errors
+
+SCHEMA = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("cohort", pa.int32()),
+        ("slot", pa.int32()),
+        ("client_id", pa.string()),
+        ("packet_ids", pa.list_(pa.int32())),
+        ("unreadable", pa.bool_()),
+        ("scattered", pa.int32()),
+    ]
+)
+"""A row per client, tag and window of SCAN; a client may have many.
+
+``packet_ids`` of the payload keys that were seen, -1 for one that ends in no number. Where a client's keys cannot be
+read together, ``unreadable``, payload keys are only counted, in ``scattered``: those of the empty id, and in a cluster
+those of an id that begins with ``}``.
+"""
+
+PACKED = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
+"""Rows of :data:`SCHEMA` on their way to the task that reads them: Spark sorts out parcels, and not each row."""
+
+SPARK_PACKED = "task int, rows binary"
+
+_KEYS_PER_PAGE = 500
+_KEYS_PER_WINDOW = 100_000
+_ROWS_PER_BATCH = 10_000
+_PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
+_PAYLOAD = "messages_"
+_SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
+
+
+class Scanner:
+    """Reads key names page by page; memory is bounded by a window of them.
+
+    SCAN may show a key twice, and miss one that comes or goes meanwhile: the rows are candidates.
+
+    :param prefix: before every key.
+    :param slot_firsts: first slot of each cohort, ascending.
+    :param labels: task label of each cohort; -1 for one that is not wanted.
+    :param sample_percent: see :func:`queuekeeper.quality.profile.model.in_sample`.
+    :param is_cluster: whether keys lie where their hash slot is.
+    :param key_share: what part of the work on a reference it is to be shown a key.
+    :param pace: is told how many references' work was done.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        slot_firsts: tuple[int, ...],
+        labels: tuple[int, ...],
+        sample_percent: int,
+        is_cluster: bool,
+        key_share: float,
+        pace: Pace,
+    ) -> None:
+        self._prefix = prefix
+        self._slot_firsts = np.asarray(slot_firsts)
+        self._labels = np.asarray(labels, np.int32)
+        self._sample_percent = sample_percent
+        self._is_cluster = is_cluster
+        self._key_share = key_share
+        self._pace = pace
+
+    def read(self, node: redis.Redis, address: str) -> Iterator[pa.RecordBatch]:
+        """Yield the clients that a master holds.
+
+        :param address: of the master, for messages.
+        """
+        pattern = session_scan_pattern(self._prefix)
+        cursor: int | None = None
+        keys: list[bytes] = []
+        while cursor != 0:
+            with redis_errors(address):
+                answer: Any = node.scan(cursor or 0, match=pattern, count=_KEYS_PER_PAGE)
+            cursor, page = int(answer[0]), answer[1]
+            keys += page
+            self._pace(len(page) * self._key_share)
+            if len(keys) >= _KEYS_PER_WINDOW or cursor == 0:
+                yield self._window(keys)
+                keys = []
+
+    def _window(self, keys: list[bytes]) -> pa.RecordBatch:
+        names = _texts(keys)
+        names = names.filter(pc.match_substring(names, "}_"))
+        # The last "}_" ends the tag: what follows it in our keys holds no brace.
+        parts = pc.split_pattern(names, pattern="}_", max_splits=1, reverse=True)
+        stems, ends = pc.list_element(parts, 0), pc.list_element(parts, 1)
+        is_payload = pc.starts_with(ends, _PAYLOAD)
+        ours = pc.or_(is_payload, pc.is_in(ends, _SESSION_KEYS))
+        stems, ends, is_payload = stems.filter(ours), ends.filter(ours), is_payload.filter(ours)
+        texts = pc.utf8_slice_codeunits(ends, len(_PAYLOAD))
+        texts = pc.if_else(pc.match_substring_regex(texts, _PACKET_ID), texts, "-1")
+        packet_ids = texts.cast(pa.int32()).to_numpy(zero_copy_only=False)
+
+        encoded = stems.dictionary_encode()
+        owners = encoded.indices.to_numpy(zero_copy_only=False)
+        clients, slots, regular = self._clients(encoded.dictionary.to_pylist())
+        cohorts = (np.searchsorted(self._slot_firsts, slots, side="right") - 1).astype(np.int32)
+        tasks = self._labels[cohorts]
+        counted = is_payload.to_numpy(zero_copy_only=False) & regular[owners]
+        order = np.flatnonzero(counted)
+        order = order[np.argsort(owners[order], kind="stable")]
+        offsets = np.zeros(len(clients) + 1, np.int32)
+        np.cumsum(np.bincount(owners[counted], minlength=len(clients)), out=offsets[1:])
+        payloads = np.bincount(owners[is_payload.to_numpy(zero_copy_only=False)], minlength=len(clients))
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array(tasks),
+                pa.array(cohorts),
+                pa.array(slots),
+                pa.array(clients, pa.string()),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array(packet_ids[order])),
+                pa.array(~regular),
+                pa.array(np.where(regular, 0, payloads).astype(np.int32)),
+            ],
+            schema=SCHEMA,
+        )
+        return batch.filter(pa.array((tasks >= 0) & in_sample(slots, percent=self._sample_percent)))
+
+    def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
+        """Return client id, slot and whether the client's keys can be read together, for each distinct stem."""
+        tags = [stem[len(self._prefix) + 1 :] for stem in stems]
+        slots = np.fromiter((crc_hqx(tag.encode(), 0) for tag in tags), np.int32, len(tags)) % SLOTS
+        regular = np.ones(len(tags), bool)
+        for index, tag in enumerate(tags):
+            # Seldom: the tag ends within the id.
+            if not tag or "}" in tag:
+                slots[index] = client_slot(tag) if tag else 0
+                regular[index] = bool(tag) and not (self._is_cluster and is_scattered(tag))
+        return tags, slots, regular
+
+
+def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield a parcel per task and batch; Spark takes longer for a row of a few packet ids than the server does.
+
+    :param batches: see :data:`SCHEMA`.
+    """
+    for batch in batches:
+        tasks = batch.column("task").to_numpy()
+        order = np.argsort(tasks, kind="stable")
+        ordered, tasks = batch.take(pa.array(order)), tasks[order]
+        starts = np.flatnonzero(np.diff(tasks, prepend=-1))
+        parcels = [
+            ordered.slice(first, end - first).serialize().to_pybytes()
+            for first, end in pairwise([*starts.tolist(), len(tasks)])
+        ]
+        yield pa.RecordBatch.from_arrays([pa.array(tasks[starts]), pa.array(parcels, pa.binary())], schema=PACKED)
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task's parcels, client by client; they are some 100,000 keys, and are held at once.
+
+    :param batches: see :data:`PACKED`.
+    """
+    rows = [
+        pa.ipc.read_record_batch(parcel.as_buffer(), SCHEMA) for batch in batches for parcel in batch.column("rows")
+    ]
+    if rows:
+        yield from pa.Table.from_batches(rows).sort_by("client_id").to_batches(max_chunksize=_ROWS_PER_BATCH)
+
+
+def _texts(keys: list[bytes]) -> pa.Array:
+    """Return the keys as text; one that is no UTF-8 is not ours, since client ids are."""
+    try:
+        return pa.array(keys, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([key for key in keys if _is_text(key)], pa.binary()).cast(pa.string())
+
+
+def _is_text(key: bytes) -> bool:
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

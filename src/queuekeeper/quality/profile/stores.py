@@ -1,0 +1,358 @@
+"""Profiles stores with Spark: a row per queue with all that checks need to know."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+from pyspark.taskcontext import TaskContext
+
+from queuekeeper import keyspace
+from queuekeeper.clock import Pace
+from queuekeeper.config import Settings
+from queuekeeper.errors import ServerUnavailable, UsageError
+from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.migration.ledger.shared_rate import shared_rate
+from queuekeeper.migration.offline.source import Layout, layout, open_source, task_count
+from queuekeeper.migration.spark.session import our_errors
+from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
+from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.quality.profile import postgres_queues, scan
+from queuekeeper.quality.profile.model import TURNS, ProfileParameters, ProfileReport, Store, in_sample
+from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
+from queuekeeper.quality.profile.queue_reader import QueueReader
+from queuekeeper.quality.profile.servers import redis_target
+from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
+from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, redis_errors, shards
+from queuekeeper.redis_client import connect as connect_redis
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """What a profile is about to do, the same for both stores."""
+
+    spark: SparkSession
+    profile_id: str
+    store: Store
+    parameters: ProfileParameters
+    postgres_url: str
+    parquet_dir: str | None
+    hash_key: bytes
+    cohorts: tuple[keyspace.Cohort, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Address of the server of each cohort."""
+        return tuple(cohort.shard for cohort in self.cohorts)
+
+
+def profile_redis(
+    spark: SparkSession,
+    *,
+    redis_url: str,
+    postgres_url: str,
+    parameters: ProfileParameters,
+    now_ms: int,
+    profile_id: str | None = None,
+    parquet_dir: str | None = None,
+    key: bytes | None = None,
+) -> ProfileReport:
+    """Read the queues of a Redis and put a row per queue on record; nothing is written to Redis.
+
+    Every master is scanned by one task, since only its own clock of SCAN knows when all keys were shown. What was seen
+    is grouped by client and read again with scripts by tasks of some cohorts each, none of which spans two masters.
+
+    :param postgres_url: control database.
+    :param now_ms: instant of the profile; names it when nobody else does.
+    :param profile_id: name of the profile; another one of this name is replaced.
+    :param parquet_dir: folder for the rows as Parquet, in a folder of the profile's name.
+    :param key: for the names of clients in reports; the installation's when absent.
+    :raises UsageError: when no slot of the chosen cohorts is in the sample.
+    :raises RefusedError: when the server is not fit or a permission is missing, with the rule that grants it.
+    """
+    started = time.monotonic()
+    with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
+        check_profiled(client, parameters=parameters)
+        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
+        profile = _begin(
+            spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
+            now_ms=now_ms, as_of_ms=max(clocks_ms(client)), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+            target=redis_target(redis_url, key_prefix=parameters.key_prefix),
+        )  # fmt: skip
+        masters = tuple(name for name, _ in nodes(client))
+        share = len(profile.wanted) / len(cohorts)
+        placement = layout(
+            spark, cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(_keys_in(client) * share))
+        )
+        found, read = _redis_queues(profile, placement, redis_url=redis_url, masters=masters)
+        return _record(connection, profile, placement=placement, found=found, read=read, started=started)
+
+
+def profile_postgres(
+    spark: SparkSession,
+    *,
+    postgres_url: str,
+    parameters: ProfileParameters,
+    now_ms: int,
+    profile_id: str | None = None,
+    parquet_dir: str | None = None,
+    key: bytes | None = None,
+) -> ProfileReport:
+    """Read the queues of TBMQ's tables from one snapshot and put a row per queue on record.
+
+    :param postgres_url: database of the tables, and control database.
+    :param now_ms: instant at which a message is live or expired.
+
+    Who may not read payloads is told their sizes by a function of ``queuekeeper acl postgres``; contents are not judged
+    then.
+
+    The other parameters and errors are those of :func:`profile_redis`.
+    """
+    started = time.monotonic()
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        facts_only = not check_profiled_source(connection, contents=parameters.contents)
+        whole = [(0, keyspace.SLOTS - 1, address(connection))]
+        profile = _begin(
+            spark, connection, cohorts=keyspace.cohorts(count=parameters.cohort_count, shards=whole), store="postgres",
+            parameters=parameters, postgres_url=postgres_url, now_ms=now_ms, as_of_ms=now_ms, profile_id=profile_id,
+            parquet_dir=parquet_dir, key=key, target=address(connection),
+        )  # fmt: skip
+        with translated_errors(connection):
+            found = connection.execute(statement("migration/count_messages")).fetchone()
+        assert found is not None
+        placement = layout(
+            spark, cohorts=profile.cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(found[0]))
+        )
+        with open_source(spark, postgres_url=postgres_url, placement=placement) as source:
+            queues = postgres_queues.queues(
+                source, parameters=parameters, as_of_ms=now_ms, shards=profile.shards, facts_only=facts_only
+            )
+            hours = postgres_queues.hours(source, parameters=parameters, as_of_ms=now_ms, facts_only=facts_only)
+            return _record(
+                connection, profile, placement=placement, found=queues, read=_named(profile), hours=hours,
+                started=started,
+            )  # fmt: skip
+
+
+# --- both stores ----------------------------------------------------------------------------------------------
+
+
+def _begin(
+    spark: SparkSession,
+    connection: Connection,
+    *,
+    cohorts: Sequence[keyspace.Cohort],
+    store: Store,
+    target: str,
+    parameters: ProfileParameters,
+    postgres_url: str,
+    now_ms: int,
+    as_of_ms: int,
+    profile_id: str | None,
+    parquet_dir: str | None,
+    key: bytes | None,
+) -> _Profile:
+    chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
+    if parameters.mode == "fast":
+        chosen = [cohort for place, cohort in enumerate(chosen) if place % TURNS == parameters.turn]
+    slots = (slot for number in chosen for slot in range(cohorts[number].slot_first, cohorts[number].slot_last + 1))
+    if not any(in_sample(slot, percent=parameters.sample_percent) for slot in slots):
+        raise UsageError(
+            f"no slot of the chosen cohorts is in a sample of {parameters.sample_percent} %: choose a larger one"
+        )
+    profile = _Profile(
+        spark=spark,
+        profile_id=profile_id or parameters.profile_id(store, now_ms=now_ms),
+        store=store,
+        parameters=parameters,
+        postgres_url=postgres_url,
+        parquet_dir=parquet_dir,
+        hash_key=key or hash_key(Settings()),
+        cohorts=tuple(cohorts),
+        wanted=tuple(chosen),
+    )
+    migrate(connection)
+    ProfileTables(connection).begin(
+        profile.profile_id, store=store, target=target, parameters=parameters, cohorts=chosen, as_of_ms=as_of_ms
+    )
+    return profile
+
+
+def _record(
+    connection: Connection,
+    profile: _Profile,
+    *,
+    started: float,
+    placement: Layout,
+    found: DataFrame,
+    read: Callable[[Batches], Batches],
+    hours: DataFrame | None = None,
+) -> ProfileReport:
+    """Write the rows where they are computed, then the sums.
+
+    :param found: what there is to read, partitioned by task.
+    :param read: makes of it columns of :data:`queuekeeper.quality.profile.tables.ROWS`, in a task.
+    :param hours: when messages expire, where the rows do not say it.
+    """
+    parquet = f"{profile.parquet_dir}/{profile.profile_id}" if profile.parquet_dir else None
+    postgres_url, profile_id, groups = profile.postgres_url, profile.profile_id, placement.groups
+
+    def store(batches: Batches) -> Batches:
+        yield from _stored(batches, postgres_url=postgres_url, profile_id=profile_id, cohorts=groups[_part()])
+
+    def read_and_store(batches: Batches) -> Batches:
+        yield from store(read(batches))
+
+    with our_errors(), ExitStack() as stack:
+        if parquet:
+            rows = found.mapInArrow(read, SPARK_ROWS).persist(StorageLevel.DISK_ONLY)
+            stack.callback(rows.unpersist)
+            sums = _summed(rows.mapInArrow(store, SPARK_HOURS))
+            rows.drop("hours").write.mode("overwrite").parquet(parquet)
+        else:
+            # Rows of so many columns do not go through Spark where only the database wants them.
+            sums = _summed(found.mapInArrow(read_and_store, SPARK_HOURS))
+        if hours is not None:
+            sums = _summed(hours)
+    totals = ProfileTables(connection).finish(
+        profile.profile_id, shards=profile.shards, hours=sums, keep_profiles=profile.parameters.keep_profiles
+    )
+    return ProfileReport(
+        profile_id=profile.profile_id,
+        store=profile.store,
+        mode=profile.parameters.mode,
+        cohorts=profile.wanted,
+        queues=totals.queues,
+        messages=totals.messages,
+        live=totals.live,
+        faulty_queues=totals.faulty_queues,
+        seconds=round(time.monotonic() - started, 3),
+        parquet=parquet,
+    )
+
+
+def _part() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
+def _summed(hours: DataFrame) -> list[tuple[int, int, int]]:
+    sums = hours.groupBy("hour_ms").agg(F.sum("messages").alias("messages"), F.sum("payload_bytes").alias("bytes"))
+    return [(row["hour_ms"], row["messages"], row["bytes"]) for row in sums.collect()]
+
+
+def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Sequence[int]) -> Batches:
+    """Put the rows of one task on record and yield when the messages expire."""
+    hours: dict[int, tuple[int, int]] = {}
+
+    def passed() -> Batches:
+        for batch in batches:
+            for hour in batch.column("hours").flatten().to_pylist():
+                messages, size_bytes = hours.get(hour["hour_ms"], (0, 0))
+                hours[hour["hour_ms"]] = messages + hour["messages"], size_bytes + hour["payload_bytes"]
+            yield batch
+
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        ProfileTables(connection).replace_queues(profile_id, cohorts, passed())
+    yield pa.RecordBatch.from_pydict(
+        {
+            "hour_ms": list(hours),
+            "messages": [messages for messages, _ in hours.values()],
+            "payload_bytes": [size_bytes for _, size_bytes in hours.values()],
+        },
+        schema=HOURS,
+    )
+
+
+# --- Redis ----------------------------------------------------------------------------------------------------
+
+
+def _keys_in(client: RedisClient) -> int:
+    total = 0
+    for name, node in nodes(client):
+        with redis_errors(name):
+            total += int(node.dbsize())
+    return total
+
+
+@contextmanager
+def _paced(postgres_url: str, profile_id: str, *, rate: int | None) -> Iterator[Pace]:
+    """Hold a task to its share of the profile's throttle."""
+    if rate is None:
+        yield Pace(lambda: None)
+        return
+    with (
+        connect_postgres(postgres_url, autocommit=True) as connection,
+        shared_rate(connection, f"profile {profile_id}") as share,
+    ):
+        yield Pace(lambda: share(rate))
+
+
+def _redis_queues(
+    profile: _Profile, placement: Layout, *, redis_url: str, masters: tuple[str, ...]
+) -> tuple[DataFrame, Callable[[Batches], Batches]]:
+    """Return what SCAN sees, sorted out by task, and what reads the queues of a task."""
+    parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
+    slot_firsts, labels = placement.slot_firsts, placement.labels
+    postgres_url, profile_id, rate = profile.postgres_url, profile.profile_id, parameters.throttle_references_per_s
+
+    with connect_redis(redis_url) as client:
+        clustered = is_cluster(client)
+
+    def find(batches: Batches) -> Batches:
+        with _paced(postgres_url, profile_id, rate=rate) as pace:
+            scanner = scan.Scanner(
+                prefix=parameters.key_prefix,
+                slot_firsts=slot_firsts,
+                labels=labels,
+                sample_percent=parameters.sample_percent,
+                is_cluster=clustered,
+                key_share=parameters.shares.key,
+                pace=pace,
+            )
+            for batch in batches:
+                for master in batch.column("id").to_pylist():
+                    with connect_redis(redis_url) as client:
+                        yield from scan.packed(scanner.read(_master(client, masters[master]), masters[master]))
+
+    def read(batches: Batches) -> Batches:
+        with connect_redis(redis_url) as client, _paced(postgres_url, profile_id, rate=rate) as pace:
+            reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace)
+            yield from reader.read(scan.unpacked(batches))
+
+    found = profile.spark.range(0, len(masters), 1, len(masters)).mapInArrow(find, scan.SPARK_PACKED)
+    return found.repartition(placement.tasks, "task"), read
+
+
+def _master(client: RedisClient, name: str) -> redis.Redis:
+    node = dict(nodes(client)).get(name)
+    if node is None:
+        raise ServerUnavailable(f"{name} is no master of the cluster any more: profile again")
+    return node
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------
+
+
+def _named(profile: _Profile) -> Callable[[Batches], Batches]:
+    """Return what adds the clients' names in reports."""
+    secret = profile.hash_key
+
+    def name(batches: Batches) -> Batches:
+        for batch in batches:
+            hashes = [client_hash(client, key=secret) for client in batch.column("client_id").to_pylist()]
+            place = batch.schema.get_field_index("client_hash")
+            yield batch.set_column(place, "client_hash", pa.array(hashes, pa.string()))
+
+    return name

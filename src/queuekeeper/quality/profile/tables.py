@@ -1,0 +1,156 @@
+"""What profiles write down in schema ``queuekeeper``, and the columns of a queue's row."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.csv
+
+from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.quality.profile.model import ProfileParameters, Store
+
+HOUR_MS = 3_600_000
+
+ODD_CHARACTERS = r"[*?\[\]\\<>&\"'\x00-\x1F\x7F]"
+"""Glob, control and HTML characters, as both RE2 and Java's patterns write them."""
+
+_TEXTS = {"client_id", "client_hash", "shard"}
+_SMALL = {
+    "cohort", "slot", "dead_crowding", "counter_missing", "counter_invalid", "counter_behind", "bad_tag",
+    "odd_characters", "missing_session", "next_in_use",
+}  # fmt: skip
+_COLUMNS = (
+    "client_id", "client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "over_limit", "dead_crowding",
+    "lowest_serial", "highest_serial", "serial_gaps", "tied_serials", "bad_serials", "step_errors", "bad_packet_ids",
+    "duplicate_packet_ids", "duplicate_messages", "foreign_references", "orphans", "last_packet_id",
+    "counter_missing", "counter_invalid", "counter_behind", "without_ttl", "ttl_too_long", "payload_bytes",
+    "largest_bytes", "oversized", "unreadable", "mismatched", "bad_qos", "qos_0", "bad_packet_types",
+    "wrong_type_keys", "bad_tag", "odd_characters", "idle_keys", "missing_session", "earliest_expires_at_ms",
+    "latest_expires_at_ms", "next_in_use",
+)  # fmt: skip
+
+
+def _kind(name: str) -> pa.DataType:
+    if name in _TEXTS:
+        return pa.string()
+    if name in _SMALL:
+        return pa.int32()
+    return pa.float64() if name in {"lowest_serial", "highest_serial"} else pa.int64()
+
+
+HOURS = pa.schema([("hour_ms", pa.int64()), ("messages", pa.int64()), ("payload_bytes", pa.int64())])
+"""When messages expire: start of an hour or 0 for never, how many, their bytes."""
+
+QUEUE_ROWS = pa.schema([(name, _kind(name)) for name in _COLUMNS])
+"""Columns of ``queue_profiles`` without the profile's id, in its order."""
+
+ROWS = QUEUE_ROWS.append(pa.field("hours", pa.list_(pa.struct(HOURS))))
+"""The same, with when messages expire: hours of some queues together, in any one of their rows."""
+
+_SPARK_KINDS = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double"}
+SPARK_HOURS = "hour_ms bigint, messages bigint, payload_bytes bigint"
+SPARK_COLUMNS = {name: _SPARK_KINDS[_kind(name)] for name in _COLUMNS} | {
+    "hours": "array<struct<hour_ms: bigint, messages: bigint, payload_bytes: bigint>>"
+}
+"""Column of :data:`ROWS` -> Spark type."""
+
+SPARK_ROWS = ", ".join(f"{name} {kind}" for name, kind in SPARK_COLUMNS.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums over all queues of a profile."""
+
+    queues: int
+    messages: int
+    live: int
+    faulty_queues: int
+
+
+class ProfileTables:
+    """Writes profiles; every method is one transaction.
+
+    :param connection: commits by itself, so that others see a profile begin.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def begin(
+        self,
+        profile_id: str,
+        *,
+        store: Store,
+        target: str,
+        parameters: ProfileParameters,
+        cohorts: Sequence[int],
+        as_of_ms: int,
+    ) -> None:
+        """Put a profile on record as begun; one of the same id is forgotten first.
+
+        :param target: address and prefix of keys, without a password.
+        """
+        values = {
+            "profile_id": profile_id,
+            "store": store,
+            "target": target,
+            "mode": parameters.mode,
+            "contents": parameters.contents,
+            "cohort_count": parameters.cohort_count,
+            "cohorts": list(cohorts),
+            "sample_percent": parameters.sample_percent,
+            "session_limit": parameters.limit,
+            "default_ttl_s": parameters.default_ttl_s,
+            "max_payload_bytes": parameters.max_payload_bytes,
+            "as_of_ms": as_of_ms,
+        }
+        with translated_errors(self._connection), self._connection.transaction():
+            self._connection.execute(statement("quality/delete_profile"), {"profile_id": profile_id})
+            self._connection.execute(statement("quality/save_profile"), values)
+
+    def replace_queues(self, profile_id: str, cohorts: Sequence[int], batches: Iterable[pa.RecordBatch]) -> None:
+        """Store the rows of queues of some cohorts, all of them or none, in place of those of an earlier attempt.
+
+        :param batches: see :data:`ROWS`.
+        """
+        with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:
+            cursor.execute(
+                statement("quality/delete_queue_profiles"), {"profile_id": profile_id, "cohorts": list(cohorts)}
+            )
+            with cursor.copy(statement("quality/load_queue_profiles")) as copy:
+                for batch in batches:
+                    rows = batch.select(_COLUMNS).add_column(
+                        0, "profile_id", pa.array([profile_id] * batch.num_rows, pa.string())
+                    )
+                    buffer = io.BytesIO()
+                    # Texts are quoted and absent values are not, which is how COPY tells "" from null.
+                    pyarrow.csv.write_csv(rows, buffer, pyarrow.csv.WriteOptions(include_header=False))
+                    copy.write(buffer.getvalue())
+
+    def finish(
+        self,
+        profile_id: str,
+        *,
+        shards: Sequence[str],
+        hours: Iterable[tuple[int, int, int]],
+        keep_profiles: int,
+    ) -> Totals:
+        """Sum a profile up by cohort and hour, put it on record as complete, and drop the queues of old ones.
+
+        :param shards: address of the server of each cohort.
+        :param hours: start of an hour or 0, messages that expire in it, their bytes.
+        :param keep_profiles: how many of the same target, mode, cohorts and sample keep their rows of queues.
+        """
+        values = {"profile_id": profile_id}
+        with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:
+            cursor.execute(statement("quality/sum_cohorts"), values | {"shards": list(shards)})
+            with cursor.copy(statement("quality/load_expiry_hours")) as copy:
+                for row in hours:
+                    copy.write_row((profile_id, *row))
+            found = cursor.execute(statement("quality/finish_profile"), values).fetchone()
+            cursor.execute(statement("quality/forget_queue_profiles"), values | {"keep_profiles": keep_profiles})
+        assert found is not None
+        return Totals(**dict(zip(("queues", "messages", "live", "faulty_queues"), found, strict=True)))

@@ -1,0 +1,1 @@
+"""What judgements of quality found, as one record and as files."""

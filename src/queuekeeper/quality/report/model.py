@@ -1,0 +1,285 @@
+"""What a quality report says, as frozen records that serialise to JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+
+from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.quality.judge.incidents import Incident
+from queuekeeper.quality.judge.store import DepthBucket, Verdict
+from queuekeeper.report.files import Report
+from queuekeeper.report.servers import ServerMemory
+
+FORMAT = 2
+"""Version of the JSON file's shape; grows when a field changes its meaning or goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileLine:
+    """One reading of a store.
+
+    :param target: address and prefix of keys.
+    :param cohorts: how many of all cohorts were read.
+    :param sample_percent: how much of their slots.
+    :param queues: none when the reading was not completed.
+    :param is_forgotten: the rows of its queues have been dropped since.
+    """
+
+    profile_id: str
+    store: str
+    target: str
+    mode: str
+    contents: bool
+    cohorts: int
+    cohort_count: int
+    sample_percent: int
+    session_limit: int
+    default_ttl_s: int
+    max_payload_bytes: int
+    as_of_ms: int
+    queues: int | None
+    messages: int | None
+    is_forgotten: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownIssueLine:
+    """A failure that somebody answers for until a day.
+
+    :param client_hash: the one queue that it is about; none for all.
+    :param overdue: whether the day has passed, so that it excuses nothing any more.
+    """
+
+    check_id: str
+    client_hash: str | None
+    owner: str
+    reason: str
+    ends_on: str
+    overdue: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotRun:
+    """A check of the catalogue that did not run, and why."""
+
+    check_id: str
+    title: str
+    priority: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatCell:
+    """One check in one run.
+
+    :param state: passed, known, broken, not run, or the severity of the failure.
+    :param unexpected: queues that broke it.
+    """
+
+    state: str
+    unexpected: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatRun:
+    """One column of the heat map."""
+
+    quality_run_id: str
+    at_ms: int
+    mode: str
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatRow:
+    """One check over the runs."""
+
+    check_id: str
+    title: str
+    cells: tuple[HeatCell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """What each check said in each run, oldest run first."""
+
+    runs: tuple[HeatRun, ...]
+    rows: tuple[HeatRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueLine:
+    """A queue with many faults.
+
+    :param faults: name of each fault -> how many of it.
+    """
+
+    store: str
+    client_hash: str
+    cohort: int
+    messages: int
+    live: int
+    dead: int
+    payload_bytes: int
+    faults: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Depths:
+    """How many live messages the queues of one store hold."""
+
+    store: str
+    buckets: tuple[DepthBucket, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpiryPoint:
+    """A span of the timeline.
+
+    :param held_bytes: still held at its end when nobody cleans up.
+    :param held_after_cleanup_bytes: still held at its end when a cleanup keeps pace.
+    """
+
+    at_ms: int
+    messages: int
+    payload_bytes: int
+    held_bytes: int
+    held_after_cleanup_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpiryTimeline:
+    """When the messages of one store expire.
+
+    :param span_ms: length of a point's span.
+    :param overdue_messages: expired before the reading, and still there.
+    :param endless_messages: that would never expire.
+    :param later_messages: that expire beyond the last point.
+    :param held_bytes: at the start, with references.
+    """
+
+    store: str
+    span_ms: int
+    points: tuple[ExpiryPoint, ...]
+    overdue_messages: int
+    overdue_bytes: int
+    endless_messages: int
+    endless_bytes: int
+    later_messages: int
+    later_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPoint:
+    """Memory in use over all servers, as a run measured it."""
+
+    at_ms: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryForecast:
+    """Where the use of memory is going.
+
+    :param limit_bytes: sum of the limits; none when a server has none.
+    :param measured: earlier runs and this one, oldest first.
+    :param bytes_per_day: slope; none when there are too few measurements.
+    :param low_per_day: lower end of its 95 % interval.
+    :param high_per_day: upper end.
+    :param full_in_days: when the limit would be reached; none when it would not within the horizon.
+    :param remark: why there is no forecast, else empty.
+    """
+
+    servers: tuple[ServerMemory, ...]
+    limit_bytes: int | None
+    measured: tuple[MemoryPoint, ...]
+    bytes_per_day: float | None
+    low_per_day: float | None
+    high_per_day: float | None
+    horizon_days: float
+    full_in_days: float | None
+    remark: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineCount:
+    """Rows that wait in quarantine.
+
+    :param origin: which part put them there.
+    """
+
+    origin: str
+    reason: str
+    open: int
+    replayed: int
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortLine:
+    """Sums of one cohort."""
+
+    store: str
+    cohort: int
+    queues: int
+    messages: int
+    dead: int
+    payload_bytes: int
+    faulty_queues: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedReport(Report):
+    """Everything that the report says; the HTML page shows nothing else.
+
+    :param explanation: the verdict in a sentence or two, with what to do next.
+    :param results: every expectation, worst first.
+    :param known_issues: all that are on record, those that have ended included.
+    :param incidents: all that stand, whichever run has found them, the latest seen first.
+    """
+
+    quality_run_id: str
+    verdict: Verdict
+    explanation: str
+    mode: str
+    suites: tuple[str, ...]
+    started_at_ms: int
+    finished_at_ms: int | None
+    profiles: tuple[ProfileLine, ...]
+    queues: int
+    messages: int
+    faulty_queues: int
+    results: tuple[Finding, ...]
+    not_run: tuple[NotRun, ...]
+    known_issues: tuple[KnownIssueLine, ...]
+    incidents: tuple[Incident, ...]
+    heat: HeatMap
+    worst_queues: tuple[QueueLine, ...]
+    depths: tuple[Depths, ...]
+    expiry: tuple[ExpiryTimeline, ...]
+    memory: MemoryForecast
+    quarantine: tuple[QuarantineCount, ...]
+    cohorts: tuple[CohortLine, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What did not pass and nobody answers for, worst first."""
+        return tuple(line for line in self.results if line.status in (Status.FAILED, Status.BROKEN))
+
+    @property
+    def excused(self) -> tuple[Finding, ...]:
+        """What did not pass, and somebody answers for."""
+        return tuple(line for line in self.results if line.status is Status.KNOWN)
+
+    def to_json(self) -> str:
+        """Return the report as JSON text."""
+        facts = asdict(self) | {"results": [result.facts() for result in self.results]}
+        return json.dumps(facts, ensure_ascii=False, indent=2, default=date.isoformat) + "\n"
+
+    def known_of(self, finding: Finding) -> tuple[KnownIssueLine, ...]:
+        """Return who answers for a finding."""
+        return tuple(each for each in self.known_issues if each.check_id == finding.check_id and not each.overdue)

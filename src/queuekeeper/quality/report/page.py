@@ -1,0 +1,276 @@
+"""Turns a quality report into one self-contained HTML page with charts as inline SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from markupsafe import Markup
+
+from queuekeeper.quality.judge.findings import Status
+from queuekeeper.quality.judge.store import DepthBucket, Verdict
+from queuekeeper.quality.report.model import (
+    CohortLine,
+    Depths,
+    ExpiryTimeline,
+    HeatCell,
+    MemoryForecast,
+    PublishedReport,
+)
+from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
+from queuekeeper.report.figures import harmless, number, size
+from queuekeeper.report.page import render_page
+
+VERDICTS = {
+    Verdict.PASSED: ("Passed", "good", "✓"),
+    Verdict.WARNED: ("Passed with warnings", "wait", "!"),
+    Verdict.FAILED: ("Failed", "bad", "✗"),
+    Verdict.RUNNING: ("Not finished", "wait", "…"),
+}
+
+STORES = {"redis": "Redis", "postgres": "PostgreSQL"}
+
+STATES = {
+    "passed": ("✓", "passed"),
+    "info": ("i", "failed, for information"),
+    "warning": ("!", "failed, warning"),
+    "critical": ("✗", "failed, critical"),
+    "known": ("k", "failed, known issue"),
+    "broken": ("?", "could not be made"),
+    "not run": ("·", "not run"),
+}
+"""State of a check in a run -> mark and words. Colour only repeats them."""
+
+MEBIBYTE = 1_048_576
+DAY_MS = 86_400_000
+
+
+def render(report: PublishedReport, *, json_name: str, json_sha256: str) -> str:
+    """Return the page.
+
+    :param json_name: file name of the JSON report beside the page.
+    :param json_sha256: hash of that file, which the page states.
+    """
+    title, tone, mark = VERDICTS[report.verdict]
+    return render_page(
+        "queuekeeper.quality.report",
+        report=report,
+        verdict_title=title,
+        verdict_tone=tone,
+        verdict_mark=mark,
+        stores=STORES,
+        store_words=" and ".join(STORES[profile.store] for profile in report.profiles) or "no store",
+        states=STATES,
+        passed=sum(line.status is Status.PASSED for line in report.results),
+        columns_of=columns_of,
+        value=value_words,
+        cell_words=cell_words,
+        bucket_words=bucket_words,
+        depths=[(depths, depth_charts(depths)) for depths in report.depths],
+        expiry=[(timeline, expiry_charts(timeline), held_charts(timeline)) for timeline in report.expiry],
+        memory_charts=memory_charts(report.memory),
+        cohorts=[(line, *cohort_words(line)) for line in report.cohorts],
+        json_name=json_name,
+        json_sha256=json_sha256,
+    )
+
+
+def columns_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of a table of examples: the queue first, the others as they come."""
+    names = dict.fromkeys(name for row in examples for name in row)
+    return sorted(names, key=lambda name: name != "client_hash")
+
+
+def value_words(value: object) -> str:
+    """Return a value of an example: figures as figures, anything else as text that does no harm."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return number(value).replace("-", "−")
+    return harmless(value)
+
+
+def cell_words(cell: HeatCell) -> str:
+    """Return what a cell of the heat map says, in words."""
+    words = STATES[cell.state][1]
+    return f"{words}, {cell.unexpected:,} queues" if cell.unexpected > 0 else words
+
+
+def bucket_words(bucket: DepthBucket) -> str:
+    """Return the span of a bucket."""
+    if bucket.high is None:
+        return f"{bucket.low:,} and more"
+    return f"{bucket.low:,}" if bucket.high == bucket.low else f"{bucket.low:,}–{bucket.high:,}"
+
+
+def cohort_words(line: CohortLine) -> tuple[str, str, str]:
+    """Return state, mark and words of a cohort on the board."""
+    text = f"{line.queues:,} queues, {line.messages:,} messages, {line.faulty_queues:,} faulty"
+    if not line.faulty_queues:
+        return "healthy", "✓", text
+    # One queue in a hundred is where a person begins to look at the cohort and not at the queue.
+    return ("many", "✗", text) if line.faulty_queues * 100 >= line.queues else ("few", "!", text)
+
+
+def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
+    """Return the histogram of queue lengths, wide and narrow; none when there are no queues."""
+    import altair as alt
+
+    values = [{"depth": bucket_words(bucket), "queues": bucket.queues or None} for bucket in depths.buckets]
+    if not values:
+        return None
+    most = max(bucket.queues for bucket in depths.buckets)
+    decades = [10**power for power in range(len(str(most)) + 1)]
+
+    def chart(width: int) -> Any:
+        return (
+            chart_of(values)
+            .mark_bar(color="var(--accent-soft)", stroke="var(--accent)", strokeWidth=1)
+            .encode(
+                x=alt.X("depth:N", title="messages in the queue", sort=None, axis=axis(width, grid=False)),
+                # A bucket of one queue has to be seen, so the scale begins below one.
+                y=alt.Y(
+                    "queues:Q",
+                    title="queues",
+                    axis=axis(width, values=decades),
+                    scale=alt.Scale(type="log", domain=[0.5, max(10, most)]),
+                ),
+                y2=alt.datum(0.5),
+            )
+            .properties(width=width, height=180 if width == WIDE_PX else 150)
+        )
+
+    queues = sum(bucket.queues for bucket in depths.buckets)
+    return pictures(chart, label=f"Lengths of {number(queues)} queues; both scales are logarithmic")
+
+
+def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
+    """Return what expires when, in bytes and in messages, each wide and narrow; none when nothing does."""
+    import altair as alt
+
+    if not timeline.points:
+        return []
+    start, hours = timeline.points[0].at_ms, timeline.span_ms / 3_600_000
+    values = [
+        {
+            "day": (point.at_ms - start) / DAY_MS,
+            "end": (point.at_ms - start + timeline.span_ms) / DAY_MS,
+            "bytes": point.payload_bytes / MEBIBYTE / hours,
+            "messages": point.messages / hours,
+        }
+        for point in timeline.points
+    ]
+
+    def chart(field: str, title: str, width: int) -> Any:
+        return (
+            chart_of(values)
+            .mark_bar(color="var(--accent)")
+            .encode(
+                x=alt.X("day:Q", title="days from the reading", axis=axis(width, count=7), scale=alt.Scale(nice=False)),
+                x2="end:Q",
+                y=alt.Y(f"{field}:Q", title=title, axis=axis(width, count=3), scale=alt.Scale(zero=True)),
+                y2=alt.datum(0),
+            )
+            .properties(width=width, height=120)
+        )
+
+    messages = sum(point.messages for point in timeline.points)
+    payload_bytes = sum(point.payload_bytes for point in timeline.points)
+    return [
+        pictures(partial(chart, "bytes", "MiB per hour"), label=f"{size(payload_bytes)} expire over time"),
+        pictures(
+            partial(chart, "messages", "messages per hour"), label=f"{number(messages)} messages expire over time"
+        ),
+    ]
+
+
+def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
+    """Return what is still held over time with and without cleanup, wide and narrow."""
+    import altair as alt
+
+    if not timeline.points:
+        return None
+    start = timeline.points[0].at_ms
+    values = [
+        {"day": (point.at_ms - start + timeline.span_ms) / DAY_MS, "held": held / MEBIBYTE, "who": who}
+        for point in timeline.points
+        for who, held in (
+            ("without cleanup", point.held_bytes),
+            ("with cleanup", point.held_after_cleanup_bytes),
+        )
+    ]
+    first, last = timeline.held_bytes, timeline.points[-1]
+    # Names stand beside the falling lines where they are apart: above the upper one, below the lower one.
+    middle = len(timeline.points) // 2 * 2
+    upper, lower = [values[middle]], [values[middle + 1]]
+
+    def chart(width: int) -> Any:
+        x = alt.X("day:Q", title="days from the reading", axis=axis(width, count=7), scale=alt.Scale(nice=False))
+        y = alt.Y("held:Q", title="MiB held", axis=axis(width, count=4), scale=alt.Scale(zero=True))
+        colour = alt.Color(
+            "who:N",
+            legend=None,
+            scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=["var(--bad)", "var(--good)"]),
+        )
+        # The lines differ by their dashes too, and bear their names.
+        dash = alt.StrokeDash(
+            "who:N", legend=None, scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=[[6, 3], [1, 0]])
+        )
+        lines = chart_of(values).mark_line(interpolate="step-before", strokeWidth=2).encode(x, y, colour, dash)
+        above = chart_of(upper).mark_text(align="left", dy=-10, fontSize=12).encode(x, y, alt.Text("who:N"), colour)
+        below = chart_of(lower).mark_text(align="right", dy=16, fontSize=12).encode(x, y, alt.Text("who:N"), colour)
+        return (lines + above + below).properties(width=width, height=160)
+
+    return pictures(
+        chart,
+        label=f"{size(first)} are held now; at the end {size(last.held_bytes)} without cleanup, "
+        f"{size(last.held_after_cleanup_bytes)} with cleanup",
+    )
+
+
+def memory_charts(memory: MemoryForecast) -> tuple[Markup, Markup] | None:
+    """Return memory in use, where it is going and the limit, wide and narrow; none without a forecast."""
+    import altair as alt
+
+    if memory.bytes_per_day is None or memory.low_per_day is None or memory.high_per_day is None:
+        return None
+    now = memory.measured[-1]
+    used = [
+        {"day": (point.at_ms - now.at_ms) / DAY_MS, "used": point.used_bytes / MEBIBYTE} for point in memory.measured
+    ]
+    ahead = [
+        {
+            "day": day,
+            "used": max(0.0, now.used_bytes + memory.bytes_per_day * day) / MEBIBYTE,
+            "low": max(0.0, now.used_bytes + memory.low_per_day * day) / MEBIBYTE,
+            "high": max(0.0, now.used_bytes + memory.high_per_day * day) / MEBIBYTE,
+        }
+        for day in (0.0, memory.horizon_days)
+    ]
+    limit = [{"limit": memory.limit_bytes / MEBIBYTE, "name": "maxmemory"}] if memory.limit_bytes else []
+
+    def chart(width: int) -> Any:
+        x = alt.X("day:Q", title="days from this run", axis=axis(width, count=7), scale=alt.Scale(nice=False))
+        y = alt.Y("used:Q", title="MiB in use", axis=axis(width, count=4), scale=alt.Scale(zero=True))
+        layers = [
+            chart_of(ahead).mark_area(color="var(--accent-soft)", opacity=0.7).encode(x=x, y="low:Q", y2="high:Q"),
+            chart_of(ahead).mark_line(color="var(--accent)", strokeDash=[5, 3]).encode(x=x, y=y),
+            chart_of(used).mark_line(color="var(--accent)", point={"color": "var(--accent)", "size": 24}).encode(x, y),
+        ]
+        if limit:
+            layers.append(chart_of(limit).mark_rule(color="var(--bad)", strokeWidth=1.5).encode(y="limit:Q"))
+            layers.append(
+                chart_of(limit)
+                .mark_text(align="left", x=4, dy=12, fontSize=12, color="var(--bad)")
+                .encode(y="limit:Q", text="name:N")
+            )
+        return alt.layer(*layers).properties(width=width, height=200)
+
+    return pictures(
+        chart,
+        label=f"Memory: {size(now.used_bytes)} in use, changing by {size(memory.bytes_per_day)} a day"
+        + (f", limit {size(memory.limit_bytes)}" if memory.limit_bytes else ", no limit"),
+    )
