@@ -1,10 +1,10 @@
 -- name: add_known_issue
 -- Note a failure that somebody answers for until a day.
--- params: check_id, client_hash, owner, reason, ends_on
+-- params: check_id, client_hash, place, owner, reason, ends_on
 -- rows: one: (known_issue_id)
 -- index: known_issues_pkey
-INSERT INTO queuekeeper.known_issues (check_id, client_hash, owner, reason, ends_on)
-VALUES (%(check_id)s, %(client_hash)s, %(owner)s, %(reason)s, %(ends_on)s)
+INSERT INTO queuekeeper.known_issues (check_id, client_hash, place, owner, reason, ends_on)
+VALUES (%(check_id)s, %(client_hash)s, %(place)s, %(owner)s, %(reason)s, %(ends_on)s)
 RETURNING known_issue_id;
 
 -- name: remove_known_issue
@@ -19,12 +19,13 @@ RETURNING known_issue_id;
 -- name: known_issues
 -- Read the failures that somebody answers for, ended ones included.
 -- params: none
--- rows: (known_issue_id, check_id, client_hash, owner, reason, ends_on, created_at)
+-- rows: (known_issue_id, check_id, client_hash, place, owner, reason, ends_on, created_at)
 -- index: none, people write these by hand
 SELECT
     known_issue_id,
     check_id,
     client_hash,
+    place,
     owner,
     reason,
     ends_on,

@@ -50,23 +50,23 @@ WHERE quality_run_id = %(quality_run_id)s;
 -- name: save_result
 -- Keep what became of one expectation.
 -- params: quality_run_id, suite, expectation, check_id, severity, status, description, unexpected_count, observed,
--- examples, remedy, remedy_conf
+-- examples, remedy, remedy_conf, place
 -- rows: none
 -- index: quality_results_pkey
 INSERT INTO queuekeeper.quality_results (
     quality_run_id, suite, expectation, check_id, severity, status, description, unexpected_count, observed, examples,
-    remedy, remedy_conf
+    remedy, remedy_conf, place
 )
 VALUES (
     %(quality_run_id)s, %(suite)s, %(expectation)s, %(check_id)s, %(severity)s, %(status)s, %(description)s,
-    %(unexpected_count)s, %(observed)s, %(examples)s, %(remedy)s, %(remedy_conf)s
+    %(unexpected_count)s, %(observed)s, %(examples)s, %(remedy)s, %(remedy_conf)s, %(place)s
 );
 
 -- name: results
 -- Read what a judgement of quality found, suite by suite.
 -- params: quality_run_id
 -- rows: (suite, expectation, check_id, severity, status, description, unexpected_count, observed, examples, remedy,
--- remedy_conf)
+-- remedy_conf, place)
 -- index: quality_results_pkey
 SELECT
     suite,
@@ -79,7 +79,8 @@ SELECT
     observed,
     examples,
     remedy,
-    remedy_conf
+    remedy_conf,
+    place
 FROM queuekeeper.quality_results
 WHERE quality_run_id = %(quality_run_id)s
 ORDER BY suite, expectation;

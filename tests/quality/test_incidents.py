@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from queuekeeper.quality.judge.checks import Severity
 from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident, Incidents, Look, State
 from queuekeeper.quality.judge.known_issues import KnownIssues
-from queuekeeper.quality.judge.run import run_quality
+from queuekeeper.quality.judge.run import QualityReport, run_quality
+from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.report.gather import build_report
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
 
@@ -124,10 +125,41 @@ def test_who_answers_for_an_incident_is_the_owner_of_the_known_issue(connection:
     assert (owned.state, owned.owner, owned.known_until) == (State.KNOWN, "ops", until)
     (issue,) = KnownIssues(connection).all()
     assert (issue.check_id, issue.owner, issue.reason, issue.ends_on) == ("Q1", "ops", "Monday", until)
+    assert issue.place == owned.place
     (overdue,) = Incidents(connection).all(today=until + timedelta(days=1))
     assert (overdue.state, overdue.owner) == (State.OPEN, "")
     KnownIssues(connection).remove(issue.known_issue_id)
     assert [each.state for each in Incidents(connection).all(today=TODAY)] == [State.OPEN]
+
+
+def test_who_answers_for_an_incident_answers_at_its_place_alone(connection: Connection, postgres_url: str) -> None:
+    until = TODAY + timedelta(days=7)
+    other, here = look(0, place="b:1/0"), look(0)
+    note(connection, 0, other, finding(Status.FAILED))
+    incidents = {each.place: each for each in note(connection, 0, here, finding(Status.FAILED))}
+    Incidents(connection).own(incidents["a:1/0"].incident_id, owner="ops", reason="Monday", ends_on=until, today=TODAY)
+
+    assert {each.place: each.state for each in Incidents(connection).all(today=TODAY)} == {
+        "a:1/0": State.KNOWN,
+        "b:1/0": State.OPEN,
+    }
+
+    save_profile(postgres_url, queue("torn", tied_serials=1))
+    run: dict[str, Any] = {"postgres_url": postgres_url, "profile_ids": ["redis-1"], "suites": ["sessions_redis"]}
+
+    def judged(run_id: str, at: datetime = NOW) -> QualityReport:
+        return run_quality(**run, quality_run_id=run_id, now=at)
+
+    elsewhere = judged("q-10")
+    (failed,) = elsewhere.findings
+    KnownIssues(connection).add(check_id="Q1", place=failed.place, owner="day", reason="r", ends_on=TODAY, today=TODAY)
+    excused, over = judged("q-11"), judged("q-12", NOW + timedelta(days=8))
+
+    assert elsewhere.verdict is Verdict.FAILED
+    assert excused.verdict is Verdict.PASSED
+    assert [issue.owner for issue in over.overdue] == ["day"]
+    report = build_report(connection, quality_run_id="q-11", now_ms=AS_OF_MS)
+    assert [each.owner for line in report.excused for each in report.known_of(line)] == ["day"]
 
 
 def test_an_incident_is_not_known_while_only_one_of_its_queues_is(connection: Connection) -> None:

@@ -7,5 +7,6 @@ CREATE TABLE queuekeeper.known_issues (
     reason text NOT NULL,
     ends_on date NOT NULL,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    place text, -- servers and prefix of keys; null: everywhere
     CONSTRAINT known_issues_pkey PRIMARY KEY (known_issue_id)
 );

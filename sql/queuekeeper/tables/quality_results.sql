@@ -13,6 +13,7 @@ CREATE TABLE queuekeeper.quality_results (
     examples jsonb NOT NULL DEFAULT '[]', -- hashed client ids with the checked value: never a payload
     remedy text NOT NULL DEFAULT '', -- DAG that mends it
     remedy_conf jsonb NOT NULL DEFAULT '{}', -- its form, filled in
+    place text NOT NULL DEFAULT '', -- servers and prefix of keys that were looked at
     CONSTRAINT quality_results_pkey PRIMARY KEY (quality_run_id, suite, expectation),
     CONSTRAINT quality_results_quality_run_id_fkey FOREIGN KEY (quality_run_id)
     REFERENCES queuekeeper.quality_runs (quality_run_id) ON DELETE CASCADE,

@@ -494,6 +494,7 @@ def known_add(
     reason: Reason,
     until: Until,
     client_hash: str | None = None,
+    place: str | None = None,
 ) -> Shown:
     """Answer for a failure until a day: it is shown, and fails no run. Afterwards it fails again.
 
@@ -501,9 +502,16 @@ def known_add(
 
     :param check_id: Number of the check, such as Q9.
     :param client_hash: Excuse only this queue, as results name it. Without it, all queues.
+    :param place: Excuse it only at this place, as `incidents list` names it. Without it, everywhere.
     """
     issue = KnownIssues(call.connection).add(
-        check_id=check_id, owner=owner, reason=reason, ends_on=_day(until), today=_today(), client_hash=client_hash
+        check_id=check_id,
+        owner=owner,
+        reason=reason,
+        ends_on=_day(until),
+        today=_today(),
+        client_hash=client_hash,
+        place=place,
     )
     return Shown(_issue_facts(issue), lambda: [_issues("Known issue", [issue])])
 
@@ -554,7 +562,7 @@ def incidents_own(
     reason: Reason,
     until: Until,
 ) -> Shown:
-    """Answer for an incident until a day, by a known issue of its check. Afterwards the check fails runs again.
+    """Answer for an incident until a day, by a known issue of its check at its place. Afterwards it fails runs again.
 
     Example: `queuekeeper quality incidents own 4 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
 
@@ -587,7 +595,7 @@ def _today() -> date:
 
 
 def _issue_facts(issue: KnownIssue) -> dict[str, Any]:
-    names = ("known_issue_id", "check_id", "client_hash", "owner", "reason", "ends_on")
+    names = ("known_issue_id", "check_id", "client_hash", "place", "owner", "reason", "ends_on")
     return picked(issue, *names) | {"is_overdue": issue.is_overdue(_today())}
 
 
@@ -598,5 +606,10 @@ def _issues(title: str, issues: Sequence[KnownIssue]) -> Any:
         return cell(f"{issue.ends_on} (overdue)", style="red") if issue.is_overdue(today) else str(issue.ends_on)
 
     columns: dict[str, str | Callable[[Any], Any]] = {"number": "known_issue_id", "check": "check_id"}
-    columns |= {"queue": lambda issue: issue.client_hash or "all", "owner": "owner", "reason": "reason"}
+    columns |= {
+        "queue": lambda issue: issue.client_hash or "all",
+        "where": lambda issue: issue.place or "everywhere",
+        "owner": "owner",
+        "reason": "reason",
+    }
     return listing(title, issues, columns | {"until": until})

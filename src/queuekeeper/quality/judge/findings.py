@@ -31,13 +31,14 @@ class Status(StrEnum):
 class Finding:
     """What became of one expectation.
 
-    :param expectation: its place in the suite, from 1.
+    :param expectation: its number in the suite, from 1.
     :param unexpected_count: rows that break it, most often queues.
     :param observed: the same in words; for a broken check, why it could not be made.
     :param examples: hashed client ids with the values that were looked at; never a payload. The client's own id, where
         somebody asked for it, is not stored.
     :param remedy: DAG that mends it, empty where a person has to look.
     :param remedy_conf: its form, filled in.
+    :param place: servers and prefix of keys that were looked at.
     :param remedy_url: address that opens the form; empty where no Airflow is known.
     """
 
@@ -52,6 +53,7 @@ class Finding:
     examples: tuple[Mapping[str, Any], ...] = ()
     remedy: str = ""
     remedy_conf: Mapping[str, Any] = field(default_factory=dict)
+    place: str = ""
     remedy_url: str = ""
 
     @property

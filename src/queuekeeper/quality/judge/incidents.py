@@ -1,7 +1,7 @@
 """Incidents: findings of one cause over runs, from the first to the one that no longer finds them.
 
-The cause is a check at a place. Who answers for an incident, and until when, is a known issue of its check: there is no
-second list of owners.
+The cause is a check at a place. Who answers for an incident, and until when, is a known issue of that check at that
+place, or everywhere: there is no second list of owners.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Incidents:
         return self._read(today=today, closed=closed, incident_id=None)
 
     def own(self, incident_id: int, *, owner: str, reason: str, ends_on: date, today: date) -> Incident:
-        """Answer for an incident until a day, by a known issue of its check.
+        """Answer for an incident until a day, by a known issue of its check at its place.
 
         :raises UsageError: when there is no such incident, it has closed, nobody is named, or the day has passed.
         """
@@ -133,7 +133,12 @@ class Incidents:
         if found[0].state is State.CLOSED:
             raise UsageError(f"incident {incident_id} has closed: nobody has to answer for it")
         KnownIssues(self._connection).add(
-            check_id=found[0].check_id, owner=owner, reason=reason, ends_on=ends_on, today=today
+            check_id=found[0].check_id,
+            place=found[0].place,
+            owner=owner,
+            reason=reason,
+            ends_on=ends_on,
+            today=today,
         )
         return self._read(today=today, closed=True, incident_id=incident_id)[0]
 
@@ -164,7 +169,9 @@ def _incident(row: tuple[Any, ...], *, issues: Sequence[KnownIssue], today: date
     answering = [
         issue
         for issue in issues
-        if issue.check_id == known.id and not issue.is_overdue(today) and (issue.client_hash is None or was_known)
+        if issue.covers(known.id, values["place"])
+        and not issue.is_overdue(today)
+        and (issue.client_hash is None or was_known)
     ]
     state = State.CLOSED if values["closed_at"] else State.KNOWN if answering else State.OPEN
     return Incident(

@@ -20,12 +20,14 @@ class KnownIssue:
     """A failure that fails no run until its day has passed.
 
     :param client_hash: the one queue that it is about; none for all.
+    :param place: servers and prefix of keys that it is about; none for all.
     :param ends_on: last day on which it excuses, in UTC.
     """
 
     known_issue_id: int
     check_id: str
     client_hash: str | None
+    place: str | None = None
     owner: str
     reason: str
     ends_on: date
@@ -34,6 +36,10 @@ class KnownIssue:
     def is_overdue(self, today: date) -> bool:
         """Return whether its last day has passed."""
         return self.ends_on < today
+
+    def covers(self, check_id: str, place: str) -> bool:
+        """Return whether it is about a check at a place."""
+        return self.check_id == check_id and self.place in {None, place}
 
 
 class KnownIssues:
@@ -44,11 +50,20 @@ class KnownIssues:
         self._connection = connection
 
     def add(
-        self, *, check_id: str, owner: str, reason: str, ends_on: date, today: date, client_hash: str | None = None
+        self,
+        *,
+        check_id: str,
+        owner: str,
+        reason: str,
+        ends_on: date,
+        today: date,
+        client_hash: str | None = None,
+        place: str | None = None,
     ) -> KnownIssue:
         """Note that somebody answers for the failures of a check.
 
         :param client_hash: as reports show it; none for all queues.
+        :param place: as incidents show it; none for all places.
         :raises UsageError: when there is no such check, nobody is named, no reason is given or the day has passed.
         """
         check(check_id)
@@ -61,6 +76,7 @@ class KnownIssues:
         given = {
             "check_id": check_id,
             "client_hash": client_hash,
+            "place": place,
             "owner": owner.strip(),
             "reason": reason.strip(),
             "ends_on": ends_on,
@@ -70,7 +86,7 @@ class KnownIssues:
 
     def all(self) -> tuple[KnownIssue, ...]:
         """Return all of them, those that end first first."""
-        names = ("known_issue_id", "check_id", "client_hash", "owner", "reason", "ends_on", "created_at")
+        names = ("known_issue_id", "check_id", "client_hash", "place", "owner", "reason", "ends_on", "created_at")
         return tuple(KnownIssue(**dict(zip(names, row, strict=True))) for row in self._rows("known_issues", {}))
 
     def remove(self, known_issue_id: int) -> None:

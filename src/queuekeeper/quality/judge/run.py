@@ -186,18 +186,19 @@ def run_quality(
         show_client_ids=show_client_ids,
         data_docs=data_docs,
     )
-    by_suite = {suite.name: judge.judge(suite) for suite in chosen}
+    redis = "" if redis_url is None else redis_target(redis_url, key_prefix=key_prefix)
+    looks = {suite.name: _look(suite, profiles=profiles, redis=redis, turn=turn) for suite in chosen}
+    by_suite = {suite.name: judge.judge(suite, place=looks[suite.name].place) for suite in chosen}
     results = sorted((result for found in by_suite.values() for result in found), key=lambda result: result.urgency)
     verdict = _verdict(results)
     not_judged = sorted(judge.not_judged, key=lambda number: int(number[1:]))
     unexpected: dict[str, int] = {}
     for result in results:
         unexpected[result.check_id] = max(unexpected.get(result.check_id, 0), result.unexpected_count)
-    redis = "" if redis_url is None else redis_target(redis_url, key_prefix=key_prefix)
     with connect(postgres_url, autocommit=True) as connection, connection.transaction():
         for suite in chosen:
             Incidents(connection).note(
-                _look(suite, profiles=profiles, redis=redis, turn=turn),
+                looks[suite.name],
                 by_suite[suite.name],
                 quality_run_id=quality_run_id,
                 at=now,
@@ -214,7 +215,7 @@ def run_quality(
                 "messages": numbers["messages"],
             },
         )
-    failed = {result.check_id for result in results if result.status is Status.FAILED}
+    failed = [result for result in results if result.status is Status.FAILED]
     return QualityReport(
         quality_run_id=quality_run_id,
         verdict=verdict,
@@ -223,7 +224,11 @@ def run_quality(
         profile_ids=tuple(profile_ids),
         results=tuple(results),
         not_judged=tuple(not_judged),
-        overdue=tuple(issue for issue in issues if issue.is_overdue(judge.today) and issue.check_id in failed),
+        overdue=tuple(
+            issue
+            for issue in issues
+            if issue.is_overdue(judge.today) and any(issue.covers(each.check_id, each.place) for each in failed)
+        ),
         queues=numbers["queues"],
         messages=numbers["messages"],
         seconds=time.monotonic() - began,
@@ -346,8 +351,8 @@ class _Judge:
         self.today = today
         self.not_judged: set[str] = set()
 
-    def judge(self, suite: Suite) -> list[Finding]:
-        """Return what a suite finds."""
+    def judge(self, suite: Suite, *, place: str) -> list[Finding]:
+        """Return what a suite finds at a place."""
         read = all(self._profiles[store].contents for store in suite.stores)
         numbered = list(enumerate(suite.expectations, start=1))
         asked = [(number, each) for number, each in numbered if read or not each.needs_contents]
@@ -361,7 +366,10 @@ class _Judge:
             shown=SHOWN_VALUES + len({issue.client_hash for issue in self._issues if issue.client_hash}),
             data_docs=self._data_docs,
         )
-        return [self._result(suite, number, result) for (number, _), result in zip(asked, report.results, strict=True)]
+        return [
+            self._result(suite, number, result, place=place)
+            for (number, _), result in zip(asked, report.results, strict=True)
+        ]
 
     def _query(self, suite: Suite) -> str:
         values = {"quality_run_id": self._quality_run_id} | {
@@ -373,9 +381,10 @@ class _Judge:
         }
         return statement(f"quality/{suite.rows}") % literals
 
-    def _result(self, suite: Suite, number: int, found: ExpectationResult) -> Finding:
+    def _result(self, suite: Suite, number: int, found: ExpectationResult, *, place: str) -> Finding:
         expectation = found.expectation
-        status = self._status(found)
+        known = self._known_hashes(expectation.check, place)
+        status = _status(found, known)
         # Of the queues only those in Redis are mended.
         mended = status is not Status.PASSED and suite.stores != (Store.POSTGRES,)
         finding = Finding(
@@ -387,7 +396,8 @@ class _Judge:
             description=expectation.description,
             unexpected_count=found.unexpected_count,
             observed=found.broken or found.observed,
-            examples=self._examples(found, status),
+            examples=_examples(found, known if status is Status.FAILED else None),
+            place=place,
         )
         if not mended:
             return finding
@@ -395,27 +405,10 @@ class _Judge:
             quality_run_id=self._quality_run_id, key_prefix=self._key_prefix or None, **self._choice(suite)
         )
 
-    def _status(self, found: ExpectationResult) -> Status:
-        if found.broken:
-            return Status.BROKEN
-        if found.passed:
-            return Status.PASSED
-        hashes = self._known_hashes(found)
-        whole = len(found.examples) == found.unexpected_count > 0
-        if hashes is None or (whole and all(example.get("client_hash") in hashes for example in found.examples)):
-            return Status.KNOWN
-        return Status.FAILED
-
-    def _known_hashes(self, found: ExpectationResult) -> set[str] | None:
+    def _known_hashes(self, check_id: str, place: str) -> set[str] | None:
         """Return the queues of which a failure is known; none when it is known of all."""
-        known = [issue.client_hash for issue in self._issues if issue.check_id == found.expectation.check]
+        known = [issue.client_hash for issue in self._issues if issue.covers(check_id, place)]
         return None if None in known else {name for name in known if name is not None}
-
-    def _examples(self, found: ExpectationResult, status: Status) -> tuple[Mapping[str, Any], ...]:
-        """Return the first offenders; where some are known, those that are not."""
-        hashes = (self._known_hashes(found) or set()) if status is Status.FAILED else set()
-        news = [example for example in found.examples if example.get("client_hash") not in hashes]
-        return tuple(news[:SHOWN_VALUES])
 
     def _choice(self, suite: Suite) -> dict[str, Any]:
         """Return which queues a remedy is to look at, and by which limits they were judged."""
@@ -428,3 +421,20 @@ class _Judge:
             if len(read.cohorts) < read.cohort_count:
                 return choice | {"cohorts": format_cohorts(read.cohorts)}
         return choice | {"cohorts": "all"}
+
+
+def _status(found: ExpectationResult, known: set[str] | None) -> Status:
+    if found.broken:
+        return Status.BROKEN
+    if found.passed:
+        return Status.PASSED
+    whole = len(found.examples) == found.unexpected_count > 0
+    if known is None or (whole and all(example.get("client_hash") in known for example in found.examples)):
+        return Status.KNOWN
+    return Status.FAILED
+
+
+def _examples(found: ExpectationResult, known: set[str] | None) -> tuple[Mapping[str, Any], ...]:
+    """Return the first offenders; where some are known, those that are not."""
+    news = [example for example in found.examples if example.get("client_hash") not in (known or set())]
+    return tuple(news[:SHOWN_VALUES])

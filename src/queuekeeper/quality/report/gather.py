@@ -245,6 +245,7 @@ def _known_line(issue: KnownIssue, *, today: date) -> KnownIssueLine:
     return KnownIssueLine(
         check_id=issue.check_id,
         client_hash=issue.client_hash,
+        place=issue.place,
         owner=issue.owner,
         reason=issue.reason,
         ends_on=issue.ends_on.isoformat(),

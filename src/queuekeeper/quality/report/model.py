@@ -50,11 +50,13 @@ class KnownIssueLine:
     """A failure that somebody answers for until a day.
 
     :param client_hash: the one queue that it is about; none for all.
+    :param place: servers and prefix of keys that it is about; none for all.
     :param overdue: whether the day has passed, so that it excuses nothing any more.
     """
 
     check_id: str
     client_hash: str | None
+    place: str | None
     owner: str
     reason: str
     ends_on: str
@@ -282,4 +284,8 @@ class PublishedReport(Report):
 
     def known_of(self, finding: Finding) -> tuple[KnownIssueLine, ...]:
         """Return who answers for a finding."""
-        return tuple(each for each in self.known_issues if each.check_id == finding.check_id and not each.overdue)
+        return tuple(
+            each
+            for each in self.known_issues
+            if each.check_id == finding.check_id and each.place in {None, finding.place} and not each.overdue
+        )
