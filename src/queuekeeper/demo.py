@@ -28,7 +28,7 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer, TaskState
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError, UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantineCount, StoredReport
-from queuekeeper.migration.ledger.model import LedgerRow
+from queuekeeper.migration.ledger.model import LedgerRow, unaccounted
 from queuekeeper.migration.ledger.progress import line
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.postgres import Connection, connect, migrate, statement
@@ -347,8 +347,7 @@ def _show(console: Console, result: DemoResult, airflow: AirflowServer) -> None:
     table.add_column("count", justify="right")
     for name in names:
         table.add_row(name.replace("_", " "), f"{sum(getattr(row, name) for row in result.rows):,}")
-    unaccounted = sum(abs(row.unaccounted) for row in result.rows)
-    table.add_row("[b]unaccounted[/]", f"[b]{unaccounted:,}[/]")
+    table.add_row("[b]unaccounted[/]", f"[b]{unaccounted(result.rows):,}[/]")
     console.print(table)
     if result.quarantine:
         reasons = Table(title="Quarantine", title_justify="left", title_style="bold")

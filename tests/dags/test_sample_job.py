@@ -22,7 +22,7 @@ from queuekeeper import audit, postgres
 from queuekeeper.airflow.defaults import connections
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
-from queuekeeper.cli import jobs
+from queuekeeper.cli import jobs, runs
 from queuekeeper.cli.context import CommandGroup
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.jobs import pace
@@ -55,7 +55,7 @@ def names(client: Any) -> set[str]:
 def command(*arguments: str, code: int = 0) -> Any:
     app = typer.Typer(cls=CommandGroup)
     app.command("rename", cls=JobCommand)(jobs.command_of("rename_keys", "Rename keys."))
-    app.add_typer(jobs.app, name="run")
+    app.add_typer(runs.app, name="run")
     result = CliRunner().invoke(app, [*arguments, "--json"])
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)

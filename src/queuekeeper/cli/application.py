@@ -93,7 +93,7 @@ for _name, _place, _words in (
     ("events", "event_schema:app", "Publish, dispatch and follow events in PostgreSQL."),
     ("compacted", "compacted_mqtt:app", "Keep the newest value of each key, for one consumer."),
     ("fanout", "fanout:app", "Publish once for many consumers: fan-out queues in Redis."),
-    ("run", "jobs:app", "List runs of all jobs, steer them, take them back."),
+    ("run", "runs:app", "List runs of all jobs, steer them, take them back."),
     ("database", "audit:database", "Keep the control schema `queuekeeper` in PostgreSQL."),
     ("acl", "access:app", "Print users and roles with the least that each job needs."),
     ("audit", "audit:app", "Read the record of approvals, changes and looks at contents."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queuekeeper.cli import jobs
+from queuekeeper.cli import jobs, runs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown
@@ -62,4 +62,4 @@ def apply(
     return jobs.looked_again(engine, runs, run_id, shares=shares)
 
 
-jobs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})
+runs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})

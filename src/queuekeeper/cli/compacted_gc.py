@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queuekeeper.cli import compacted, jobs
+from queuekeeper.cli import compacted, jobs, runs
 from queuekeeper.cli.command import PLANS, OnRedis, OnServers, command
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, pairs, show_result
@@ -86,7 +86,7 @@ def gc(
         if undo is not None or go_on is not None or not (call.yes or call.dry_run):
             raise UsageError("--gc-interval goes with --yes: nobody is there to be asked; --undo and --go-on are once")
     if undo is not None:
-        return jobs.take_run_back(call, undo, kind=KIND, undo_directory=undo_directory)
+        return runs.take_run_back(call, undo, kind=KIND, undo_directory=undo_directory)
 
     def collect(by: OnServers) -> Shown:
         return jobs.carry_out(by, KIND, parameters, go_on=go_on, undo_directory=undo_directory)
@@ -140,4 +140,4 @@ def gc_rebuild(call: OnRedis) -> Shown:
     return Shown(rebuild_registry(call.client, prefix=call.key_prefix, now_ms=now_ms, dry_run=call.dry_run), "Registry")
 
 
-jobs.add_aliases(app, KIND, {f"gc-{name}": name for name in jobs.STEERED})
+runs.add_aliases(app, KIND, {f"gc-{name}": name for name in runs.STEERED})

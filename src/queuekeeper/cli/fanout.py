@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from queuekeeper import fanout
-from queuekeeper.cli import jobs, work
+from queuekeeper.cli import jobs, runs, work
 from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, named_texts, opened
 from queuekeeper.cli.options import JobCommand
@@ -607,4 +607,4 @@ Example: `queuekeeper fanout repair-all --dry-run`
 """
 command(app, "work")(work.fanout_work)
 app.command("repair-all", cls=JobCommand)(jobs.command_of("fanout_repair", REPAIR_ALL, argument="queues"))
-jobs.add_aliases(app, "fanout_repair", {f"repair-{name}": name for name in jobs.STEERED})
+runs.add_aliases(app, "fanout_repair", {f"repair-{name}": name for name in runs.STEERED})

@@ -15,33 +15,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.audit import record_answer
-from queuekeeper.cli import context, foreign_writers, jobs
+from queuekeeper.cli import context, foreign_writers, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, plain, screen, table
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, screen
+from queuekeeper.cli.plans import (
+    ledger_table,
+    plan_facts,
+    plan_parts,
+    report_of,
+    take_plan_back,
+    verdict_words,
+)
 from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
-from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow, Step
 from queuekeeper.migration.ledger.model import (
     CohortChoice,
-    CohortState,
-    LedgerRow,
     MigrationParameters,
-    MigrationPlan,
-    PlanState,
 )
-from queuekeeper.migration.offline.undo import drop_imports
-from queuekeeper.migration.online import clients
-from queuekeeper.migration.report.model import Verdict
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.judge import check_reason
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
+    pass
 
 app = group()
 app.add_typer(foreign_writers.app, name="trigger")
@@ -122,7 +121,7 @@ def plan(
         from queuekeeper.migration.offline.plan import plan_migration
 
         made = plan_migration(spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id)
-    return Shown(_plan_facts(made), lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
+    return Shown(plan_facts(made), lambda: plan_parts(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
 
 
 @command(app, also=CONFIRMS, asks=_CHOOSES)
@@ -173,15 +172,14 @@ def verify(
             report = verify_migration(
                 spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=parameters.cohorts
             )
-    unaccounted = _unaccounted(report.ledger)
     words = f"\nDigest {report.digest}, {report.seconds:,.1f} s. Report: queuekeeper migrate report {plan_id}"
     failed = (
-        f"the ledger of plan {plan_id} does not balance: {unaccounted:,} messages unaccounted for, "
-        f"{report.differences:,} differences; `queuekeeper migrate report {plan_id}` lists them"
+        f"the ledger of plan {plan_id} does not balance: {report.wrong}; "
+        f"`queuekeeper migrate report {plan_id}` lists them"
     )
     return Shown(
-        plain(report) | {"balanced": report.balanced, "unaccounted": unaccounted},
-        lambda: [_verdict(balanced=report.balanced), _ledger(report.ledger), words],
+        plain(report) | {"balanced": report.balanced, "unaccounted": report.unaccounted},
+        lambda: [verdict_words(balanced=report.balanced), ledger_table(report.ledger), words],
         failed=None if report.balanced else failed,
     )
 
@@ -197,30 +195,7 @@ def report(
     :param directory: Folder; else QUEUEKEEPER_REPORTS_DIR.
     :param show_client_ids: Name clients as they are instead of by hash.
     """
-    from queuekeeper.migration.report.gather import build_report, write_report
-
-    plan_id = _newest(call, plan_id)
-    built = build_report(
-        call.ledger, call.client, plan_id=plan_id, now_ms=system_clock(), show_client_ids=show_client_ids
-    )
-    files = write_report(built, context.report_folder(directory))
-    call.ledger.save_report(plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
-    verdict, failed = built.verdict, f"the ledger of plan {plan_id} does not balance: open {files.html}"
-    facts = {
-        "plan_id": plan_id,
-        "verdict": verdict.value,
-        "explanation": built.explanation,
-        "totals": plain(built.totals),
-    }
-    return Shown(
-        plain(files) | facts,
-        lambda: [
-            _verdict(balanced=verdict is Verdict.BALANCED, words=verdict.value),
-            cell(built.explanation),
-            pairs("Files", {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}),
-        ],
-        failed=failed if verdict is Verdict.NOT_BALANCED else None,
-    )
+    return report_of(call, _newest(call, plan_id), directory=directory, show_client_ids=show_client_ids)
 
 
 @command(app)
@@ -239,7 +214,7 @@ def status(call: OnPostgres, plan_id: PlanIdOrNewest = None) -> Shown:
     counts = Counter(states[number].value for number in found.chosen)
 
     def pretty() -> Iterator[Any]:
-        yield from _plan(found)
+        yield from plan_parts(found)
         facts = {
             "plan": cell(found.state.value, style=_TONES.get(found.state.value, "")),
             "why": found.state_reason or None,
@@ -251,7 +226,7 @@ def status(call: OnPostgres, plan_id: PlanIdOrNewest = None) -> Shown:
         }
         yield pairs("State", facts)
         if rows:
-            yield _ledger(rows)
+            yield ledger_table(rows)
 
     facts = {
         "approval": plain(approval),
@@ -261,10 +236,10 @@ def status(call: OnPostgres, plan_id: PlanIdOrNewest = None) -> Shown:
         "ledger": [plain(row) | {"unaccounted": row.unaccounted} for row in rows],
         "verified_at_ms": verified_at_ms,
     }
-    return Shown(_plan_facts(found) | facts, pretty)
+    return Shown(plan_facts(found) | facts, pretty)
 
 
-jobs.add_aliases(app, "session_migration", {"throttle": "throttle"})
+runs.add_aliases(app, "session_migration", {"throttle": "throttle"})
 
 
 @command(app)
@@ -375,79 +350,4 @@ def undo(call: OnServers, plan_id: PlanId, *, parameters: CohortChoice) -> Shown
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
-    from queuekeeper.migration.preflight import check_same_target
-
-    missing = "undo finds the sessions by the source's tables: restore them first"
-    ledger, client = call.ledger, call.client
-    found = ledger.load_plan(plan_id)
-    wanted = found.choose(parameters.cohorts)
-    check_same_target(client, found)
-    if not call.dry_run:
-        question = f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis."
-        # A no to the way back is none to the plan.
-        note = partial(record_answer, call.connection, subject=plan_id, kind=ledger.load(plan_id).kind)
-        call.confirm(question, note=note)
-    with (
-        ledger.copy_lock(plan_id, wanted),
-        context.postgres_connection(call.postgres_url, autocommit=False) as reader,
-        screen(stderr=True).status("Looking at sessions"),
-    ):
-        imported = clients.clients_of(reader, found, wanted, missing=missing)
-        prefix = found.parameters.key_prefix
-        dropped = drop_imports(client, imported, plan_id=plan_id, prefix=prefix, dry_run=call.dry_run)
-        if not call.dry_run:
-            ledger.set_cohort_state(plan_id, wanted, CohortState.PLANNED)
-            if set(wanted) == set(found.chosen):
-                ledger.clear_progress(plan_id, "copy")
-                ledger.clear_progress(plan_id, "verify")
-            # As it is by now: somebody may have copied. What was refused, or is not agreed to yet, stays what it is.
-            state = ledger.load_plan(plan_id).state
-            if state in (PlanState.COPYING, PlanState.COPIED, PlanState.VERIFIED, PlanState.FAILED):
-                approved = ledger.approval(plan_id) is not None
-                ledger.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
-            ledger.note_undo(plan_id, plain(dropped), actor=context.person())
-    return Shown(dropped, "Undo, nothing was removed" if call.dry_run else "Undo")
-
-
-def _plan_facts(found: MigrationPlan) -> dict[str, Any]:
-    names = ("plan_id", "state", "state_reason", "parameters", "source_fingerprint", "code_version", "as_of_ms")
-    return picked(found, *names) | {
-        "cohorts": len(found.cohorts),
-        "chosen": list(found.chosen),
-        "totals": found.totals(),
-        "quarantined_by_reason": found.quarantined_by_reason(),
-    }
-
-
-def _plan(found: MigrationPlan) -> Iterator[Any]:
-    totals = found.totals()
-    columns = {"sessions": "sessions", "messages": "messages", "to copy": "to_copy", "expired": "expired"}
-    columns |= {"over the limit": "trimmed", "quarantined": "quarantined"}
-    facts = {
-        "source read": instant(found.as_of_ms),
-        "cohorts": f"{len(found.chosen):,} of {len(found.cohorts):,} chosen",
-        **{words: totals[name] for words, name in columns.items()},
-        "memory forecast": f"{totals['forecast_bytes'] / 1_048_576:,.1f} MiB",
-    }
-    yield pairs(f"Plan {found.plan_id}", facts)
-    reasons = found.quarantined_by_reason()
-    if reasons:
-        yield table("Quarantined rows", ("reason", "rows"), reasons.items())
-
-
-def _unaccounted(rows: tuple[LedgerRow, ...]) -> int:
-    return sum(abs(row.unaccounted) for row in rows)
-
-
-def _verdict(*, balanced: bool, words: str | None = None) -> Text:
-    text = words or ("balanced" if balanced else "not balanced")
-    return cell(f"{'✓' if balanced else '✗'} {text.capitalize()}", style="bold green" if balanced else "bold red")
-
-
-def _ledger(rows: tuple[LedgerRow, ...]) -> Table:
-    names = ("rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined")
-    totals = [sum(getattr(row, name) for row in rows) for name in names]
-    unaccounted = _unaccounted(rows)
-    differences = sum(row.differences for row in rows)
-    columns = (*(name.replace("_", " ") for name in names), "unaccounted", "differences")
-    return table(f"Ledger of {len(rows):,} cohorts", columns, [(*totals, unaccounted, differences)])
+    return take_plan_back(call, plan_id, cohorts=parameters.cohorts)

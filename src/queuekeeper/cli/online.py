@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.audit import record_answer
-from queuekeeper.cli import context, jobs
+from queuekeeper.cli import context, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
@@ -276,7 +276,7 @@ def status(call: OnPostgres, plan_id: PlanId) -> Shown:
     return Shown({"plan_id": plan_id, "control": control, "cohorts": cohorts}, pretty)
 
 
-jobs.add_aliases(app, "online_migration", {name: name for name in ("pause", "resume", "throttle")})
+runs.add_aliases(app, "online_migration", {name: name for name in ("pause", "resume", "throttle")})
 
 
 def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) -> Shown:

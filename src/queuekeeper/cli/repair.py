@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context, jobs
+from queuekeeper.cli import context, jobs, runs
 from queuekeeper.cli.command import PLANS, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown
@@ -85,7 +85,7 @@ def undo(
 
     :param file: Undo file that a repair has written, or its URL in an object store.
     """
-    return jobs.take_run_back(call, undo_file=file, max_operations_per_s=parameters.max_operations_per_s)
+    return runs.take_run_back(call, undo_file=file, max_operations_per_s=parameters.max_operations_per_s)
 
 
 def _chosen(client_ids: list[str], asked: RemedyParameters) -> tuple[RemedyParameters, list[Queue] | None]:

@@ -277,6 +277,18 @@ class MigrationLedger(Runs):
         """Move cohorts of a plan to another state."""
         self._row("set_cohort_state", {"plan_id": plan_id, "cohorts": list(cohorts), "state": str(state)})
 
+    def unwind(self, plan_id: str, cohorts: Sequence[int]) -> None:
+        """Put a plan back to before its copy, once what that had written of some cohorts is out of Redis again."""
+        self.set_cohort_state(plan_id, cohorts, CohortState.PLANNED)
+        # As it is by now: somebody may have copied. What was refused, or is not agreed to yet, stays what it is.
+        plan = self.load_plan(plan_id)
+        if set(cohorts) == set(plan.chosen):
+            self.clear_progress(plan_id, "copy")
+            self.clear_progress(plan_id, "verify")
+        if plan.state in (PlanState.COPYING, PlanState.COPIED, PlanState.VERIFIED, PlanState.FAILED):
+            approved = self.approval(plan_id) is not None
+            self.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
+
     def cohort_states(self, plan_id: str) -> dict[int, CohortState]:
         """Return where each cohort stands, in order."""
         return {cohort: CohortState(state) for cohort, state in self._rows("cohort_states", {"plan_id": plan_id})}

@@ -157,15 +157,10 @@ def verify_migration(
             ledger.set_cohort_state(plan_id, [row.cohort], CohortState.VERIFIED if clean else CohortState.FAILED)
         states = ledger.cohort_states(plan_id)
         if not report.balanced:
-            ledger.set_plan_state(plan_id, PlanState.FAILED, _failure(report))
+            ledger.set_plan_state(plan_id, PlanState.FAILED, report.wrong)
         elif all(states[cohort] is CohortState.VERIFIED for cohort in plan.chosen):
             ledger.set_plan_state(plan_id, PlanState.VERIFIED)
         return report
-
-
-def _failure(report: VerifyReport) -> str:
-    unaccounted = sum(abs(row.unaccounted) for row in report.ledger)
-    return f"{report.differences:,} differences, {unaccounted:,} messages unaccounted for"
 
 
 def _clients(source: Source, *, clustered: bool) -> DataFrame:

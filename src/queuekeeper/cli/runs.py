@@ -1,0 +1,229 @@
+"""``queuekeeper run``: list the runs of all jobs, steer them, tell what they did, and take them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from queuekeeper.approvals import milliseconds
+from queuekeeper.cli import context
+from queuekeeper.cli.command import PLANS, OnPostgres, OnServers, command, group, with_call
+from queuekeeper.cli.jobs import ReportDirectory, UndoDirectory, engine_for, looked_again, store_of
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, record, table, told_tables
+from queuekeeper.cli.plans import report_of, take_plan_back
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, take_back
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.control import chosen, no_undo, rate_of, rate_words, set_pace, set_waiting
+from queuekeeper.jobs.registry import check_kind, fact_names, job_of, told_of
+from queuekeeper.jobs.store import MIGRATIONS, UnrecordedRuns, unit_of
+from queuekeeper.jobs.undo import read_undo_file, undo_paths
+
+Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
+
+app = group()
+
+
+@command(app, "list")
+def list_runs(
+    call: OnPostgres, *, kind: Kind = None, limit: Annotated[int, typer.Option(min=1, max=1_000)] = 20
+) -> Shown:
+    """List the newest runs of all jobs.
+
+    Example: `queuekeeper run list --kind fanout_repair`
+
+    :param limit: How many at most, newest first.
+    """
+    if kind is not None:
+        check_kind(kind)
+    heads = ("run", "job", "state", "paused", "approved by", "planned")
+    runs = call.runs.newest(kind=kind, limit=limit)
+    lines = [(one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by) for one in runs]
+    names = [head.replace(" ", "_") for head in heads]
+    told = [dict(zip(names, (*line, str(one.created_at)), strict=True)) for line, one in zip(lines, runs, strict=True)]
+    rows = [(*line, instant(milliseconds(one.created_at))) for line, one in zip(lines, runs, strict=True)]
+    return Shown(told, lambda: [table("Runs", heads, rows)])
+
+
+def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None) -> Shown:
+    """Say how far a run is, share by share.
+
+    Example: `queuekeeper run status`
+    """
+    run = call.runs.load(chosen(call.runs, run_id, kind))
+    progress = call.runs.progress(run.maintenance_run_id)
+    names = fact_names(run.kind)
+    facts_told = {name: (run.report or {}).get(name) for name in names}
+
+    def pretty() -> Iterator[Any]:
+        facts = {
+            "job": run.kind,
+            "run": run.state.value,
+            "paused": run.paused,
+            "approved by": run.approved_by,
+            "throttle": rate_words(run),
+        }
+        notes = {names[name]: instant(at_ms) or "never" for name, at_ms in facts_told.items()}
+        yield pairs(f"Run {run.maintenance_run_id}", facts | notes)
+        columns = {"share": "shard", "where it is": "cursor", "looked at": "scanned", "removed": "removed"}
+        yield listing("Shares", progress, columns | {"repaired": "repaired", "done": "done"})
+
+    told = ("maintenance_run_id", "kind", "state", "paused", "approved_by", "throttle_operations_per_s", "report")
+    return Shown(picked(run, *told) | {"progress": progress} | facts_told, pretty)
+
+
+def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) -> Shown:
+    set_waiting(call.runs, chosen(call.runs, run_id, kind), paused, actor=context.person())
+    words = f"Run {run_id}: {'paused' if paused else 'goes on'}."
+    return Shown({"maintenance_run_id": run_id, "paused": paused}, lambda: [words])
+
+
+def pause(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
+    """Let a run wait. It notices within seconds.
+
+    Example: `queuekeeper run pause 0123456789abcdef`
+    """
+    return _paused(call, run_id, kind, paused=True)
+
+
+def resume(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
+    """Let a paused run go on.
+
+    Example: `queuekeeper run resume 0123456789abcdef`
+    """
+    return _paused(call, run_id, kind, paused=False)
+
+
+def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) -> Shown:
+    """Slow a run down or let it go. It follows within seconds.
+
+    Of runs of partitions only those have a pace that move rows out of DEFAULT; it counts those rows.
+
+    Example: `queuekeeper run throttle 0123456789abcdef 5000`
+    """
+    # What is no rate is refused before a server is asked about the run.
+    rate_of(rate, unit_of(kind))
+    run = set_pace(call.runs, chosen(call.runs, run_id, kind), rate, actor=context.person())
+    per_s, unit = run.throttle_operations_per_s, run.unit
+    words = f"at most {rate_words(run)}" if per_s else "no throttle"
+    # Of a migration also by the names that its own commands had for it.
+    names = ["throttle_operations_per_s", f"throttle_{unit}_per_s", f"{unit}_per_s"]
+    facts = dict.fromkeys(names[:1] if unit == "operations" else names, per_s)
+    return Shown({"maintenance_run_id": run_id, **facts}, lambda: [f"Run {run_id}: {words}."])
+
+
+def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: UndoDirectory = None) -> Shown:
+    """Take back what a run has changed.
+
+    Run it on the machine that has the undo files of the run, or anywhere when they are in an object store. Where
+    somebody has gone on from a change, it stays. What a job cannot bring back, its page in the docs says.
+
+    Example: `queuekeeper run undo 0123456789abcdef --dry-run`
+    """
+    return take_run_back(call, run_id, kind=kind, undo_directory=undo_directory)
+
+
+def take_run_back(
+    call: OnServers,
+    run_id: str = "",
+    *,
+    kind: str | None = None,
+    undo_directory: Path | None = None,
+    undo_file: Path | None = None,
+    max_operations_per_s: int | None = None,
+) -> Shown:
+    """Take a run back: of its record, or of the one file that is named.
+
+    :param undo_file: says by its first line which run it is of.
+    :param max_operations_per_s: how fast; none for as fast as the run was.
+    """
+    # Counting what a file tells of needs no record.
+    runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
+    if runs.connection is not None and not undo_file:
+        recorded = runs.load(chosen(runs, run_id, kind))
+        if refusal := no_undo(recorded):
+            raise UsageError(refusal)
+        if recorded.kind in MIGRATIONS:
+            return take_plan_back(call, run_id)
+        job, asked = job_of(recorded.kind), recorded.parameters
+    else:
+        # The first line of an undo file says what a run without a record was; remedies called it otherwise once.
+        path = undo_file or undo_paths(undo_directory or context.settings().undo, run_id=run_id)[0]
+        header, _ = read_undo_file(path, kind=kind)
+        job = job_of(str(header.get("kind")))
+        asked = header.get("parameters") or {"key_prefix": header.get("key_prefix", "")}
+        run_id = run_id or str(header.get("maintenance_run_id") or header.get("run_id") or path.name)
+    engine = engine_for(job, store_of(call, job), undo_directory, undo_file=undo_file, database=runs.connection)
+    parameters = job.Parameters(**asked)
+    if max_operations_per_s is not None:
+        parameters = replace(parameters, max_operations_per_s=max_operations_per_s)
+    found = take_back(
+        call,
+        lambda only_count: engine.undo(run_id=run_id, parameters=parameters, dry_run=only_count),
+        lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
+        subject=run_id,
+        kind=job.kind,
+        connection=runs.connection,
+    )
+
+    def pretty() -> Iterator[Any]:
+        yield record("Undo", found)
+        left = getattr(found, "left", None)
+        if isinstance(left, Mapping) and left:
+            yield table("Left as they are", ("reason", "changes"), left.items())
+
+    return Shown(found, pretty)
+
+
+def report(
+    call: OnServers, run_id: RunIdOrNewest = None, *, kind: Kind = None, report_directory: ReportDirectory = None
+) -> Shown:
+    """Look again, and say what a run planned, did and left. Exit code 1 when a share is not done.
+
+    Example: `queuekeeper run report --report-directory reports`
+    """
+    run = call.runs.load(chosen(call.runs, run_id, kind))
+    if run.kind in MIGRATIONS:
+        return report_of(call, run.maintenance_run_id, directory=report_directory)
+    if (tell := told_of(run.kind)) is not None:
+        if report_directory is not None:
+            raise UsageError(
+                f"a {run.kind} has no report as a file: leave --report-directory out; Airflow's "
+                "`partition_maintenance` writes one about all tables"
+            )
+        words, tables = tell(run)
+        facts = {"maintenance_run_id": run.maintenance_run_id, "kind": run.kind, "state": run.state.value}
+        told = facts | {"verdict": words, "report": run.report}
+        return Shown(told, lambda: [cell(words, style="bold"), *told_tables(tables)])
+    job = job_of(run.kind)
+    engine = engine_for(job, store_of(call, job), database=call.connection)
+    return looked_again(engine, call.runs, run.maintenance_run_id, report_directory=report_directory)
+
+
+_CONTROLS: dict[str, tuple[Callable[..., Shown], tuple[str, ...]]] = {
+    "status": (status, ()),
+    "pause": (pause, ()),
+    "resume": (resume, ()),
+    "throttle": (throttle, ()),
+    "undo": (undo, PLANS),
+    "report": (report, ()),
+}
+for _name, (_written, _also) in _CONTROLS.items():
+    command(app, _name, also=_also)(_written)
+
+
+STEERED = ("status", "pause", "resume", "throttle")
+"""Controls that commands of earlier releases have for every run of a job that goes on by itself."""
+
+
+def add_aliases(group: typer.Typer, kind: str, names: dict[str, str]) -> None:
+    """Let commands of earlier releases do what ``queuekeeper run`` does, for runs of one job; help does not show them.
+
+    :param names: of the commands, each with its name in ``queuekeeper run``.
+    """
+    for name, control in names.items():
+        written, also = _CONTROLS[control]
+        group.command(name, hidden=True)(with_call(written, also=also, fixed={"kind": kind}))
