@@ -9,8 +9,6 @@ import pytest
 
 from queuekeeper import keyspace, redis_client
 from queuekeeper.airflow.operators.fanout import (
-    FanoutConsumerOperator,
-    FanoutQueueOperator,
     InspectFanoutQueueOperator,
     PauseFanoutQueueOperator,
     PublishToFanoutQueueOperator,
@@ -21,12 +19,13 @@ from queuekeeper.airflow.operators.fanout import (
     UnregisterFanoutConsumerOperator,
     VerifyFanoutQueueOperator,
 )
+from queuekeeper.airflow.operators.store_call import StoreCallOperator
 from queuekeeper.errors import CheckFailed, HasLeases, InvalidLife, QueueFull, UnknownConsumer, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from tests.dags.runs import returned
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.filterwarnings("ignore:.*StoreCallOperator:DeprecationWarning")]
 
 Q = "orders"
 A = "billing"
@@ -46,7 +45,7 @@ def queues(client: redis_client.RedisClient) -> FanoutQueues:
     return found
 
 
-def run(operator: type[FanoutQueueOperator], **arguments: Any) -> dict[str, Any]:
+def run(operator: type[StoreCallOperator], **arguments: Any) -> dict[str, Any]:
     return returned(operator(task_id="task", queue_name=Q, **arguments), secret=SECRET)
 
 
@@ -169,11 +168,3 @@ def test_keys_that_disagree_fail_their_task_until_they_are_mended(
         run(VerifyFanoutQueueOperator)
     queues.repair(Q, dry_run=False)
     assert run(VerifyFanoutQueueOperator)["found"] == 0
-
-
-def test_every_argument_can_be_a_template() -> None:
-    operators = {*FanoutQueueOperator.__subclasses__(), *FanoutConsumerOperator.__subclasses__()}
-
-    assert len(operators) == 9
-    for operator in operators:
-        assert {"queue_name", "key_prefix", "redis_conn_id"} <= set(operator.template_fields), operator.__name__

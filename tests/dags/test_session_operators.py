@@ -17,8 +17,8 @@ from queuekeeper.airflow.operators.sessions import (
     InspectSessionOperator,
     PeekSessionOperator,
     PurgeSessionOperator,
-    SessionOperator,
 )
+from queuekeeper.airflow.operators.store_call import StoreCallOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, MovedOn, RefusedError, UsageError
 from queuekeeper.keyspace import payload_key
@@ -27,7 +27,11 @@ from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.transfer import SessionStore
 
-pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
+pytestmark = [
+    pytest.mark.dags,
+    pytest.mark.usefixtures("airflow_database"),
+    pytest.mark.filterwarnings("ignore:.*StoreCallOperator:DeprecationWarning"),
+]
 
 C = "meter-17"
 SECRET = b"secret-content"
@@ -51,7 +55,7 @@ def save(store: SessionStore, count: int = 3) -> None:
     assert report.error is None
 
 
-def run(operator: type[SessionOperator], **arguments: Any) -> dict[str, Any]:
+def run(operator: type[StoreCallOperator], **arguments: Any) -> dict[str, Any]:
     result: dict[str, Any] = operator(task_id="task", client_id=C, **arguments).execute({})
     assert json.loads(json.dumps(result)) == result, "it is kept as JSON"
     return result

@@ -376,22 +376,25 @@ def describe(model: type[Parameters]) -> dict[str, Described]:
     found = {}
     for name, field in model.model_fields.items():
         extra: Any = field.json_schema_extra
-        wanted, optional = hints[name], False
-        if get_origin(wanted) in {Union, types.UnionType}:
-            [wanted] = [each for each in get_args(wanted) if each is not types.NoneType]
-            optional = True
-        kind = Kind.LIST if get_origin(wanted) is tuple else _KINDS.get(wanted, Kind.TEXT)
-        is_enum = isinstance(wanted, type) and issubclass(wanted, Enum)
-        found[name] = Described(
-            name=name,
-            kind=kind,
-            optional=optional,
-            enum=wanted if is_enum else None,
-            literals=get_args(wanted) if get_origin(wanted) is Literal else (),
-            default=field.default,
-            said=extra["declaration"],
-        )
+        found[name] = described(name, hints[name], default=field.default, said=extra["declaration"])
     return found
+
+
+def described(name: str, wanted: Any, *, default: Any, said: Declaration) -> Described:
+    """Return a parameter of a type; of a union, the first one that is not none counts."""
+    optional = types.NoneType in get_args(wanted)
+    if get_origin(wanted) in {Union, types.UnionType}:
+        wanted, *_ = [each for each in get_args(wanted) if each is not types.NoneType]
+    is_enum = isinstance(wanted, type) and issubclass(wanted, Enum)
+    return Described(
+        name=name,
+        kind=Kind.LIST if get_origin(wanted) is tuple else _KINDS.get(wanted, Kind.TEXT),
+        optional=optional,
+        enum=wanted if is_enum else None,
+        literals=get_args(wanted) if get_origin(wanted) is Literal else (),
+        default=default,
+        said=said,
+    )
 
 
 _KINDS: dict[Any, Kind] = {bool: Kind.FLAG, int: Kind.INTEGER, float: Kind.NUMBER, str: Kind.TEXT}

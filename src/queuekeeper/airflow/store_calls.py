@@ -1,0 +1,349 @@
+"""What a task can have done to one session or one queue: each call, with the arguments of the functions behind it.
+
+Contents stay out of arguments and results, which Airflow keeps in its database: they are in files of the worker.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from queuekeeper.airflow.operators.stores import StoresOperator
+from queuekeeper.airflow.values import as_dict
+from queuekeeper.compacted import forms as compacted_forms
+from queuekeeper.compacted import jsonl as compacted_lines
+from queuekeeper.compacted.model import QueueRules, WhenFull
+from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.durations import duration_ms
+from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.fanout import forms as fanout_forms
+from queuekeeper.fanout import jsonl as fanout_lines
+from queuekeeper.fanout.model import ConsumerView
+from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.common import SessionRules
+from queuekeeper.jobs.parameters import Declaration, Described, Kind, described, unknown
+from queuekeeper.jsonl import open_file
+from queuekeeper.sessions import transfer
+from queuekeeper.sessions.jsonl import STORES, message_facts
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.transfer import SessionStore
+
+SHOWN = 20
+"""As many messages of a session, and as many findings, go through Airflow's database."""
+
+SHOWN_CONSUMERS = 100
+"""As many, those who owe most, are described in a result."""
+
+
+@dataclass(frozen=True)
+class StoreCall:
+    """A call; its arguments are all that its functions take behind the first.
+
+    :param opens: opens the store for the length of a ``with`` block.
+    :param does: does it in the store, and returns what it came to.
+    :param told: what the log says then, made of arguments and result.
+    :param options: whose arguments ``does`` takes as well.
+    """
+
+    opens: Callable[..., AbstractContextManager[Any]]
+    does: Callable[..., Any]
+    told: str
+    options: Callable[..., Any] | None = None
+
+    @cached_property
+    def arguments(self) -> Mapping[str, Described]:
+        """Arguments by name. A call that can only count does so unless it is told otherwise."""
+        found = {}
+        for function in filter(None, (self.does, self.options, self.opens)):
+            hints = get_type_hints(function)
+            for name, each in list(inspect.signature(function).parameters.items())[1:]:
+                if each.kind is not each.VAR_KEYWORD:
+                    default = True if name == "dry_run" else each.default
+                    said = Declaration(title=name, help="", needed=default is each.empty)
+                    found[name] = described(name, hints[name], default=default, said=said)
+        return found
+
+    def check_names(self, given: Collection[str]) -> None:
+        """Refuse arguments that there are not, or too few.
+
+        :raises UsageError: naming them.
+        """
+        if wrong := sorted(set(given) - set(self.arguments)):
+            raise UsageError(unknown(wrong, self.arguments, owner="this call"))
+        if missing := [name for name, each in self.arguments.items() if each.said.needed and name not in given]:
+            raise UsageError(f"this call needs {', '.join(missing)}")
+
+    def run(self, task: StoresOperator, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """Do it, and return what it came to, and what the log says of it.
+
+        :param given: arguments by name, which may be texts that templates have made.
+        :raises UsageError: when no value can be made of a text; otherwise as the store refuses it.
+        """
+        self.check_names(given)
+        values = {
+            name: _read(each, given.get(name, each.default))
+            for name, each in self.arguments.items()
+            if name in given or name == "dry_run"
+        }
+        of_store = inspect.signature(self.opens).parameters
+        with self.opens(task, **{name: value for name, value in values.items() if name in of_store}) as store:
+            result = self.does(store, **{name: value for name, value in values.items() if name not in of_store})
+        facts = as_dict(values | {"changed": result} if isinstance(result, bool) else result)
+        told = self.told.format_map({name: each.default for name, each in self.arguments.items()} | values | facts)
+        return facts, f"only counted: {told}" if values.get("dry_run") else told
+
+
+def _read(argument: Described, value: Any) -> Any:
+    """Return the value that a text stands for; a number that is asked for as a text becomes one."""
+    if argument.kind is Kind.TEXT and type(value) is int:
+        return str(value)
+    read = argument.of_text(value) if isinstance(value, str) else value
+    if isinstance(read, str) and argument.kind is not Kind.TEXT:
+        raise argument.refuse(value)
+    return read
+
+
+@contextmanager
+def _sessions(
+    task: StoresOperator,
+    *,
+    store: str = "redis",
+    key_prefix: str = "",
+    default_ttl_s: int = SessionRules().default_ttl_s,
+) -> Iterator[SessionStore]:
+    if store not in STORES:
+        raise UsageError(f"the store is {store!r}: it must be {' or '.join(STORES)}")
+    rules = transfer.rules(default_ttl_s=SessionRules.one("default_ttl_s", default_ttl_s))
+    if store == "postgres":
+        with task.postgres_hook.connect() as connection:
+            yield PostgresSessionStore(connection, rules=rules)
+    else:
+        with task.redis_hook.connect() as client:
+            yield RedisSessionStore(client, key_prefix, rules)
+
+
+def _inspect_session(store: SessionStore, *, client_id: str, offset: int = 0, limit: int = SHOWN) -> Any:
+    return store.inspect(client_id, offset=offset, limit=limit)
+
+
+def _peek(
+    store: SessionStore, *, client_id: str, packet_id: int, content_path: str = "", replace: bool = False
+) -> dict[str, Any]:
+    """Describe a message; its content goes into a file that only its owner can read, where one is named."""
+    message = store.peek(client_id, packet_id=packet_id)
+    if message is None:
+        held_by = "redis" if isinstance(store, RedisSessionStore) else "postgres"
+        raise UsageError(
+            f"{held_by} holds no message of {client_id!r} with packet id {packet_id}: it may have been "
+            "confirmed or have expired; sessions.inspect describes those that are there"
+        )
+    if content_path:
+        transfer.peek_into_file(message, Path(content_path), replace=replace)
+    return message_facts(message, content=False) | {"content_path": content_path or None}
+
+
+def _purge_session(store: SessionStore, *, client_id: str, dry_run: bool) -> Any:
+    return store.purge_session(client_id, dry_run=dry_run)
+
+
+def _export_session(store: SessionStore, *, client_id: str, path: str, replace: bool = False) -> dict[str, Any]:
+    """Write a session into a file; records that nobody can read fail it, so that nothing is purged because of it."""
+    report = transfer.export_session_to_file(store, client_id, Path(path), replace=replace)
+    if report.unreadable:
+        raise CheckFailed(
+            f"{path} is not the whole session: {report.unreadable} records of {client_id!r} cannot be read and were "
+            "left out"
+        )
+    return as_dict(report) | {"path": path}
+
+
+def _import_session(store: SessionStore, *, client_id: str, path: str) -> Any:
+    with open_file(Path(path)) as lines:
+        return store.import_session(client_id, lines)
+
+
+@contextmanager
+def _compacted(task: StoresOperator, *, key_prefix: str = "") -> Iterator[CompactedQueues]:
+    with task.redis_hook.compacted_queues(key_prefix=key_prefix) as queues:
+        yield queues
+
+
+@contextmanager
+def _bounded(
+    task: StoresOperator,
+    *,
+    key_prefix: str = "",
+    max_keys: int = QueueRules.max_keys,
+    max_bytes: int = QueueRules.max_bytes,
+    when_full: WhenFull = QueueRules.when_full,
+) -> Iterator[CompactedQueues]:
+    rules = QueueRules(max_keys=max_keys, max_bytes=max_bytes, when_full=when_full)
+    with task.redis_hook.compacted_queues(key_prefix=key_prefix, rules=rules) as queues:
+        yield queues
+
+
+def _append(
+    queues: CompactedQueues, *, client_id: str, path: str, producer: str | None = None, number: int | None = None
+) -> Any:
+    with open_file(Path(path)) as lines:
+        return compacted_lines.append_lines(queues, client_id, lines, producer=producer, number=number)
+
+
+def _rewind(queues: CompactedQueues, *, client_id: str, to: str) -> dict[str, Any]:
+    return compacted_lines.rewind_facts(client_id, queues.rewind(client_id, to=compacted_forms.position(to)))
+
+
+def _configure(queues: CompactedQueues, *, client_id: str, **changes: Any) -> dict[str, Any]:
+    before = queues.inspect(client_id).retention
+    after = compacted_forms.retention(before, **changes)
+    queues.configure(client_id, retention=after)
+    return {"client_id": client_id, "before": before, "after": after}
+
+
+def _purge(queues: CompactedQueues, *, client_id: str, what: str, dry_run: bool) -> Any:
+    return queues.purge(client_id, what=compacted_forms.purge(what), dry_run=dry_run)
+
+
+def _verify_compacted(queues: CompactedQueues, *, client_id: str) -> dict[str, Any]:
+    report = queues.verify(client_id)
+    if report.found:
+        rules = ", ".join(sorted({each.rule for each in report.violations[:SHOWN]}))
+        raise CheckFailed(f"the keys of {client_id!r} disagree in {report.found} places: {rules}")
+    return compacted_lines.verify_facts(report)
+
+
+@contextmanager
+def _fanout(task: StoresOperator, *, key_prefix: str = "") -> Iterator[FanoutQueues]:
+    with task.redis_hook.fanout_queues(key_prefix=key_prefix) as queues:
+        yield queues
+
+
+def _inspect_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
+    view = queues.inspect(queue)
+
+    def owed(consumer: ConsumerView) -> int:
+        return consumer.ready + consumer.leased + consumer.delayed + consumer.dead
+
+    return as_dict(view) | {
+        "consumers": sorted(view.consumers, key=owed, reverse=True)[:SHOWN_CONSUMERS],
+        "consumer_count": len(view.consumers),
+        "dead": sum(each.dead for each in view.consumers),
+    }
+
+
+def _publish(
+    queues: FanoutQueues,
+    *,
+    queue: str,
+    path: str,
+    deduplicate_as: str | None = None,
+    to: str | None = None,
+    ttl: str = "1d",
+) -> Any:
+    with open_file(Path(path)) as lines:
+        return fanout_lines.publish_lines(
+            queues, queue, lines, to=to, ttl_ms=duration_ms("ttl", ttl), deduplicate_as=deduplicate_as
+        )
+
+
+def _register(queues: FanoutQueues, *, queue: str, consumer: str, start: str = "new", **options: Any) -> Any:
+    wanted = fanout_forms.consumer_options(**options)
+    return queues.register(queue, consumer=consumer, options=wanted, start=fanout_forms.start(start))
+
+
+def _verify_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
+    facts = fanout_lines.verify_facts(queue, queues.verify(queue, findings=SHOWN))
+    if facts["found"]:
+        kinds = ", ".join(f"{problem} {count}" for problem, count in sorted(facts["counts"].items()))
+        raise CheckFailed(f"the keys of {queue!r} disagree in {facts['found']} places: {kinds}")
+    return facts
+
+
+_SESSION, _OF_CLIENT, _QUEUE = "Session {client_id!r}: ", "Queue of {client_id!r}: ", "Queue {queue!r}: "
+
+CALLS: Mapping[str, StoreCall] = {
+    "sessions.inspect": StoreCall(_sessions, _inspect_session, _SESSION + "exists {exists}, {messages} messages"),
+    "sessions.peek": StoreCall(
+        _sessions, _peek, _SESSION + "packet id {packet_id}, serial {serial}, {payload_bytes} bytes"
+    ),
+    "sessions.purge_session": StoreCall(
+        _sessions, _purge_session, _SESSION + "{messages} messages removed, {kept} kept"
+    ),
+    "sessions.export_session": StoreCall(_sessions, _export_session, _SESSION + "{messages} messages written"),
+    "sessions.import_session": StoreCall(
+        _sessions, _import_session, _SESSION + "{stored} messages stored, {expired} expired"
+    ),
+    "compacted.inspect": StoreCall(
+        _compacted,
+        CompactedQueues.inspect,
+        _OF_CLIENT + "exists {exists}, {live} keys, lag {lag}, {in_flight} in flight",
+    ),
+    "compacted.append": StoreCall(
+        _bounded, _append, _OF_CLIENT + "{appended} appended, {replayed} stored before, {evicted} evicted"
+    ),
+    "compacted.rewind": StoreCall(
+        _compacted, _rewind, _OF_CLIENT + "cursor from {old_acked} to {new_acked}, {to_deliver} to deliver"
+    ),
+    "compacted.configure": StoreCall(
+        _compacted, _configure, _OF_CLIENT + "retention {after}", compacted_forms.retention
+    ),
+    "compacted.purge": StoreCall(
+        _compacted, _purge, _OF_CLIENT + "{messages} messages removed, {unacked} of them not acknowledged"
+    ),
+    "compacted.drop": StoreCall(
+        _compacted, CompactedQueues.drop, _OF_CLIENT + "dropped, with {messages} messages, {lag} of them not delivered"
+    ),
+    "compacted.verify": StoreCall(_compacted, _verify_compacted, _OF_CLIENT + "{checked} looked at, {found} wrong"),
+    "compacted.repair": StoreCall(
+        _compacted,
+        CompactedQueues.repair,
+        _OF_CLIENT + "{found} wrong, {indexed} keys put back, {dropped} dropped, {remaining} left",
+    ),
+    "fanout.inspect": StoreCall(
+        _fanout,
+        _inspect_fanout,
+        _QUEUE + "exists {exists}, {messages} messages, {held} held, {consumer_count} consumers, {dead} dead letters",
+    ),
+    "fanout.publish": StoreCall(
+        _fanout,
+        _publish,
+        _QUEUE + "{published} published, {duplicates} published before, {held} held, {dropped} dropped",
+    ),
+    "fanout.register": StoreCall(
+        _fanout,
+        _register,
+        _QUEUE + "consumer {consumer!r} registered, new {created}, {adopted} messages adopted",
+        fanout_forms.consumer_options,
+    ),
+    "fanout.unregister": StoreCall(
+        _fanout, FanoutQueues.unregister, _QUEUE + "consumer {consumer!r} removed, with {released} messages"
+    ),
+    "fanout.retry_dead": StoreCall(
+        _fanout,
+        FanoutQueues.retry_dead,
+        _QUEUE + "{retried} dead letters of {consumer!r} wait again, {missing} were gone",
+    ),
+    "fanout.purge_dead": StoreCall(
+        _fanout, FanoutQueues.purge_dead, _QUEUE + "{released} dead letters of {consumer!r} removed"
+    ),
+    "fanout.pause": StoreCall(_fanout, FanoutQueues.pause, _QUEUE + "paused for {consumer!r}, changed {changed}"),
+    "fanout.resume": StoreCall(_fanout, FanoutQueues.resume, _QUEUE + "resumed for {consumer!r}, changed {changed}"),
+    "fanout.verify": StoreCall(_fanout, _verify_fanout, _QUEUE + "{checked} looked at, {found} wrong"),
+}
+"""What there is, by store and by the verb that the store itself has for it."""
+
+
+def call_of(name: str) -> StoreCall:
+    """Return a call.
+
+    :raises UsageError: naming those that there are.
+    """
+    if name not in CALLS:
+        raise UsageError(f"there is no call {name!r}: name one of {', '.join(CALLS)}")
+    return CALLS[name]
