@@ -93,7 +93,7 @@ bench: setup ## Measure the copy against its limits (benchmarks/)
 	@$(BIN)/python benchmarks/backfill.py $(ARGS)
 
 .PHONY: bench-online
-bench-online: setup ## Measure saving against the server's limit and others (ARGS="--rounds 5")
+bench-online: setup ## Measure saving against the server's limit and others (ARGS="--rounds 5", or --profile)
 	@$(BIN)/python benchmarks/online.py $(ARGS)
 
 .PHONY: bench-profile

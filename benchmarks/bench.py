@@ -7,13 +7,16 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import psutil
@@ -144,6 +147,25 @@ def in_turns(
             samples[name].append(sample)
             console.print(f"round {number + 1}: {name}: {told(sample)}")
     return samples
+
+
+@contextmanager
+def sampled(counts: Counter[str]) -> Iterator[None]:
+    """Count in which module the main thread is, at each tick of this process's own processor time.
+
+    A tick is a millisecond, or as long as the system's clock lasts.
+    """
+
+    def count(_: int, frame: FrameType | None) -> None:
+        counts[(frame.f_globals.get("__name__") if frame else None) or "code made at run time"] += 1
+
+    before = signal.signal(signal.SIGPROF, count)
+    signal.setitimer(signal.ITIMER_PROF, 0.001, 0.001)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @dataclass(frozen=True, kw_only=True)

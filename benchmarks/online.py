@@ -34,9 +34,10 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, suppress
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection as Pipe
@@ -135,6 +136,7 @@ class Work(NamedTuple):
     :param publishers: tasks or threads.
     :param per_client: messages for each client of a batch.
     :param sessions: numbers of the sessions to save to.
+    :param profiled: note in which modules asyncio clients spend their time, which makes them a little slower.
     """
 
     way: str
@@ -144,12 +146,14 @@ class Work(NamedTuple):
     per_client: int
     sessions: range
     seconds: float
+    profiled: bool = False
 
 
 class Part(NamedTuple):
     """What one client process has done.
 
     :param calls_ms: how long each call took.
+    :param modules: samples of the process, by the module that it was in.
     """
 
     messages: int
@@ -157,6 +161,7 @@ class Part(NamedTuple):
     cpu_s: float
     calls_ms: array[float]
     grown_mib: float = 0.0
+    modules: Counter[str] | None = None
 
 
 class Store(Protocol):
@@ -327,8 +332,11 @@ async def work_with_tasks(
             meet()
             started, used_s = time.perf_counter(), time.process_time()
             deadline = started + work.seconds
-            await asyncio.gather(*map(keep_publishing, shares(work)))
-            done = Part(len(calls_ms), time.perf_counter() - started, time.process_time() - used_s, calls_ms)
+            modules = Counter[str]()
+            with bench.sampled(modules) if work.profiled else nullcontext():
+                await asyncio.gather(*map(keep_publishing, shares(work)))
+            spent_s, used_s = time.perf_counter() - started, time.process_time() - used_s
+            done = Part(len(calls_ms), spent_s, used_s, calls_ms, modules=modules)
             meet()
             return done
 
@@ -462,6 +470,7 @@ class Sample:
     :param client_cpu_s: processor time of the client processes, without what they prepared.
     :param server_cpu_s: processor time of the server process.
     :param p50_ms: of a call: one message, or a batch; none where calls are not timed one by one.
+    :param modules: samples of the client processes, by module, where they were asked for.
     """
 
     messages: int
@@ -470,6 +479,7 @@ class Sample:
     server_cpu_s: float
     p50_ms: float | None = None
     p99_ms: float | None = None
+    modules: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def messages_per_s(self) -> float:
@@ -492,6 +502,7 @@ class Stand:
     seconds: float
     messages: int
     prepared: dict[tuple[str, int, int], tuple[bytes, int, bytes, int]]
+    profiled: bool = False
 
     def empty(self) -> None:
         """Give every measurement the same empty servers."""
@@ -520,7 +531,8 @@ class Stand:
         for index, worker in enumerate(workers):
             share = self.sessions // processes
             sessions = range(index * share, (index + 1) * share)
-            worker.tell(Work(way, url, publishers // processes or 1, payload_bytes, per_client, sessions, self.seconds))
+            each = publishers // processes or 1
+            worker.tell(Work(way, url, each, payload_bytes, per_client, sessions, self.seconds, self.profiled))
         for worker in workers:
             worker.hear()
         before_s = self.server_cpu_s(way)
@@ -540,6 +552,7 @@ class Stand:
             server_cpu_s=used_s,
             p50_ms=quantile(calls_ms, 0.50),
             p99_ms=quantile(calls_ms, 0.99),
+            modules=sum((part.modules or Counter() for part in parts), Counter[str]()),
         )
 
     def piped(self, way: str, *, payload_bytes: int, per_client: int) -> Sample:
@@ -997,7 +1010,22 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
         for way in table
         if way.label.startswith("tbmq")
     }  # fmt: skip
-    return {"ways": lines, "server_cpu_ours_to_tbmq": server}
+    profile = {
+        way.key: shares_of(sum((Counter(sample.modules) for sample in rounds[way.key]), Counter())) for way in table
+    }
+    return {
+        "ways": lines,
+        "server_cpu_ours_to_tbmq": server,
+        "client_time_by_module": {way: found for way, found in profile.items() if found},
+    }
+
+
+def shares_of(samples: Counter[str]) -> dict[str, float]:
+    """Return the share of each module's samples, the largest first; what has less than 1 % is one line."""
+    total = samples.total()
+    found = {name: count for name, count in samples.most_common() if count >= total / 100}
+    rest = total - sum(found.values())
+    return {name: round(count / total, 3) for name, count in {**found, "all others": rest}.items() if count}
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -1013,6 +1041,11 @@ def show(console: Console, result: dict[str, Any]) -> None:
     )  # fmt: skip
     for calls, share in result["summary"]["server_cpu_ours_to_tbmq"].items():
         console.print(f"server's processor time of ours to that of TBMQ's design, {calls}: {bench.shown(share, '.2f')}")
+    for way, modules in result["summary"]["client_time_by_module"].items():
+        spent = bench.table_of(f"Clients' processor time: {way}", "module", "share")
+        for name, share in modules.items():
+            spent.add_row(name, f"{share:.1%}")
+        console.print(spent)
     stored = bench.table_of("Bytes per stored message", *("payload", "ours", "TBMQ's design", "PostgreSQL"), texts=0)
     for size, found in result["bytes_per_message"].items():
         stored.add_row(f"{size} B", *(f"{found[way]:,.0f}" for way in ("ours", "tbmq", "postgres")))
@@ -1054,6 +1087,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             redis=target, postgres=postgres, postgres_url=url,
             clients=[stack.enter_context(Client()) for _ in range(2)],
             sessions=arguments.sessions, seconds=arguments.seconds, messages=arguments.messages, prepared={},
+            profiled=arguments.profile,
         )  # fmt: skip
         table = ways(arguments)
         rounds = bench.in_turns(
@@ -1096,6 +1130,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--long-queue", type=int, default=LIMIT, help="messages of the session that is fetched")
     bench.add_server(parser)
     parser.add_argument("--append-only", action="store_true", help="let Redis write its append-only file")
+    about = "show in which modules the clients of writer and overlap spend their time; without a file unless --json"
+    parser.add_argument("--profile", action="store_true", help=about)
     bench.add_only(parser)
     bench.add_json(parser)
     arguments = parser.parse_args(words)
@@ -1105,7 +1141,8 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("--seconds must be more than 0")
     if arguments.long_queue > LIMIT:
         parser.error(f"a session holds at most {LIMIT} messages")
-    path = arguments.json or bench.RESULTS / f"online-{arguments.server}{'-append-only' * arguments.append_only}.json"
+    known = bench.RESULTS / f"online-{arguments.server}{'-append-only' * arguments.append_only}.json"
+    path = arguments.json or (None if arguments.profile else known)
     return bench.finish(partial(run, arguments), show, path=path)
 
 
