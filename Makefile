@@ -145,10 +145,15 @@ test-pythons: ## Unit, lua, sql and conformance on newer Pythons (PYTHONS="3.13"
 # The suite plays four of these runs; a failed one is met again by ONLINE_SEEDS=1 ONLINE_FIRST_SEED=number.
 NIGHTLY_SEEDS ?= 200
 
+# Those of PYTHONS that this machine has.
+NEWER_PYTHONS = $(strip $(foreach version,$(PYTHONS),$(if $(shell python$(version) -c 'print(1)' 2>/dev/null),$(version))))
+
 .PHONY: nightly
-nightly: setup-tests ## 200 migrations under load, somebody killed in each (NIGHTLY_SEEDS=20), then one by seconds
+nightly: setup-tests ## 200 migrations under load, somebody killed in each (NIGHTLY_SEEDS=20), one by seconds, newer Pythons
 	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)
 	@$(MAKE) bench-online-migration ARGS=
+	@$(MAKE) test-pythons PYTHONS="$(NEWER_PYTHONS)" ARGS=
+	@echo "newer Pythons tested: $(or $(NEWER_PYTHONS),none, as this machine has none of $(PYTHONS))"
 
 ##@ House-keeping
 
