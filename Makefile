@@ -153,7 +153,7 @@ nightly: setup-tests ## 200 migrations under load, somebody killed in each (NIGH
 	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)
 	@$(MAKE) bench-online-migration ARGS=
 	@$(MAKE) test-pythons PYTHONS="$(NEWER_PYTHONS)" ARGS=
-	@echo "newer Pythons tested: $(or $(NEWER_PYTHONS),none, as this machine has none of $(PYTHONS))"
+	@echo "newer Pythons tested: $(or $(NEWER_PYTHONS),none)"
 
 ##@ House-keeping
 
