@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 AREAS = ("lua", "sql", "expectations")
+PROJECT = "pyproject.toml"
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -21,12 +22,21 @@ def directory(area: str) -> Path:
     installed = _PACKAGE / "_assets" / area
     if installed.is_dir():
         return installed
-    checkout = _PACKAGE.parent.parent
+    around = checkout()
+    if around is not None and (around / area).is_dir():
+        return around / area
+    raise FileNotFoundError(
+        f"{area}/ is neither in the installed package ({installed}) nor in a checkout ({_PACKAGE.parent.parent})"
+    )
+
+
+def checkout() -> Path | None:
+    """Return the checkout that this code is in; none for an installed package."""
+    found = _PACKAGE.parent.parent
+    project = found / PROJECT
     # A folder that merely happens to lie two levels up is not ours: a checkout has our project file beside it.
-    project = checkout / "pyproject.toml"
-    if (checkout / area).is_dir() and project.is_file() and 'name = "queuekeeper"' in project.read_text("utf-8"):
-        return checkout / area
-    raise FileNotFoundError(f"{area}/ is neither in the installed package ({installed}) nor in a checkout ({checkout})")
+    is_ours = project.is_file() and 'name = "queuekeeper"' in project.read_text("utf-8")
+    return found if is_ours else None
 
 
 def read(area: str, name: str) -> str:

@@ -29,7 +29,7 @@ from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import load_policy, save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.maintenance.partitions.runs import kind_of
+from queuekeeper.maintenance.partitions.runs import kind_name
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
-QUESTION = kind_of(Purpose.DROP)
+QUESTION = kind_name(Purpose.DROP)
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
 ENDS = ("retirement.archive", "retirement.override", "retirement.drop")
 REJECTION = {"chosen_options": ["Reject"], "responded_by_user": None}

@@ -21,11 +21,10 @@ from queuekeeper.airflow.plugin.security import may_steer
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.cli import app
 from queuekeeper.config import Settings
-from queuekeeper.jobs.control import no_undo
 from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.registry import dag_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, Runs, RunState, ShardProgress
-from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.jobs.registry import kind_of
+from queuekeeper.jobs.store import MaintenanceRuns, Runs, RunState, ShardProgress
+from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import connect
@@ -181,7 +180,7 @@ def finished_run_has_no_button_that_does_nothing(
     assert browser.send("POST", f"{address}/pause", data={"paused": "no"}, headers=FORM).status_code == 303
     assert not runs.load(run_id).paused
     # The way back is that of the command, or why there is none.
-    words = no_undo(runs.load(run_id))
+    words = runs.load(run_id).no_undo
     assert ("queuekeeper run undo" in page) is not bool(words)
     assert "`" not in page
     assert re.sub("`([^`]+)`", r"<code>\1</code>", words) in page
@@ -205,11 +204,11 @@ def test_who_may_not_start_runs_of_the_dag_of_a_kind_may_steer_none(
     with pytest.raises(HTTPException) as refused:
         may_steer(kind, user)
 
-    assert asked == [("POST", dag_of(kind))]
-    assert dag_of(kind) in dag_bag.dags
+    assert asked == [("POST", kind_of(kind).dag)]
+    assert kind_of(kind).dag in dag_bag.dags
     assert (refused.value.status_code, refused.value.detail) == (
         403,
-        f"You may not start runs of {dag_of(kind)}, so you may not steer one either.",
+        f"You may not start runs of {kind_of(kind).dag}, so you may not steer one either.",
     )
     may_steer(kind, user)
 

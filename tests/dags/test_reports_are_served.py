@@ -21,14 +21,16 @@ from queuekeeper.airflow.run_index import PREFIX, remember
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
-from queuekeeper.jobs.registry import job_names, job_of
+from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import write_report
+from queuekeeper.jobs.store import UnrecordedRuns
 from queuekeeper.maintenance.partitions import report as partitions_report
 from queuekeeper.migration.report import gather as migration_report
 from queuekeeper.quality.report import gather as quality_report
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from tests import quality_samples, report_samples
 from tests.dags.test_plugin_pages import OPEN
+from tests.run_kinds import JOBS, PARTITIONS, STEP
 from tests.sample_job import Renaming
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ WRITERS: dict[ReportKind, Callable[[Path], ReportFiles]] = {
     ReportKind.MIGRATION: _migration,
     ReportKind.QUALITY: _quality,
     ReportKind.PARTITIONS: _partitions,
-    **{job.report: partial(_job, job) for job in map(job_of, job_names())},
+    **{job.report: partial(_job, job) for job in map(job_of, [*JOBS, Renaming.kind])},
 }
 
 
@@ -142,6 +144,27 @@ def test_link_of_a_task_leads_to_the_page_that_it_has_written(
     assert f"{PREFIX}/reports/{files.html.name}" in listed
     assert f"{PREFIX}/reports/{files.json.name}" in listed
     assert str(folder) in listed
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_report_of_a_run_of_partitions_is_listed_and_served(kind: str, tmp_path: Path) -> None:
+    settings = AirflowSettings(home=tmp_path / "home", reports_dir=tmp_path)
+    run = UnrecordedRuns().save_plan(
+        kind=kind,
+        parameters={},
+        plan={"purpose": kind, "table": "public.readings", "steps": [{"kind": "detach"} | STEP]},
+    )
+    tell = run.of.report
+    assert tell is not None
+    files = tell(SimpleNamespace(), run, now_ms=NOW_MS).write(settings.reports)
+    app = FastAPI()
+    app.mount(PREFIX, pages(settings=settings, guards=OPEN))
+
+    served = get(app, f"{PREFIX}/reports/{files.html.name}")
+
+    assert (served.status_code, served.content) == (200, files.html.read_bytes())
+    assert get(app, f"{PREFIX}/reports/{files.json.name}").json()["kind"] == kind
+    assert f"{PREFIX}/reports/{files.html.name}" in get(app, f"{PREFIX}/reports").text
 
 
 class Away:

@@ -221,9 +221,9 @@ def test_every_command_that_takes_back_puts_it_on_record() -> None:
             if isinstance(node, ast.Call)
             for name in (ast.unparse(node.func), ast.unparse(node.func).rpartition(".")[2])
         }
-        if calls & {"engine.undo", "drop_imports"}:
+        if calls & {"engine.undo", "run.of.undo", "drop_imports"}:
             found[path.name] = bool(calls & {"take_back", "note_undo"})
-    assert found == dict.fromkeys(("plans.py", "runs.py"), True)
+    assert found == dict.fromkeys(("run_control.py", "runs.py"), True)
 
 
 def test_yes_on_the_command_line_is_an_approval_that_says_so(control: Connection) -> None:

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from queuekeeper import audit, postgres
 from queuekeeper.cli import app, context
 from queuekeeper.jobs.registry import job_of
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
-from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
+from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
+from queuekeeper.report.files import report_name
 from tests.run_kinds import KINDS, PARTITIONS, planned
 
 pytestmark = pytest.mark.integration
@@ -132,9 +133,22 @@ def test_run_that_moves_rows_out_of_default_has_a_pace_that_counts_them(
     code, told, error = called("throttle", run_id, "250")
 
     assert (code, told["throttle_operations_per_s"]) == (0, 250), error
-    code, told, error = called("report", run_id, "--report-directory", str(own_home))
-    assert (code, told) == (2, None)
-    assert "has no report as a file" in error
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_report_of_partitions_is_one_run_s_page_and_its_json(control: Connection, own_home: Path, kind: str) -> None:
+    run_id = planned(control, kind, own_home)
+
+    code, told, error = called("report", run_id, "--report-directory", str(own_home / "reports"))
+
+    assert code == 0, error
+    page, facts = Path(told["html"]).read_text("utf-8"), json.loads(Path(told["json"]).read_bytes())
+    assert report_name(Path(told["html"]).name) is not None
+    assert told["verdict"] == facts["verdict"]
+    assert told["verdict"].endswith("public.readings: 1 steps are planned, and none was taken")
+    assert facts["plan"]["steps"][0]["reason"] == "its day is over"
+    assert told["verdict"] in page
+    assert "<td>public.readings_p1</td><td>its day is over</td>" in page
 
 
 def test_list_shows_instants_as_other_tables_do_and_json_has_them_whole(control: Connection, own_home: Path) -> None:

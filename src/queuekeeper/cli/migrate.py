@@ -23,11 +23,9 @@ from queuekeeper.cli.plans import (
     ledger_table,
     plan_facts,
     plan_parts,
-    report_of,
-    take_plan_back,
     verdict_words,
 )
-from queuekeeper.cli.run_control import agree
+from queuekeeper.cli.run_control import agree, run_taken_back, run_told
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
@@ -99,7 +97,7 @@ def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator
 
 def _newest(call: Call, plan_id: str | None) -> str:
     """Return the plan that a command is about: the one named, else the newest."""
-    return chosen(call.ledger, plan_id, "session_migration")
+    return chosen(call.ledger, plan_id)
 
 
 @command(app, asks=takes(lambda: MigrationParameters))
@@ -195,7 +193,8 @@ def report(
     :param directory: Folder; else QUEUEKEEPER_REPORTS_DIR.
     :param show_client_ids: Name clients as they are instead of by hash.
     """
-    return report_of(call, _newest(call, plan_id), directory=directory, show_client_ids=show_client_ids)
+    run = call.ledger.load(_newest(call, plan_id))
+    return run_told(call, run, directory=directory, show_client_ids=show_client_ids)
 
 
 @command(app)
@@ -350,4 +349,4 @@ def undo(call: OnServers, plan_id: PlanId, *, parameters: CohortChoice) -> Shown
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
-    return take_plan_back(call, plan_id, cohorts=parameters.cohorts)
+    return run_taken_back(call, call.ledger.load(plan_id), cohorts=parameters.cohorts)

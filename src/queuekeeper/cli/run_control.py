@@ -1,22 +1,23 @@
-"""What commands that change data have in common: the question, the way back, and progress."""
+"""What commands that change data have in common: the question, the way back, the report, and progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from queuekeeper.audit import Action, Answer, record_answer, record_undo
 from queuekeeper.cli import context
-from queuekeeper.cli.output import plain, printable, screen
+from queuekeeper.cli.output import Shown, cell, pairs, plain, printable, screen, told_tables
 from queuekeeper.clock import system_clock
-from queuekeeper.jobs.store import Runs
+from queuekeeper.jobs.store import MaintenanceRun, Runs
 from queuekeeper.postgres import Connection
 
 if TYPE_CHECKING:
-    from queuekeeper.cli.command import Call
+    from queuekeeper.cli.command import Call, OnServers
 
 Undone = TypeVar("Undone")
 
@@ -70,6 +71,42 @@ def take_back(
     if connection is not None and not call.dry_run:
         record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
     return found
+
+
+def run_taken_back(call: OnServers, run: MaintenanceRun, **chosen: Any) -> Shown:
+    """Take back a run that the engine does not, and put answer and deed on record.
+
+    :param chosen: what of it; all when left out.
+    """
+    note = partial(record_answer, call.connection, subject=run.maintenance_run_id, kind=run.kind)
+    assert run.of.undo is not None
+    undone = run.of.undo(
+        call, run, dry_run=call.dry_run, agree=lambda question: call.confirm(question, note=note), **chosen
+    )
+    if not call.dry_run:
+        call.runs.note_undo(run.maintenance_run_id, plain(undone), actor=context.person())
+    return Shown(undone, "Undo, nothing was removed" if call.dry_run else "Undo")
+
+
+def run_told(call: OnServers, run: MaintenanceRun, *, directory: Path | None = None, **asked: Any) -> Shown:
+    """Tell what a run has come to that is not the engine's; as a report, too, where there is a folder for it.
+
+    :param asked: how it is to be told.
+    """
+    assert run.of.report is not None
+    told = run.of.report(call, run, now_ms=system_clock(), **asked)
+    files = told.write(context.report_folder(directory)) if directory or run.of.keeps_files else None
+
+    def pretty() -> Iterator[Any]:
+        mark, style = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "bold")}[told.healthy]
+        yield cell(f"{mark}{told.verdict[:1].upper()}{told.verdict[1:]}", style=style)
+        yield from map(cell, told.lines)
+        yield from told_tables(told.tables)
+        if files is not None:
+            yield pairs("Files", {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256})
+
+    failed = told.failed and (f"{told.failed}: open {files.html}" if files else told.failed)
+    return Shown({**(plain(files) if files else {}), **told.facts}, pretty, failed=failed or None)
 
 
 def say(line: str) -> None:

@@ -13,13 +13,12 @@ from queuekeeper.approvals import milliseconds
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, OnServers, command, group, with_call
 from queuekeeper.cli.jobs import ReportDirectory, UndoDirectory, engine_for, looked_again, store_of
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, record, table, told_tables
-from queuekeeper.cli.plans import report_of, take_plan_back
-from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, take_back
+from queuekeeper.cli.output import Shown, instant, listing, pairs, picked, record, table
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, run_taken_back, run_told, take_back
 from queuekeeper.errors import UsageError
-from queuekeeper.jobs.control import chosen, no_undo, rate_of, rate_words, set_pace, set_waiting
-from queuekeeper.jobs.registry import check_kind, fact_names, job_of, told_of
-from queuekeeper.jobs.store import MIGRATIONS, UnrecordedRuns, unit_of
+from queuekeeper.jobs.control import chosen, rate_of, rate_words, set_pace, set_waiting
+from queuekeeper.jobs.registry import check_kind, job_of, kind_of
+from queuekeeper.jobs.store import UnrecordedRuns
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
@@ -55,7 +54,7 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
     """
     run = call.runs.load(chosen(call.runs, run_id, kind))
     progress = call.runs.progress(run.maintenance_run_id)
-    names = fact_names(run.kind)
+    names = run.of.fact_names
     facts_told = {name: (run.report or {}).get(name) for name in names}
 
     def pretty() -> Iterator[Any]:
@@ -105,7 +104,7 @@ def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
     # What is no rate is refused before a server is asked about the run.
-    rate_of(rate, unit_of(kind))
+    rate_of(rate, kind_of(kind).unit if kind else "operations")
     run = set_pace(call.runs, chosen(call.runs, run_id, kind), rate, actor=context.person())
     per_s, unit = run.throttle_operations_per_s, run.unit
     words = f"at most {rate_words(run)}" if per_s else "no throttle"
@@ -144,10 +143,10 @@ def take_run_back(
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
     if runs.connection is not None and not undo_file:
         recorded = runs.load(chosen(runs, run_id, kind))
-        if refusal := no_undo(recorded):
-            raise UsageError(refusal)
-        if recorded.kind in MIGRATIONS:
-            return take_plan_back(call, run_id)
+        if recorded.no_undo:
+            raise UsageError(recorded.no_undo)
+        if recorded.of.undo is not None:
+            return run_taken_back(call, recorded)
         job, asked = job_of(recorded.kind), recorded.parameters
     else:
         # The first line of an undo file says what a run without a record was; remedies called it otherwise once.
@@ -186,18 +185,8 @@ def report(
     Example: `queuekeeper run report --report-directory reports`
     """
     run = call.runs.load(chosen(call.runs, run_id, kind))
-    if run.kind in MIGRATIONS:
-        return report_of(call, run.maintenance_run_id, directory=report_directory)
-    if (tell := told_of(run.kind)) is not None:
-        if report_directory is not None:
-            raise UsageError(
-                f"a {run.kind} has no report as a file: leave --report-directory out; Airflow's "
-                "`partition_maintenance` writes one about all tables"
-            )
-        words, tables = tell(run)
-        facts = {"maintenance_run_id": run.maintenance_run_id, "kind": run.kind, "state": run.state.value}
-        told = facts | {"verdict": words, "report": run.report}
-        return Shown(told, lambda: [cell(words, style="bold"), *told_tables(tables)])
+    if run.of.report is not None:
+        return run_told(call, run, directory=report_directory)
     job = job_of(run.kind)
     engine = engine_for(job, store_of(call, job), database=call.connection)
     return looked_again(engine, call.runs, run.maintenance_run_id, report_directory=report_directory)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.jobs.registry import job_of, way_back_of
-from queuekeeper.jobs.store import MAX_RATE, MIGRATIONS, MaintenanceRun, Runs
+from queuekeeper.jobs.kinds import RunKind
+from queuekeeper.jobs.registry import kind_of
+from queuekeeper.jobs.store import MAX_RATE, MaintenanceRun, Runs
 
 _SHOWN = 50
 
@@ -12,26 +13,18 @@ _SHOWN = 50
 def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     """Return the run that a person means: the one named, else the newest.
 
-    :param kind: of this job, or of migrations, only.
+    :param kind: of this kind only; of those that these records are about if left out.
     :raises UsageError: when there is none, or it is of another job.
     """
-    if kind in MIGRATIONS:
-        noun, command, kinds = "plan", "migrate plan", MIGRATIONS
-        found = run_id or runs.latest_id()
-    elif kind and kind.startswith("partition_"):
-        noun, command, kinds = kind, "", (kind,)
-        found = run_id or runs.latest_id(kind)
-    else:
-        words = job_of(kind).words if kind else None
-        noun, command = (words.noun, words.command) if words else ("run", "")
-        kinds = (kind,) if kind else ()
-        found = run_id or runs.latest_id(kind)
+    kinds = kind_of(kind).names if kind else tuple(runs.kinds)
+    of = kind_of(kinds[0]) if kinds else RunKind(name="", dag="", noun="run")
+    found = run_id or runs.latest_id(*kinds)
     if found is None:
-        how = f"make one by `queuekeeper {command}`" if command else "a job's own command makes one"
-        raise UsageError(f"there is no {noun} yet: {how}")
+        how = f"make one by `queuekeeper {of.command}`" if of.command else "a job's own command makes one"
+        raise UsageError(f"there is no {of.noun} yet: {how}")
     is_of = runs.load(found).kind
     if kinds and is_of not in kinds:
-        raise UsageError(f"run {found} is a {is_of}, not a {noun}")
+        raise UsageError(f"run {found} is a {is_of}, not a {of.noun}")
     return found
 
 
@@ -87,18 +80,3 @@ def rate_words(run: MaintenanceRun) -> str:
     """Return the throttle of a run."""
     per_s = run.throttle_operations_per_s
     return "none" if per_s is None else f"{per_s:,} {run.unit}/s"
-
-
-def no_undo(run: MaintenanceRun) -> str:
-    """Return why ``queuekeeper run undo`` does not take a run back, and what does; empty where it does."""
-    run_id = run.maintenance_run_id
-    if run.kind == "online_migration":
-        return (
-            f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
-            f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
-        )
-    if run.kind in MIGRATIONS:
-        return ""
-    if way := way_back_of(run):
-        return f"run {run_id} is a {run.kind}, which has no undo: {way}"
-    return job_of(run.kind).no_way_back()

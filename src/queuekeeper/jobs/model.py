@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from queuekeeper.clock import Clock
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.pace import Breaker
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.shares import check_servers
@@ -401,6 +402,18 @@ class Job(ABC, Generic[P, C, F]):
     def no_way_back(cls) -> str:
         """Return that what it does cannot be taken back; empty where it can."""
         return "" if cls.undoes else f"a {cls.words.noun} has no way back"
+
+    @classmethod
+    def run_kind(cls) -> RunKind:
+        """Return what is to be known of its runs."""
+        return RunKind(
+            name=cls.kind,
+            dag=cls.dag or cls.kind,
+            noun=cls.words.noun,
+            command=cls.words.command,
+            fact_names=cls.fact_names,
+            no_undo=lambda _: cls.no_way_back(),
+        )
 
     def undo_header(self) -> dict[str, Any]:
         """Return what the first line of an undo file says besides run and share."""

@@ -1,16 +1,20 @@
-"""Says what a run planned, did and left: a verdict, JSON, and one page whose template serves every job."""
+"""Says what a run planned, did and left: a verdict, JSON, and one page whose template serves runs of every job."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from queuekeeper import __version__
+from queuekeeper.approvals import milliseconds
 from queuekeeper.jobs.engine import outcome_facts
-from queuekeeper.jobs.model import AnyJob, AnyOutcome
+from queuekeeper.jobs.kinds import Told
+from queuekeeper.jobs.model import AnyJob, AnyOutcome, Table, Words
+from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.report.figures import number
-from queuekeeper.report.files import ReportFiles, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.page import render_page
 
 FORMAT = 1
@@ -55,27 +59,86 @@ def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> Rep
     :param directory: made when it is not there.
     :raises RefusedError: when it cannot be written to.
     """
-    facts = facts_of(job, outcome) | {"generated_by": f"queuekeeper {__version__}", "format": FORMAT}
-    plan = outcome.plan
-    return write_files(
+    plan, words, facts = outcome.plan, job.words, facts_of(job, outcome)
+    changes = (plan.counts if outcome.dry_run else outcome.counts).changes
+    is_bad = outcome.broken or outcome.trouble or outcome.open_shares
+    return _write(
+        facts,
         directory,
         kind=job.report,
-        subject_id=outcome.maintenance_run_id,
         at_ms=outcome.generated_at_ms,
+        title=words.title,
+        about=words.about,
+        healthy=not is_bad and (outcome.clean or None),
+        rules=job.rule_words(plan.parameters),
+        changes=(changes, words.to_do if outcome.dry_run else words.done),
+        planned_ms=plan.as_of_ms,
+        figures=job.figures(outcome),
+        second_look=_second_look(words, outcome),
+        lines=[(*line, "–", "–")[:4] for line in columns_of(outcome)],
+        tables=job.shown(outcome),
+        footer=words.footer,
+    )
+
+
+def _second_look(words: Words, outcome: AnyOutcome) -> str:
+    if outcome.left is None:
+        if outcome.plan.empty:
+            return "There was nothing to do, so nothing was touched."
+        return "Nothing was to be changed, so there was no second look."
+    return f"The second look took in {f'every {words.unit}' if outcome.proved else f'a part of the {words.units}'}."
+
+
+def run_told(
+    run: MaintenanceRun, verdict: str, *, now_ms: int, rules: str, healthy: bool | None, tables: Sequence[Table]
+) -> Told:
+    """Return what a run that is not the engine's has come to, of which its record says all.
+
+    :param rules: what it was asked to do, in a sentence.
+    :param healthy: whether all is well; none where it is yet to be seen.
+    """
+    facts = {
+        "maintenance_run_id": run.maintenance_run_id,
+        "kind": run.kind,
+        "state": run.state.value,
+        "verdict": verdict,
+        "report": run.report,
+    }
+    about = run.kind.replace("_", " ")
+    kept = {"parameters": run.parameters, "plan": run.plan, "approved_by": run.approved_by, "dry_run": False}
+    return Told(
+        verdict=verdict,
+        facts=facts,
+        tables=tuple(tables),
+        write=lambda directory: _write(
+            facts | kept | {"generated_at_ms": now_ms},
+            directory,
+            kind=ReportKind(run.kind, f"Report of the {about}"),
+            at_ms=now_ms,
+            title=about.capitalize(),
+            about=f"run {run.maintenance_run_id}",
+            healthy=healthy,
+            rules=rules,
+            changes=None,
+            planned_ms=milliseconds(run.created_at),
+            figures=[],
+            second_look="",
+            lines=[],
+            tables=tables,
+            footer="No message leaves the server.",
+        ),
+    )
+
+
+def _write(facts: dict[str, Any], directory: Path, *, kind: ReportKind, at_ms: int, **shown: Any) -> ReportFiles:
+    facts = facts | {"generated_by": f"queuekeeper {__version__}", "format": FORMAT}
+    return write_files(
+        directory,
+        kind=kind,
+        subject_id=facts["maintenance_run_id"],
+        at_ms=at_ms,
         text=json.dumps(facts, ensure_ascii=False, indent=1),
         page=lambda name, digest: render_page(
-            "queuekeeper.jobs",
-            template=TEMPLATE,
-            report=facts,
-            json_name=name,
-            json_sha256=digest,
-            words=job.words,
-            rules=job.rule_words(plan.parameters),
-            changes=(plan.counts if outcome.dry_run else outcome.counts).changes,
-            healthy=plan.empty,
-            broken=bool(outcome.broken or outcome.trouble),
-            figures=job.figures(outcome),
-            lines=[(*line, "–", "–")[:4] for line in columns_of(outcome)],
-            tables=job.shown(outcome),
+            "queuekeeper.jobs", template=TEMPLATE, report=facts, json_name=name, json_sha256=digest, **shown
         ),
     )

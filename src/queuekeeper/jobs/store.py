@@ -17,6 +17,8 @@ from psycopg.types.json import Jsonb
 from queuekeeper import audit
 from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.kinds import RunKind
+from queuekeeper.jobs.registry import kind_of
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
@@ -24,9 +26,6 @@ _KNOWN_RUNS = 5
 MAX_RATE = 2_147_483_647
 """Highest throttle that the column can hold."""
 T = TypeVar("T")
-_UNITS = {"session_migration": "messages", "online_migration": "clients", "partition_creation": "rows"}
-MIGRATIONS: tuple[str, ...] = ("session_migration", "online_migration")
-"""Kinds of runs that are migrations: with the broker stopped, and with devices connected."""
 
 
 class RunState(StrEnum):
@@ -43,16 +42,11 @@ class RunState(StrEnum):
 _BEGUN = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 
 
-def unit_of(kind: str | None) -> str:
-    """Return what the throttle of runs of a kind counts; online, the copy before it counts messages."""
-    return _UNITS.get(kind or "", "operations")
-
-
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceRun:
     """A run as stored.
 
-    :param kind: name of a job or a remedy, or ``session_migration`` or ``online_migration``.
+    :param kind: under which it is on record, such as ``fanout_repair``.
     :param refused: why it may not be carried out; empty when it may.
     :param parameters: what it was asked to do.
     :param plan: what would be done, in the kind's own words.
@@ -81,29 +75,38 @@ class MaintenanceRun:
         return Approval(approved_by=self.approved_by, approved_at=self.approved_at)
 
     @property
+    def of(self) -> RunKind:
+        """What is to be known of its kind; of one that is not installed here, no more than its name."""
+        try:
+            return kind_of(self.kind)
+        except UsageError:
+            return RunKind(
+                name=self.kind, dag=self.kind, noun=self.kind,
+                no_undo=lambda run: f"run {run.maintenance_run_id} is a {run.kind}, of which nothing is installed here",
+            )  # fmt: skip
+
+    @property
     def unit(self) -> str:
         """What its throttle counts."""
-        return unit_of(self.kind)
+        return self.of.unit
 
     @property
     def no_pace(self) -> str:
-        """Why a throttle has nothing to slow down: of partitions only what moves rows out of DEFAULT has a pace."""
-        steps = self.plan.get("steps", ())
-        if not self.kind.startswith("partition_") or any(each["kind"] == "drain" for each in steps):
-            return ""
-        run_id = self.maintenance_run_id
-        return (
-            f"run {run_id} is a {self.kind}: it changes one partition after the other and moves no rows, so there "
-            f"is nothing to slow down; `queuekeeper run pause {run_id}` keeps it from the next partition"
-        )
+        """Why a throttle has nothing to slow down; empty where it has."""
+        return self.of.no_pace(self)
+
+    @property
+    def no_undo(self) -> str:
+        """Why ``queuekeeper run undo`` does not take it back, and what does; empty where it does."""
+        return self.of.no_undo(self)
 
     @property
     def over(self) -> str:
         """Why nobody follows an order about it any more; a run that has failed or was stopped can go on."""
         if self.refused:
             return f"Its plan was refused: {self.refused}."
-        # A job's run still looks a second time once all is done, and that can be paused.
-        if self.state is RunState.DONE and (self.report is not None or self.kind in MIGRATIONS):
+        # A second look can be paused.
+        if self.state is RunState.DONE and (self.report is not None or not self.of.looks_again):
             return "It is done: nothing of it is at work that could be paused or slowed down."
         return ""
 
@@ -112,7 +115,7 @@ class MaintenanceRun:
         """What decides whether it may be carried out; whoever makes a plan notes its release and its instant."""
         facts = {**self.parameters, **self.plan}
         return Standing(
-            name=f"{'plan' if self.kind in _UNITS else 'run'} {self.maintenance_run_id}",
+            name=f"{'plan' if self.of.noun == 'plan' else 'run'} {self.maintenance_run_id}",
             code_version=str(facts.get("code_version", "")),
             planned_at_ms=int(facts.get("as_of_ms", 0)),
             approved_by=self.approved_by,
@@ -195,7 +198,7 @@ class Runs:
     :ivar connection: none where nothing is put on record.
     """
 
-    kinds: ClassVar[Sequence[str] | None] = None
+    kinds: ClassVar[Sequence[str]] = ()
     noun: ClassVar[str] = "maintenance run"
     none_known: ClassVar[str] = "there are none yet"
     missing: ClassVar[str] = "run `queuekeeper database migrate`"
@@ -219,19 +222,19 @@ class Runs:
         self._known(run_id, tuple(found) or None)
         return found[0]
 
-    def latest_id(self, kind: str | None = None) -> str | None:
+    def latest_id(self, *kinds: str) -> str | None:
         """Return the id of the newest run, if any.
 
-        :param kind: of this kind only.
+        :param kinds: of these kinds only.
         """
-        return next(iter(self._known_ids(kind, limit=1)), None)
+        return next(iter(self._known_ids(kinds, limit=1)), None)
 
     def newest(self, *, kind: str | None = None, limit: int) -> list[MaintenanceRun]:
         """Return the newest runs, newest first.
 
         :param kind: of this kind only.
         """
-        return self._load(self._known_ids(kind, limit=limit))
+        return self._load(self._known_ids([kind] if kind else [], limit=limit))
 
     def progress_of(self, run_ids: Collection[str]) -> dict[str, RunProgress]:
         """Return how far runs have come that have begun, by their ids."""
@@ -341,9 +344,9 @@ class Runs:
         found = self._records(MaintenanceRun, "load_runs", {"maintenance_run_ids": list(run_ids)})
         return [replace(each, state=RunState(each.state)) for each in found]
 
-    def _known_ids(self, kind: str | None, *, limit: int) -> list[str]:
-        kinds = self.kinds if kind is None else [kind]
-        return [str(name) for (name,) in self._rows("known_runs", {"kinds": kinds and list(kinds), "maximum": limit})]
+    def _known_ids(self, kinds: Sequence[str], *, limit: int) -> list[str]:
+        wanted = list(kinds or self.kinds) or None
+        return [str(name) for (name,) in self._rows("known_runs", {"kinds": wanted, "maximum": limit})]
 
     def _record(self, run_id: str, action: audit.Action, effect: Mapping[str, Any], *, actor: str | None) -> None:
         facts = {"kind": self.load(run_id).kind, **effect}
@@ -363,7 +366,7 @@ class Runs:
     def _known(self, run_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
         if row is not None:
             return row
-        known = self._known_ids(None, limit=_KNOWN_RUNS)
+        known = self._known_ids([], limit=_KNOWN_RUNS)
         names = f"known, latest first: {', '.join(known)}" if known else f"{self.none_known}; plan first"
         raise UsageError(f"no {self.noun} {run_id!r} in this database: {names}")
 

@@ -16,13 +16,12 @@ from fastapi import Depends, HTTPException, Request
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.errors import UsageError
-from queuekeeper.jobs.registry import dag_of
-from queuekeeper.jobs.store import MIGRATIONS
+from queuekeeper.jobs.registry import kind_of
 
 SignedIn = Annotated[BaseUser, Depends(get_user)]
 
 
-MIGRATION_DAG = dag_of(MIGRATIONS[0])
+MIGRATION_DAG = kind_of("session_migration").dag
 
 REPORTING = (MIGRATION_DAG, "queue_quality")
 """DAGs whose reports are shown."""
@@ -50,7 +49,7 @@ def may_run_migrations(user: SignedIn) -> None:
 def may_steer(kind: str, user: SignedIn) -> None:
     """Demand a user who may start runs of the DAG that carries out the kind of run in the address (403)."""
     try:
-        dag_id = dag_of(kind)
+        dag_id = kind_of(kind).dag
     except UsageError:
         raise HTTPException(404, "There is no job of this name.") from None
     _demand("POST", DagAccessEntity.RUN, dag_id, user, _STEER)

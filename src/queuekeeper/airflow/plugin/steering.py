@@ -13,9 +13,9 @@ from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.jobs.control import chosen, no_undo, rate_words, set_pace, set_waiting
-from queuekeeper.jobs.registry import check_kind, kinds
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRun, MaintenanceRuns, RunProgress, Runs
+from queuekeeper.jobs.control import chosen, rate_words, set_pace, set_waiting
+from queuekeeper.jobs.registry import check_kind, kind_of, kinds
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunProgress, Runs
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
 
@@ -44,8 +44,8 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
     @router.get("/runs/{kind}/{run_id}")
     def one(kind: str, run_id: str) -> Response:
         _check_kind(kind)
-        if kind in MIGRATIONS:
-            return RedirectResponse(f"{site.base}/migration/{run_id}", headers=PLAIN_HEADERS)
+        if kind_of(kind).page:
+            return RedirectResponse(_address(kind, run_id), headers=PLAIN_HEADERS)
         with stores.postgres() as connection:
             run = _named(connection, kind, run_id)
             runs = MaintenanceRuns(connection)
@@ -57,7 +57,6 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
             progress=progress,
             progress_words=progress_words(run, whole),
             rate=rate_words(run),
-            no_undo=no_undo(run),
         )
 
     @router.post("/runs/{kind}/{run_id}/throttle", dependencies=[Depends(guards.steer)])
@@ -90,8 +89,10 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
                     raise HTTPException(422, str(error)) from None
 
         await asyncio.to_thread(work)
-        place = f"migration/{run_id}" if kind in MIGRATIONS else f"runs/{kind}/{run_id}"
-        return RedirectResponse(f"{site.base}/{place}", status_code=303, headers=PLAIN_HEADERS)
+        return RedirectResponse(_address(kind, run_id), status_code=303, headers=PLAIN_HEADERS)
+
+    def _address(kind: str, run_id: str) -> str:
+        return f"{site.base}/{kind_of(kind).page.format(run_id=run_id) or f'runs/{kind}/{run_id}'}"
 
     return router
 
@@ -111,10 +112,9 @@ def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
 def _newest(connection: Connection, kind: str | None) -> list[tuple[MaintenanceRun, str]]:
     runs = Runs(connection)
     found = runs.newest(kind=kind, limit=_LISTED)
-    told = runs.progress_of([run.maintenance_run_id for run in found if run.kind not in MIGRATIONS])
+    told = runs.progress_of([run.maintenance_run_id for run in found if not run.of.page])
     return [
-        (run, "On its page." if run.kind in MIGRATIONS else progress_words(run, told.get(run.maintenance_run_id)))
-        for run in found
+        (run, "On its page." if run.of.page else progress_words(run, told.get(run.maintenance_run_id))) for run in found
     ]
 
 

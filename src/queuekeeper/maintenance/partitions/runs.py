@@ -1,12 +1,9 @@
-"""Runs of plans for partitions: on record as runs of every job are, paused between two steps, and told in tables."""
+"""Runs of plans for partitions: on record as runs of every job are, and paused between two steps."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from queuekeeper import __version__
 from queuekeeper.audit import Action
@@ -14,7 +11,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import MaintenanceRunning
 from queuekeeper.jobs.model import Table
 from queuekeeper.jobs.pace import run_pace
-from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
+from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
@@ -26,10 +23,10 @@ from queuekeeper.maintenance.partitions.model import (
 )
 from queuekeeper.postgres import Connection
 
-_DONE = {StepState.DONE, StepState.ALREADY}
+DONE = {StepState.DONE, StepState.ALREADY}
 
 
-def kind_of(purpose: Purpose) -> str:
+def kind_name(purpose: Purpose) -> str:
     """Return the kind under which runs of a purpose are kept."""
     return f"partition_{purpose.value}"
 
@@ -40,7 +37,7 @@ def save_run(runs: MaintenanceRuns, plan: PartitionPlan, *, dag_run_id: str = ""
     :param dag_run_id: run of Airflow that has made it.
     """
     run = runs.save_plan(
-        kind=kind_of(plan.purpose),
+        kind=kind_name(plan.purpose),
         parameters={"table": plan.table, "dag_run_id": dag_run_id, "code_version": __version__},
         plan=json.loads(to_json(plan)),
     )
@@ -96,30 +93,6 @@ def carry_out(
     return report
 
 
-def told(run: MaintenanceRun) -> tuple[str, list[Table]]:
-    """Return what a run has come to, in a sentence and as tables."""
-    steps: list[dict[str, Any]] = run.plan["steps"]
-    what = f"{run.plan['purpose']} of {run.plan['table']}"
-    if run.report is None:
-        rows = tuple((each["kind"], f"{each['schema_name']}.{each['relation_name']}", each["reason"]) for each in steps)
-        planned = Table(heading="Planned", heads=("step", "partition", "why"), rows=rows, empty="Nothing.")
-        return f"{what}: {len(steps):,} steps are planned, and none was taken", [planned]
-    report = TypeAdapter(ApplyReport).validate_python(run.report)
-    done = sum(each.state in _DONE for each in report.outcomes)
-    return f"{what}: {done:,} of {len(steps):,} steps are done", [outcomes_table(report)]
-
-
-def way_back(run: MaintenanceRun) -> str:
-    """Return how what a run has done is taken back; there is no undo of it as a whole."""
-    return {
-        Purpose.CREATION: "what it has created stays, and is retired when its policy says so",
-        Purpose.RETIREMENT: "`queuekeeper partitions retired` lists what it has retired, and "
-        "`queuekeeper partitions reattach ID` puts it back",
-        Purpose.DROP: "`queuekeeper partitions restore ID` loads what it has dropped from its archive",
-        Purpose.REATTACHMENT: "`queuekeeper partitions retire TABLE` takes it out again",
-    }[Purpose(run.kind.removeprefix("partition_"))]
-
-
 def outcomes_table(report: ApplyReport) -> Table:
     """Return what became of each step."""
     return Table(
@@ -142,7 +115,7 @@ def outcomes_table(report: ApplyReport) -> Table:
 
 
 def _progress(plan: PartitionPlan, outcomes: Sequence[StepOutcome]) -> ShardProgress:
-    done = sum(each.state in _DONE for each in outcomes)
+    done = sum(each.state in DONE for each in outcomes)
     removes = plan.purpose in (Purpose.RETIREMENT, Purpose.DROP)
     return ShardProgress(
         shard=plan.table,

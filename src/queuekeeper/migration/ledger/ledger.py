@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from queuekeeper import audit
 from queuekeeper.approvals import VALID_MS
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
-from queuekeeper.jobs.store import MIGRATIONS, Approval, Runs
+from queuekeeper.jobs.store import Approval, Runs
 from queuekeeper.migration.ledger.model import (
     CohortPlan,
     CohortState,
@@ -32,6 +32,9 @@ from queuekeeper.sessions.judge import check_reason
 Step = Literal["copy", "verify"]
 QuarantineKind = Literal["message", "session"]
 QuarantineStatus = Literal["open", "replayed"]
+
+MIGRATIONS = ("session_migration", "online_migration")
+"""Kinds of runs that are migrations: with the broker stopped, and with devices connected."""
 
 _QUERIES = "queuekeeper/queries/"
 _QUARANTINE_TYPES = (

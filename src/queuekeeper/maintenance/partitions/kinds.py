@@ -1,0 +1,65 @@
+"""What is to be known of runs of plans for partitions, one kind for each purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from queuekeeper.jobs.kinds import RunKind, Stores, Told
+from queuekeeper.jobs.model import Table
+from queuekeeper.jobs.report import run_told
+from queuekeeper.jobs.store import MaintenanceRun
+from queuekeeper.maintenance.partitions.model import ApplyReport, Purpose
+from queuekeeper.maintenance.partitions.runs import DONE, kind_name, outcomes_table
+
+
+def _told(_: Stores, run: MaintenanceRun, *, now_ms: int) -> Told:
+    """Return what a run has come to."""
+    steps: list[dict[str, Any]] = run.plan["steps"]
+    what = f"{run.plan['purpose']} of {run.plan['table']}"
+    if run.report is None:
+        verdict, healthy = f"{what}: {len(steps):,} steps are planned, and none was taken", None
+        rows = tuple((each["kind"], f"{each['schema_name']}.{each['relation_name']}", each["reason"]) for each in steps)
+        shown = Table(heading="Planned", heads=("step", "partition", "why"), rows=rows, empty="Nothing.")
+    else:
+        report = TypeAdapter(ApplyReport).validate_python(run.report)
+        done = sum(each.state in DONE for each in report.outcomes)
+        verdict, healthy = f"{what}: {done:,} of {len(steps):,} steps are done", report.done
+        shown = outcomes_table(report)
+    return run_told(run, verdict, now_ms=now_ms, rules=what, healthy=healthy, tables=(shown,))
+
+
+def _kind(purpose: Purpose, way_back: str, **others: Any) -> RunKind:
+    name = kind_name(purpose)
+    return RunKind(
+        name=name,
+        dag="partition_maintenance",
+        noun=name,
+        no_pace=_no_pace,
+        no_undo=lambda run: f"run {run.maintenance_run_id} is a {name}, which has no undo: {way_back}",
+        report=_told,
+        **others,
+    )
+
+
+def _no_pace(run: MaintenanceRun) -> str:
+    if any(each["kind"] == "drain" for each in run.plan.get("steps", ())):
+        return ""
+    run_id = run.maintenance_run_id
+    return (
+        f"run {run_id} is a {run.kind}: it changes one partition after the other and moves no rows, so there "
+        f"is nothing to slow down; `queuekeeper run pause {run_id}` keeps it from the next partition"
+    )
+
+
+CREATION = _kind(
+    Purpose.CREATION, "what it has created stays, and is retired when its policy says so",
+    unit="rows",  # those that it moves out of DEFAULT
+)  # fmt: skip
+RETIREMENT = _kind(
+    Purpose.RETIREMENT,
+    "`queuekeeper partitions retired` lists what it has retired, and `queuekeeper partitions reattach ID` puts it back",
+)
+DROP = _kind(Purpose.DROP, "`queuekeeper partitions restore ID` loads what it has dropped from its archive")
+REATTACHMENT = _kind(Purpose.REATTACHMENT, "`queuekeeper partitions retire TABLE` takes it out again")

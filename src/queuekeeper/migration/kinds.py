@@ -1,0 +1,96 @@
+"""What is to be known of migrations as runs: with the broker stopped, and with devices connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from queuekeeper.jobs.kinds import RunKind, Stores, Told
+from queuekeeper.jobs.store import MaintenanceRun
+from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
+from queuekeeper.migration.offline.undo import DropReport, drop_imports
+from queuekeeper.migration.online import clients
+from queuekeeper.migration.preflight import check_same_target
+from queuekeeper.migration.report.gather import build_report, write_report
+from queuekeeper.migration.report.model import Verdict
+from queuekeeper.report.files import ReportFiles
+
+
+def undo(
+    stores: Stores, run: MaintenanceRun, *, dry_run: bool, agree: Callable[[str], None], cohorts: str = ""
+) -> DropReport:
+    """Take out of Redis what a plan has imported; sessions used since are left alone.
+
+    :param agree: asks a person, once there is a question.
+    :param cohorts: of these alone.
+    """
+    ledger, plan_id = MigrationLedger(stores.connection), run.maintenance_run_id
+    found = ledger.load_plan(plan_id)
+    wanted = found.choose(cohorts)
+    check_same_target(stores.client, found)
+    if not dry_run:
+        agree(f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis.")
+    missing = "undo finds the sessions by the source's tables: restore them first"
+    with ledger.copy_lock(plan_id, wanted):
+        with stores.connection.transaction():
+            imported = clients.clients_of(stores.connection, found, wanted, missing=missing)
+            prefix = found.parameters.key_prefix
+            dropped = drop_imports(stores.client, imported, plan_id=plan_id, prefix=prefix, dry_run=dry_run)
+        if not dry_run:
+            ledger.unwind(plan_id, wanted)
+    return dropped
+
+
+def report(stores: Stores, run: MaintenanceRun, *, now_ms: int, show_client_ids: bool = False) -> Told:
+    """Gather what a migration has come to; its report is put on record as it is written.
+
+    :param show_client_ids: name clients as they are instead of by hash.
+    """
+    ledger, plan_id = MigrationLedger(stores.connection), run.maintenance_run_id
+    built = build_report(ledger, stores.client, plan_id=plan_id, now_ms=now_ms, show_client_ids=show_client_ids)
+
+    def write(directory: Path) -> ReportFiles:
+        files = write_report(built, directory)
+        ledger.save_report(plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
+        return files
+
+    verdict = built.verdict
+    return Told(
+        verdict=verdict.value,
+        healthy=verdict is Verdict.BALANCED,
+        lines=(built.explanation,),
+        facts={
+            "plan_id": plan_id,
+            "verdict": verdict.value,
+            "explanation": built.explanation,
+            "totals": asdict(built.totals),
+        },
+        write=write,
+        failed=f"the ledger of plan {plan_id} does not balance" if verdict is Verdict.NOT_BALANCED else "",
+    )
+
+
+def _rolls_back(run: MaintenanceRun) -> str:
+    run_id = run.maintenance_run_id
+    return (
+        f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
+        f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
+    )
+
+
+SESSION_MIGRATION = RunKind(
+    name="session_migration",
+    dag="session_migration",
+    noun="plan",
+    command="migrate plan",
+    unit="messages",
+    alike=MIGRATIONS,
+    page="migration/{run_id}",
+    looks_again=False,
+    undo=undo,
+    report=report,
+    keeps_files=True,
+)
+# Online a throttle counts clients; the copy before it counts messages all the same.
+ONLINE_MIGRATION = replace(SESSION_MIGRATION, name="online_migration", unit="clients", no_undo=_rolls_back)
