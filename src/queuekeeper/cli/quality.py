@@ -562,7 +562,9 @@ def incidents_own(
     reason: Reason,
     until: Until,
 ) -> Shown:
-    """Answer for an incident until a day, by a known issue of its check at its place. Afterwards it fails runs again.
+    """Answer for an incident until a day. Afterwards it fails runs again.
+
+    A known issue of its check at its place is made of it.
 
     Example: `queuekeeper quality incidents own 4 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
 
