@@ -137,7 +137,16 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
 
         :raises RefusedError: when it is closed.
         """
-        return await (await self.add(queue, part))
+        self.check_open()
+        self._users.enter()
+        try:
+            await self._room.acquire()
+            try:
+                return await self._accepted(queue, part)
+            finally:
+                self._room.release()
+        finally:
+            self._users.leave()
 
     async def add(self, queue: Q, part: T) -> asyncio.Future[R]:
         """Accept something and return the future of its result; waits only for room.
@@ -151,8 +160,12 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
         except BaseException:
             self._users.leave()
             raise
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        future = self._accepted(queue, part)
         future.add_done_callback(self._leave)
+        return future
+
+    def _accepted(self, queue: Q, part: T) -> asyncio.Future[R]:
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(queue)
         if waiting is None:
             self._waiting[queue] = deque([(part, future)])

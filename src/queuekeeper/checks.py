@@ -37,27 +37,107 @@ class Wrong(NamedTuple):
         return not isinstance(value, str | bytes | Mapping) or repr(value) in words or shown(value) in words
 
 
+class Arguments:
+    """The arguments of a function, and the types that its annotations name.
+
+    What every call asks is compiled for the signature, at the first call, when all that the annotations name is there.
+
+    :param of_method: the arguments lack the first one, which is the object.
+    :param unchecked: arguments that may be of any type.
+    :ivar fit: tells whether given arguments are of their types. What is missing or too much is a ``TypeError``, as it
+        is of the function.
+    """
+
+    __slots__ = ("_function", "_of_method", "_unchecked", "fit")
+
+    def __init__(self, function: Callable[..., Any], *, of_method: bool = False, unchecked: Sequence[str] = ()) -> None:
+        self._function, self._of_method, self._unchecked = function, of_method, unchecked
+        self.fit: Callable[..., bool] = self._first
+
+    def wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wrong:
+        """Return the first one that is not of its type, of arguments that do not fit."""
+        rules = self._rules()
+        given = self._signature().bind(*args, **kwargs).arguments
+        return next(
+            Wrong(value, _words(name, value, rules[name][1]))
+            for name, value in given.items()
+            if name in rules and not rules[name][0](value)
+        )
+
+    def _first(self, *args: Any, **kwargs: Any) -> bool:
+        self.fit = self._compiled()
+        return self.fit(*args, **kwargs)
+
+    def _compiled(self) -> Callable[..., bool]:
+        signature, rules, space = self._signature(), self._rules(), dict[str, Any]()
+        head, tests = list[inspect.Parameter](), list[str]()
+        for name, parameter in signature.parameters.items():
+            ways = [f"_fits_{name}({name})"]
+            if name in rules and (exact := _exact(rules[name][1])) is not None:
+                space[f"_exact_{name}"] = exact
+                ways.insert(0, f"type({name}) is _exact_{name}")
+            bare = parameter.replace(annotation=parameter.empty)
+            if parameter.default is not parameter.empty:
+                space[f"_default_{name}"] = parameter.default
+                ways.insert(0, f"{name} is _default_{name}")
+                bare = bare.replace(default=_Name(f"_default_{name}"))
+            head.append(bare)
+            if name in rules:
+                space[f"_fits_{name}"] = rules[name][0]
+                tests.append(f"({' or '.join(ways)})")
+        name = self._function.__name__
+        bare_signature = signature.replace(parameters=head, return_annotation=signature.empty)
+        code = f"def {name}{bare_signature}:\n    return {' and '.join(tests) or True}\n"
+        exec(compile(code, f"<arguments of {name}>", "exec"), space)  # noqa: S102 - made of a signature's own names
+        fit: Callable[..., bool] = space[name]
+        fit.__qualname__ = self._function.__qualname__
+        return fit
+
+    def _signature(self) -> inspect.Signature:
+        signature = inspect.signature(self._function)
+        return signature.replace(parameters=[*signature.parameters.values()][self._of_method :])
+
+    def _rules(self) -> dict[str, tuple[Fits, Any]]:
+        found: dict[str, tuple[Fits, Any]] = {}
+        for name, hint in get_type_hints(self._function).items():
+            parameter = inspect.signature(self._function).parameters.get(name)
+            if parameter is None or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            fits = None if name in self._unchecked else _fitting(hint)
+            if fits is not None:
+                found[name] = (fits, hint)
+        return found
+
+
+class _Name(str):
+    """A name in written code."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def checked_but(*unchecked: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return what makes :func:`checked` doors; something else may stand in for the arguments that are named."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-            wrong = wrong_argument(function, args, kwargs, unchecked=unchecked)
-            if wrong is not None:
-                raise UsageError(wrong.words)
+        arguments = Arguments(function, unchecked=unchecked)
 
         if inspect.iscoroutinefunction(function):
 
             @wraps(function)
             async def awaited_door(*args: Any, **kwargs: Any) -> Any:
-                check(args, kwargs)
+                if not arguments.fit(*args, **kwargs):
+                    raise UsageError(arguments.wrong(args, kwargs).words)
                 return await function(*args, **kwargs)
 
             return awaited_door  # type: ignore[return-value]
 
         @wraps(function)
         def door(*args: P.args, **kwargs: P.kwargs) -> T:
-            check(args, kwargs)
+            if not arguments.fit(*args, **kwargs):
+                raise UsageError(arguments.wrong(args, kwargs).words)
             return function(*args, **kwargs)
 
         return door
@@ -71,32 +151,6 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     :raises UsageError: naming argument, value and rule; texts and bytes are named by their type alone.
     """
     return checked_but()(function)
-
-
-def wrong_argument(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    of_method: bool = False,
-    unchecked: Sequence[str] = (),
-) -> Wrong | None:
-    """Return the first argument that is not of its type, or none.
-
-    What is missing or too much is left to Python.
-
-    :param of_method: the arguments lack the first one, which is the object.
-    :param unchecked: arguments that may be of any type.
-    """
-    by_place, by_name = _parameters(function, of_method, tuple(unchecked))
-    for (name, parameter), value in zip(by_place, args, strict=False):
-        if parameter is not None and not parameter[0](value):
-            return Wrong(value, _words(name, value, parameter[1]))
-    for name, value in kwargs.items():
-        parameter = by_name.get(name)
-        if parameter is not None and not parameter[0](value):
-            return Wrong(value, _words(name, value, parameter[1]))
-    return None
 
 
 def check_fields(record: Any, *names: str) -> None:
@@ -233,23 +287,6 @@ def _article(kind: type) -> str:
 
 
 @cache
-def _parameters(
-    function: Callable[..., Any], of_method: bool, unchecked: tuple[str, ...]
-) -> tuple[tuple[tuple[str, tuple[Fits, Any] | None], ...], dict[str, tuple[Fits, Any]]]:
-    hints = get_type_hints(function)
-    by_place: list[tuple[str, tuple[Fits, Any] | None]] = []
-    by_name: dict[str, tuple[Fits, Any]] = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        fits = _fitting(hints[name]) if name in hints and name not in unchecked else None
-        found = None if fits is None else (fits, hints[name])
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            by_place.append((name, found))
-        if found is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            by_name[name] = found
-    return tuple(by_place[1:] if of_method else by_place), by_name
-
-
-@cache
 def _fields(kind: Any) -> dict[str, tuple[Fits, Any]]:
     found = {name: (_fitting(hint), hint) for name, hint in get_type_hints(kind).items()}
     return {name: (fits, hint) for name, (fits, hint) in found.items() if fits is not None}
@@ -281,16 +318,29 @@ def _fitting(hint: Any) -> Fits | None:
     return lambda value: isinstance(value, kind)
 
 
+def _exact(hint: Any) -> type | None:
+    """Return the one type whose very values fit, if a look at a value's class can tell."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return next((_exact(each) for each in inner if each is not type(None)), None)
+    is_plain = isinstance(hint, type) and (hint in (str, bytes) or not issubclass(hint, Iterable))
+    return hint if is_plain and _fitting(hint) is not None else None
+
+
 def _any_of(parts: list[Fits]) -> Fits:
     return lambda value: any(part(value) for part in parts)
 
 
 def _of_many(kind: type, inner: tuple[Any, ...]) -> Fits:
     """Return what tells whether a value is a collection whose every element is of its type."""
+    # Asking an abstract class costs several times as much.
+    known = frozenset(each for each in (list, tuple, dict, set, frozenset) if issubclass(each, kind))
 
     def is_kind(value: Any) -> bool:
         # A text is a sequence of texts to Python, and hardly ever meant as one.
-        return isinstance(value, kind) and not isinstance(value, str | bytes | bytearray | memoryview)
+        return type(value) in known or (
+            isinstance(value, kind) and not isinstance(value, str | bytes | bytearray | memoryview)
+        )
 
     if not issubclass(kind, Collection):
         return is_kind
@@ -309,7 +359,11 @@ def _of_many(kind: type, inner: tuple[Any, ...]) -> Fits:
             and all(place is None or place(each) for place, each in zip(places, value, strict=True))
         )
     one = _fitting(inner[0]) if inner else None
-    return is_kind if one is None else lambda value: is_kind(value) and all(map(one, value))
+    if one is None:
+        return is_kind
+    # Elements of the very type are told apart without a call for each.
+    exact = {_exact(inner[0])}
+    return lambda value: is_kind(value) and ({*map(type, value)} == exact or all(map(one, value)))
 
 
 _NAMES = {int: "an integer", float: "a number", str: "text", bytes: "bytes", bool: "True or False"}

@@ -245,7 +245,7 @@ class FanoutConsumerKeys(NamedTuple):
 def fanout_keys(queue: str, *, prefix: str = "") -> FanoutKeys:
     """Return the keys of one fan-out queue, apart from those of its consumers."""
     stem = f"{key_stem(queue, prefix=f'{prefix}fanout:')}:"
-    return FanoutKeys(*(stem + name for name in FanoutKeys._fields))
+    return FanoutKeys._make(map(stem.__add__, FanoutKeys._fields))
 
 
 def fanout_consumer_keys(queue: str, consumer: str, *, lanes: int = 1, prefix: str = "") -> FanoutConsumerKeys:
@@ -314,7 +314,7 @@ class CompactedKeys(NamedTuple):
 def compacted_keys(client_id: str, *, prefix: str = "") -> CompactedKeys:
     """Return the keys of one client's compacted queue."""
     stem = f"{key_stem(client_id, prefix=f'{prefix}compacted:')}:"
-    return CompactedKeys(*(stem + name for name in CompactedKeys._fields))
+    return CompactedKeys._make(map(stem.__add__, CompactedKeys._fields))
 
 
 def compacted_registry_keys(*, prefix: str = "") -> tuple[str, ...]:

@@ -10,11 +10,22 @@ import asyncio
 import inspect
 import re
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
-from queuekeeper.checks import wrong_argument
+from queuekeeper.checks import Arguments, Wrong
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, StoreFull, UsageError
 
 P = ParamSpec("P")
@@ -123,16 +134,11 @@ def _parted(docstring: str) -> tuple[str, str]:
     return docstring[:at].strip(), docstring[at:].strip()
 
 
-def refuse_wrong_types(
-    form: Callable[..., Operation[Any]], operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> None:
+def _refuse(operation: Operation[Any], wrong: Wrong) -> NoReturn:
     """Refuse an operation with an argument of a wrong type, before anything is asked of a server.
 
     :raises UsageError: in the operation's own words, if it has any for this argument.
     """
-    wrong = wrong_argument(form, args, kwargs, of_method=True)
-    if wrong is None:
-        return
     try:
         next(operation)
     except UsageError as error:
@@ -205,11 +211,13 @@ def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conc
 
     :param form: method of the class of operations.
     """
+    arguments = Arguments(form, of_method=True)
 
     @wraps(form)
     def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation = form(store.operations, *args, **kwargs)
-        refuse_wrong_types(form, operation, args, kwargs)
+        if not arguments.fit(*args, **kwargs):
+            _refuse(operation, arguments.wrong(args, kwargs))
         try:
             step = next(operation)
             while True:
@@ -232,11 +240,13 @@ def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conca
 
     :param form: method of the class of operations.
     """
+    arguments = Arguments(form, of_method=True)
 
     @wraps(form)
     async def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation = form(store.operations, *args, **kwargs)
-        refuse_wrong_types(form, operation, args, kwargs)
+        if not arguments.fit(*args, **kwargs):
+            _refuse(operation, arguments.wrong(args, kwargs))
         try:
             step = next(operation)
             while True:

@@ -711,8 +711,15 @@ def check_appends(appends: Sequence[Append], rules: QueueRules) -> None:
     for append in appends:
         if type(append) is not Append:
             raise UsageError(f"an entry is a {type(append).__name__}: it must be an Append")
-        if len(append.value) > rules.max_value_bytes:
-            raise PayloadTooLarge(
-                f"the value has {len(append.value)} bytes: this queue takes at most {rules.max_value_bytes} "
-                "(max_value_bytes)"
-            )
+        check_size(append, rules.max_value_bytes)
+
+
+def check_size(append: Append, most: int) -> None:
+    """Refuse a value that is too large for a queue.
+
+    :raises PayloadTooLarge: naming size and limit.
+    """
+    if len(append.value) > most:
+        raise PayloadTooLarge(
+            f"the value has {len(append.value)} bytes: this queue takes at most {most} (max_value_bytes)"
+        )

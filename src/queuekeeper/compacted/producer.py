@@ -23,8 +23,7 @@ from queuekeeper.compacted.model import (
     MAX_VALUE_BYTES,
     Append,
     AppendReport,
-    QueueRules,
-    check_appends,
+    check_size,
 )
 from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
@@ -36,9 +35,6 @@ from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
 RETRY_FOR_S = 30.0
-
-# How large a value may be is known to the queues, which say so when it is stored.
-_ANY_SIZE = QueueRules(max_value_bytes=MAX_VALUE_BYTES)
 
 
 class Appended(NamedTuple):
@@ -203,9 +199,9 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
         :raises RefusedError: when the producer is closed; else errors are those of
             :meth:`CompactedProducer.append_many`.
         """
-        self._batches.check_open()
         check_client_id(client_id)
-        check_appends([append], _ANY_SIZE)
+        # What the rules of a queue allow is known to the queues, which say so when it is stored.
+        check_size(append, MAX_VALUE_BYTES)
         return await self._batches.put(client_id, append)
 
     async def close(self) -> None:

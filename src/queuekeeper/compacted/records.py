@@ -47,12 +47,11 @@ def stored_bytes(append: Append) -> int:
 
 def digest_of(entries: Iterable[bytes | str | int]) -> str:
     """Return what tells one append's entries from those of another, as they are written in a script's arguments."""
-    digest = blake2b(digest_size=_DIGEST_BYTES)
+    texts: list[bytes] = []
     for part in entries:
-        text = part if isinstance(part, bytes) else str(part).encode()
-        digest.update(b"%d:" % len(text))
-        digest.update(text)
-    return digest.hexdigest()
+        text = part if type(part) is bytes else str(part).encode()
+        texts += (b"%d:" % len(text), text)
+    return blake2b(b"".join(texts), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def message_of(

@@ -128,7 +128,11 @@ def parts_of(rows: Iterable[tuple[lua.Value, ...]], *, most: int = ENTRIES_PER_C
 
 
 def _bytes_of(row: tuple[lua.Value, ...]) -> int:
-    return sum(len(text) for text in row if isinstance(text, bytes))
+    size = 0
+    for text in row:
+        if type(text) is bytes:
+            size += len(text)
+    return size
 
 
 def or_none(number: int) -> int | None:
