@@ -115,7 +115,8 @@ LEFT_OUT = {"caller", "SessionWriter.store", "Interest.topics.expires_after"}
 # What is refused with how many replicas can be waited for, and how long.
 LEFT_OUT |= {f"connect for asyncio.{name}" for name in ("replicas", "replica_timeout_ms")}
 # Ours to call.
-NOT_CALLED = {"answer", "close", "after", "around", "before", "error", "EventStream", "AsyncEventStream"}
+NOT_CALLED = {"answer", "close", "after", "around", "before", "error"}
+NOT_CALLED |= {"EventStream", "AsyncEventStream", "Listener", "AsyncListener"}
 # What an argument is called in a sentence that does not have its name.
 CALLED = {
     "to": "position|name of the consumer",

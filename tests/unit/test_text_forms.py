@@ -74,6 +74,8 @@ EXPORTED: dict[str, type] = {
 CONTENT = {"payload", "body", "value", "correlation_data", "user_properties", "properties", "headers", "metadata"}
 FOR_HEIRS = {"compacted.Middleware", "events.Middleware", "fanout.Middleware"}
 """Classes of which users write their own."""
+HANDED_OUT = {"events.EventOperations"}
+"""Classes whose objects nobody holds: ``ask`` hands one to a function."""
 
 
 RECORDS = {each for each, kind in EXPORTED.items() if dataclasses.is_dataclass(kind)}
@@ -86,7 +88,7 @@ def test_text_form_of_a_record_holds_no_content(name: str) -> None:
     assert not shown & CONTENT
 
 
-@pytest.mark.parametrize("name", sorted(set(EXPORTED) - FOR_HEIRS))
+@pytest.mark.parametrize("name", sorted(set(EXPORTED) - FOR_HEIRS - HANDED_OUT))
 def test_text_form_is_more_than_a_place_in_memory(name: str) -> None:
     assert "__repr__" in {own for kind in EXPORTED[name].__mro__[:-1] for own in vars(kind)}
 
@@ -123,7 +125,7 @@ def test_text_form_of_what_is_used_says_server_and_subject_and_no_password(postg
                 queues, compacted = AsyncFanoutQueues(caller, "p"), AsyncCompactedQueues(caller, "p")
                 store, router = AsyncRedisSessionStore(caller, "p"), AsyncSessionRouter(caller, postgres_url, "p")
                 door = MqttDoor(compacted, BrokerAddress(host="127.0.0.1", port=1, password=secret))
-                broker = AsyncEventBroker(connection)
+                broker, listener = AsyncEventBroker(connection), AsyncListener("all", limit=1, forget=_forget)
                 found: list[Any] = [
                     queues, compacted, store, router, door, broker, AsyncEventProducer(broker),
                     AsyncFanoutConsumer(queues, "alerts", _work, consumer="mail"), AsyncFanoutProducer(queues),
@@ -132,7 +134,7 @@ def test_text_form_of_what_is_used_says_server_and_subject_and_no_password(postg
                     AsyncPostgresSessionStore(connection), AsyncOwnerStore(connection),
                     AsyncDispatcher(postgres_url), AsyncEventConsumer(postgres_url, group_id="billing"),
                     AsyncWebhook(hook),
-                    AsyncEventStream(AsyncListener("all", limit=1, forget=_forget), cast("Any", None), StreamRules()),
+                    AsyncEventStream(listener, cast("Any", None), StreamRules()), listener,
                 ]  # fmt: skip
                 texts = [repr(each) for each in found]
                 for each in found:
@@ -142,13 +144,13 @@ def test_text_form_of_what_is_used_says_server_and_subject_and_no_password(postg
 
     queues, compacted = FanoutQueues(client, "p"), CompactedQueues(client, "p")
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        broker = EventBroker(connection)
+        broker, listener = EventBroker(connection), Listener("all", limit=1, forget=_forget)
         blocking: list[Any] = [
             queues, compacted, broker, RedisSessionStore(client, "p"), SessionRouter(client, postgres_url, "p"),
             FanoutConsumer(queues, "alerts", print, consumer="mail"), FanoutProducer(queues),
             CompactedConsumer(compacted, "meter-1"), CompactedProducer(compacted), PostgresSessionStore(connection),
             OwnerStore(connection), Dispatcher(postgres_url), EventConsumer(postgres_url, group_id="billing"),
-            Webhook(hook), EventStream(Listener("all", limit=1, forget=_forget), cast("Any", None), StreamRules()),
+            Webhook(hook), EventStream(listener, cast("Any", None), StreamRules()), listener,
         ]  # fmt: skip
         texts = [(each, repr(each)) for each in blocking] + asyncio.run(made())
         with EventProducer(broker) as producer:

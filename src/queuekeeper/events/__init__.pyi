@@ -4,8 +4,10 @@ from .broker import AsyncEventBroker as AsyncEventBroker, EventBroker as EventBr
 from .consumer import AsyncEventConsumer as AsyncEventConsumer, EventConsumer as EventConsumer
 from .dispatcher import AsyncDispatcher as AsyncDispatcher, DispatchRules as DispatchRules, Dispatcher as Dispatcher
 from .handlers import (
+    AsyncListener as AsyncListener,
     Checkpoint as Checkpoint,
     Handler as Handler,
+    Listener as Listener,
     Middleware as Middleware,
     RetryRules as RetryRules,
     handler as handler,
@@ -24,6 +26,7 @@ from .model import (
     ReleaseReport as ReleaseReport,
     ResumeRefused as ResumeRefused,
     Retry as Retry,
+    Splitter as Splitter,
     StatementTimeout as StatementTimeout,
     Subscription as Subscription,
     SubscriptionView as SubscriptionView,
@@ -41,3 +44,4 @@ from .sse import (
     open_stream as open_stream,
 )
 from .webhooks import AsyncWebhook as AsyncWebhook, Webhook as Webhook, WebhookRules as WebhookRules
+from .operations import EventOperations as EventOperations

@@ -23,6 +23,7 @@ from queuekeeper.events.model import (
 )
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.service import handlers as service
+from queuekeeper.text_form import shows
 
 Work: TypeAlias = Callable[[Delivery], Any]
 """Works on a delivery; a coroutine function for asyncio. When it returns, its events are done; when it raises, not."""
@@ -327,6 +328,7 @@ class BufferedListener:
         raise AssertionError("each kind of listener has its own way to wake its reader")
 
 
+@shows(subscription="subscription_id")
 class Listener(BufferedListener, Closing):
     """Deliveries as they come, for one thread that reads: ``for delivery in listener``."""
 
@@ -361,6 +363,7 @@ class Listener(BufferedListener, Closing):
             yield delivery
 
 
+@shows(subscription="subscription_id")
 class AsyncListener(BufferedListener):
     """Deliveries as they come, for one task that reads: ``async for delivery in listener``."""
 

@@ -3,11 +3,15 @@
 from .model import (
     Ack as Ack,
     AckReport as AckReport,
+    ExportPage as ExportPage,
+    ImportReport as ImportReport,
+    ImportView as ImportView,
     MessageView as MessageView,
     NewMessage as NewMessage,
     PendingMessage as PendingMessage,
     PendingPage as PendingPage,
     Problem as Problem,
+    PurgeProgress as PurgeProgress,
     PurgeReport as PurgeReport,
     Refusal as Refusal,
     Release as Release,
@@ -17,7 +21,7 @@ from .model import (
     SessionView as SessionView,
     StoreRules as StoreRules,
 )
-from .owners import AsyncOwnerStore as AsyncOwnerStore, OwnerStore as OwnerStore, Ownership as Ownership
+from .owners import AsyncOwnerStore as AsyncOwnerStore, Owner as Owner, OwnerStore as OwnerStore, Ownership as Ownership
 from .postgres_store import (
     AsyncPostgresSessionStore as AsyncPostgresSessionStore,
     PostgresSessionStore as PostgresSessionStore,
@@ -25,3 +29,11 @@ from .postgres_store import (
 from .redis_store import AsyncRedisSessionStore as AsyncRedisSessionStore, RedisSessionStore as RedisSessionStore
 from .router import AsyncSessionRouter as AsyncSessionRouter, SessionRouter as SessionRouter
 from .writer import MessageRefused as MessageRefused, SessionWriter as SessionWriter, Stored as Stored
+from .judge import Reason as Reason
+from .postgres_operations import CleanupReport as CleanupReport
+from .snapshot import (
+    ApplyReport as ApplyReport,
+    Outbox as Outbox,
+    SessionSnapshot as SessionSnapshot,
+    SourceBatch as SourceBatch,
+)
