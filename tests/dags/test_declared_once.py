@@ -147,6 +147,34 @@ def test_no_operator_writes_the_arguments_of_a_spark_job_by_hand() -> None:
     assert own == []
 
 
+def test_no_operator_takes_a_number_or_a_flag_that_may_also_be_its_text() -> None:
+    """Such an argument is read back by hand, where an ``Ask`` or a mapping is read by the model that declares it."""
+    typed = {"int", "float", "bool"}
+    own = [
+        f"{path.name}:{node.lineno} {ast.unparse(node)}"
+        for path, tree in _trees(SOURCE / "queuekeeper" / "airflow")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.BitOr)
+        and "str" in (parts := set(ast.unparse(node).split(" | ")))
+        and parts & typed
+    ]
+
+    assert own == []
+
+
+def test_no_operator_reads_a_text_back_by_hand() -> None:
+    own = [
+        f"{path.name}: {ast.unparse(node)}"
+        for path, tree in _trees(SOURCE / "queuekeeper" / "airflow" / "operators")
+        for node in ast.walk(tree)
+        if (_is_call(node, "int", "float", "bool") and "self." in ast.unparse(node))
+        or (isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) in ("'True'", "'False'"))
+    ]
+
+    assert own == []
+
+
 def test_no_command_of_a_job_has_a_default_or_a_bound_of_its_own() -> None:
     own = []
     for path, tree in _trees(SOURCE / "queuekeeper" / "cli"):

@@ -102,7 +102,7 @@ def _take(dag: DAG, started: dict[str, object]) -> None:
     for task in asked:
         task.parameters = task.render_template(task.parameters, {"params": dag.params.dump()})
         for model in task.models:
-            wish = task.asked(model)
+            wish = task.read(model)
             for name in type(wish).model_fields:
                 if name in started and started[name] is not None:
                     assert getattr(wish, name) == started[name], name

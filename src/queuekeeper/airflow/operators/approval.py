@@ -8,19 +8,20 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.sdk import BaseNotifier, BaseOperator
+from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.notifiers import Event
 from queuekeeper.airflow.notifiers import notifiers as configured_notifiers
+from queuekeeper.airflow.operators.asked import Ask, AsksOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.summary import cohort_groups, summarise
 from queuekeeper.audit import Action, Answer, current_run
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
-from queuekeeper.jobs.common import Approval, FourEyes
+from queuekeeper.jobs.common import Approval, DryRun, FourEyes
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CopyGroups, MigrationPlan, PlanState
 from queuekeeper.migration.online.checks import check_four_eyes
@@ -63,7 +64,7 @@ class SummarisePlanOperator(StoresOperator):
         return asdict(summary)
 
 
-class ApprovePlanOperator(HITLOperator):
+class ApprovePlanOperator(AsksOperator, HITLOperator):
     """Ask a person to approve or reject a plan; rejecting is the default, and what no answer in time means.
 
     The answer only counts once :class:`CheckApprovalOperator` has read it. A program that answers should look again: an
@@ -72,21 +73,20 @@ class ApprovePlanOperator(HITLOperator):
 
     :param subject: the question in one line (templated).
     :param body: what the person needs to know, as Markdown (templated).
-    :param timeout_minutes: how long to wait for an answer (templated).
-    :param plan_only: skip the question and all that follows; ``True`` after rendering (templated).
     :param store: what was not written to when the answer is no.
     :param notifiers: who is told that a person is asked; those of Airflow's configuration when absent.
     """
 
-    template_fields: Collection[str] = (*HITLOperator.template_fields, "timeout_minutes", "plan_only")
+    template_fields: Collection[str] = HITLOperator.template_fields
+    timeout_minutes = Ask(Approval, name="approval_timeout_minutes")
+    # Then the question is skipped, and all that follows.
+    plan_only = Ask(DryRun, name="dry_run")
 
     def __init__(
         self,
         *,
         subject: str,
         body: str,
-        timeout_minutes: int | str = "{{ params.approval_timeout_minutes }}",
-        plan_only: bool | str = "{{ params.dry_run }}",
         store: str = "Redis",
         notifiers: Sequence[BaseNotifier] | BaseNotifier | None = None,
         **kwargs: Any,
@@ -100,31 +100,29 @@ class ApprovePlanOperator(HITLOperator):
             notifiers=configured_notifiers(Event.APPROVAL) if notifiers is None else notifiers,
             **kwargs,
         )
-        self.timeout_minutes = timeout_minutes
-        self.plan_only = plan_only
         self.store = store
 
     def execute(self, context: Context) -> Any:
         """Ask, or skip where the plan is the end of it."""
-        if str(self.plan_only) == "True":
+        if self.read(DryRun).dry_run:
             raise AirflowSkipException(
                 f"it ends with the plan: a dry run, or nothing to do; nothing was written to {self.store}"
             )
-        self.response_timeout = timedelta(minutes=Approval.one("approval_timeout_minutes", self.timeout_minutes))
+        self.response_timeout = timedelta(minutes=self.read(Approval).approval_timeout_minutes)
         return super().execute(context)
 
 
-class CheckApprovalOperator(BaseOperator):
+class CheckApprovalOperator(AsksOperator):
     """Read the answer, check that the plan still describes the source, note who agreed, and share out the cohorts.
 
     :param plan_id: plan that was put before the person (templated).
     :param decision: what :class:`ApprovePlanOperator` returned (templated).
-    :param copy_groups: how many tasks share the copy (templated).
-    :param four_eyes: who approves is somebody else than who triggered the run (templated).
     :param postgres_conn_id: source and control database (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "copy_groups", "four_eyes", "postgres_conn_id")
+    template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "postgres_conn_id")
+    copy_groups = Ask(CopyGroups)
+    four_eyes = Ask(FourEyes)
 
     def __init__(
         self,
@@ -132,8 +130,6 @@ class CheckApprovalOperator(BaseOperator):
         plan_id: str,
         decision: Any,
         run_id: str = "{{ run_id }}",
-        copy_groups: int | str = "{{ params.copy_groups }}",
-        four_eyes: bool | str = "{{ params.four_eyes }}",
         postgres_conn_id: str = POSTGRES_CONNECTION,
         **kwargs: Any,
     ) -> None:
@@ -141,8 +137,6 @@ class CheckApprovalOperator(BaseOperator):
         self.plan_id = plan_id
         self.decision = decision
         self.run_id = run_id
-        self.copy_groups = copy_groups
-        self.four_eyes = four_eyes
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> list[str]:
@@ -154,12 +148,12 @@ class CheckApprovalOperator(BaseOperator):
                 self.decision,
                 note=lambda given: ledger.note_answer(self.plan_id, given),
             )
-            if FourEyes.one("four_eyes", self.four_eyes):
+            if self.read(FourEyes).four_eyes:
                 check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
             plan = ledger.load_plan(self.plan_id)
             check_plan(plan, answer, connection, asked_for=ledger.plan_of_run(self.run_id))
             ledger.set_approved(plan.plan_id, answer)
-        groups = cohort_groups(plan, groups=CopyGroups.one("copy_groups", self.copy_groups))
+        groups = cohort_groups(plan, groups=self.read(CopyGroups).copy_groups)
         self.log.info("Plan %s was approved by %s and still holds", plan.plan_id, answer.actor)
         self.log.info("Copying %s cohorts in %s groups: %s", len(plan.chosen), len(groups), "; ".join(groups))
         return groups

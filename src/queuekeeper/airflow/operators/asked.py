@@ -1,27 +1,74 @@
-"""Operators that are asked something: they take a job's parameters from the form by templates made of its models."""
+"""Operators that are asked something: they take parameters of jobs from the form, by templates made of the models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from airflow.sdk import BaseOperator
 
-from queuekeeper.airflow.forms import templates
+from queuekeeper.airflow.forms import template, templates
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters, describe, unknown
 
 Asked = TypeVar("Asked", bound=Parameters)
 
 
-class AskedOperator(BaseOperator):
-    """Takes the parameters of its models.
+@dataclass(frozen=True)
+class Ask:
+    """An argument of an operator that is a parameter of a model, which says what it means and reads it (templated).
+
+    :param model: declares the parameter.
+    :param name: of the parameter, where the argument has another one.
+    :param default: what the argument is when it is left out; without it, what the DAG's form says.
+    """
+
+    model: type[Parameters]
+    name: str = ""
+    default: Any = None
+
+
+class AsksOperator(BaseOperator):
+    """Takes what its class names by an :class:`Ask` as arguments, which are templated; those of its bases, too."""
+
+    asks: ClassVar[Mapping[str, Ask]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.asks = {
+            name: each for base in reversed(cls.__mro__) for name, each in vars(base).items() if isinstance(each, Ask)
+        }
+        cls.template_fields = tuple(dict.fromkeys((*cls.template_fields, *cls.asks)))
+
+    def __init__(self, **kwargs: Any) -> None:
+        asked = {
+            name: kwargs.pop(name, template(each.name or name) if each.default is None else each.default)
+            for name, each in self.asks.items()
+        }
+        super().__init__(**kwargs)
+        for name, value in asked.items():
+            setattr(self, name, value)
+
+    def read(self, model: type[Asked]) -> Asked:
+        """Return the parameters of a model, once Airflow has rendered them; what nothing is said about has its default.
+
+        :raises UsageError: when a value is refused.
+        """
+        return model.of_texts(self._said(model))
+
+    def _said(self, model: type[Parameters]) -> dict[str, Any]:
+        return {each.name or name: getattr(self, name) for name, each in self.asks.items() if each.model is model}
+
+
+class AskedOperator(AsksOperator):
+    """Takes all parameters of its models.
 
     :param parameters: values by name, each as its model reads it from a text; what is not named is taken from the DAG's
         form (templated).
     """
 
-    template_fields: Sequence[str] = ("parameters",)
+    template_fields: Collection[str] = ("parameters",)
 
     models: tuple[type[Parameters], ...]
 
@@ -35,9 +82,6 @@ class AskedOperator(BaseOperator):
             raise UsageError(unknown(wrong, self.parameters, owner=f"{type(self).__name__} of this task"))
         self.parameters |= given
 
-    def asked(self, model: type[Asked]) -> Asked:
-        """Return the parameters of a model, once Airflow has rendered them; what no form has, has its default.
-
-        :raises UsageError: when a value is refused.
-        """
-        return model.of_texts({name: self.parameters[name] for name in describe(model) if name in self.parameters})
+    def _said(self, model: type[Parameters]) -> dict[str, Any]:
+        named = {name: self.parameters[name] for name in describe(model) if name in self.parameters}
+        return named | super()._said(model)

@@ -54,7 +54,7 @@ class WatchBrokerOperator(AskedOperator, DatabaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how the broker stands, and what needs a look."""
-        limits = self.asked(UpkeepLimits)
+        limits = self.read(UpkeepLimits)
         with self.connect() as connection:
             watch = watch_broker(connection, limits=limits)
         for finding in watch.findings:

@@ -18,7 +18,7 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
-from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.asked import Ask, AskedOperator, AsksOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.airflow.settings import AirflowSettings
@@ -104,30 +104,17 @@ class PlanJobOperator(AskedOperator, JobOperator):
     As the first task of its DAG it also refuses parameters that the form does not have.
 
     :param job: its name, such as ``fanout_repair``.
-    :param plan_only: nothing is to be done (templated).
-    :param undo_retention_days: age from which undo files are removed; empty: that of every job (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *AskedOperator.template_fields,
-        *JobOperator.template_fields,
-        "plan_only",
-        "undo_retention_days",
-    )
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *JobOperator.template_fields)
     models: tuple[type[Parameters], ...] = ()
+    plan_only = Ask(DryRun, name="dry_run")
+    # A form need not have it.
+    undo_retention_days: Any = Ask(UndoRetention, default="{{ params.undo_retention_days | default('') }}")
 
-    def __init__(
-        self,
-        *,
-        job: str,
-        plan_only: bool | str = "{{ params.dry_run }}",
-        undo_retention_days: int | str = "{{ params.undo_retention_days | default('') }}",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, job: str, **kwargs: Any) -> None:
         self.models = self.models or (job_of(job).Parameters,)
         super().__init__(job=job, **kwargs)
-        self.plan_only = plan_only
-        self.undo_retention_days = undo_retention_days
 
     def kinds(self) -> Collection[str]:
         """Return the jobs that the task may be of: their old undo files are removed."""
@@ -137,7 +124,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
         """Return run and share of each task that is to work; none in a dry run, or when there is nothing to do."""
         job = self.kind
         run_id, plan = self.make_plan(context)
-        is_over = DryRun.one("dry_run", self.plan_only) or (plan.empty and not job.works_when_empty)
+        is_over = self.read(DryRun).dry_run or (plan.empty and not job.works_when_empty)
         context["ti"].xcom_push(key=RUN_KEY, value=run_id)
         return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
@@ -145,9 +132,8 @@ class PlanJobOperator(AskedOperator, JobOperator):
         """Plan, write it down, and return it with the id of its run."""
         reject_unknown_of(context)
         job = self.kind
-        parameters = self.asked(job.Parameters)
-        days = {"undo_retention_days": self.undo_retention_days} if self.undo_retention_days else {}
-        kept = UndoRetention.of_texts(days).undo_retention_days
+        parameters = self.read(job.Parameters)
+        kept = (self.read(UndoRetention) if self.undo_retention_days else UndoRetention()).undo_retention_days
         for kind in self.kinds():
             if old := remove_old_undo_files(AirflowSettings().undo, kind=kind, days=kept, now_ms=system_clock()):
                 self.log.info("%s undo files of %s were older than %s days and are gone", old, kind, kept)
@@ -218,30 +204,23 @@ class CheckJobApprovalOperator(JobOperator):
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
 
-class DatabaseOperator(BaseOperator):
+class DatabaseOperator(AsksOperator):
     """What tasks are given that work on PostgreSQL alone.
 
-    :param plan_only: whether nothing is changed (templated).
     :param postgres_conn_id: database, with schema ``queuekeeper`` where there is one (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_only", "postgres_conn_id")
+    template_fields: Sequence[str] = ("postgres_conn_id",)
+    plan_only = Ask(DryRun, name="dry_run")
 
-    def __init__(
-        self,
-        *,
-        plan_only: bool | str = "{{ params.dry_run }}",
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.plan_only = plan_only
         self.postgres_conn_id = postgres_conn_id
 
     @property
     def only_plans(self) -> bool:
         """Whether nothing is to be changed."""
-        return DryRun.of_texts({"dry_run": self.plan_only}).dry_run
+        return self.read(DryRun).dry_run
 
     def connect(self) -> AbstractContextManager[Connection]:
         """Open the database for the length of a ``with`` block."""
@@ -294,24 +273,21 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
         return asdict(report)
 
 
-class ReportJobOperator(PausableOperator, JobOperator):
+class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
     """Look a second time, and write what was planned, done and left as HTML and JSON.
 
     :cvar reports: kind of all of its reports, where the form chooses the job.
 
     :param maintenance_run_id: the run; empty when there is no plan (templated).
-    :param plan_only: nothing was to be done (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "plan_only")
+    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY)
     reports: ReportKind | None = None
+    plan_only = Ask(DryRun, name="dry_run")
 
-    def __init__(
-        self, *, maintenance_run_id: str, plan_only: bool | str = "{{ params.dry_run }}", **kwargs: Any
-    ) -> None:
+    def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.maintenance_run_id = maintenance_run_id
-        self.plan_only = plan_only
         self.operator_extra_links = (ReportLink(self.reports or self.kind.report),)
 
     def work(self, context: Context) -> dict[str, Any]:
@@ -323,9 +299,7 @@ class ReportJobOperator(PausableOperator, JobOperator):
             raise AirflowSkipException("there is no plan, so there is nothing to report")
         job = self.kind
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
-            outcome = self.engine(client, runs).report(
-                runs, self.maintenance_run_id, dry_run=DryRun.one("dry_run", self.plan_only)
-            )
+            outcome = self.engine(client, runs).report(runs, self.maintenance_run_id, dry_run=self.read(DryRun).dry_run)
         files = write_report(job, outcome, AirflowSettings().reports)
         where = publish(files, context)
         words = verdict(job, outcome)

@@ -57,7 +57,7 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
         reject_unknown_of(context)
         given = context["params"]
         OnlineWish.of_texts({name: given[name] for name in describe(OnlineWish) if name in given})
-        return PlanRequest(run_id=self.run_id), self.asked(MigrationParameters)
+        return PlanRequest(run_id=self.run_id), self.read(MigrationParameters)
 
 
 class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):

@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.asked import Ask, AsksOperator
 from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.audit import record_answer
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class OnlineOperator(PausableOperator, StoresOperator):
+class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
     """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
 
     While the migration is paused, clients at hand are finished and the task holds no worker; it looks again once a
@@ -38,28 +39,19 @@ class OnlineOperator(PausableOperator, StoresOperator):
     :param plan_id: the plan (templated).
     :param mode: whether devices are served meanwhile (templated).
     :param cohorts: cohorts to work on; all that have reached this step when empty (templated).
-    :param lease_ms: longest that a client is fenced (templated).
     :param postgres_conn_id: source and control database (templated).
     :param redis_conn_id: target (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", "lease_ms", *StoresOperator.template_fields)
+    template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", *StoresOperator.template_fields)
     rests = False
+    lease_ms = Ask(Lease)
 
-    def __init__(
-        self,
-        *,
-        plan_id: str,
-        mode: str = template("mode"),
-        cohorts: str = "",
-        lease_ms: int | str = template("lease_ms"),
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, plan_id: str, mode: str = template("mode"), cohorts: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.plan_id = plan_id
         self.mode = mode
         self.cohorts = cohorts
-        self.lease_ms = lease_ms
 
     def work(self, context: Context) -> Any:
         """Do the step, or what a pause has left of it, or skip it.
@@ -77,7 +69,7 @@ class OnlineOperator(PausableOperator, StoresOperator):
             redis_url=self.redis_hook.url,
             plan_id=self.plan_id,
             actor=f"{run.triggering_user_name or 'a schedule'} (run {run.run_id})",
-            lease_ms=Lease.one("lease_ms", self.lease_ms),
+            lease_ms=self.read(Lease).lease_ms,
             tell=self.log.info,
             # A worker is given back.
             stays=False,
@@ -94,25 +86,6 @@ class OnlineOperator(PausableOperator, StoresOperator):
             return None
         with self.postgres_hook.ledger() as ledger:
             return list(parse_cohorts(self.cohorts, count=len(ledger.load_plan(self.plan_id).cohorts)))
-
-    def take_answer(
-        self, decision: Any, context: Context, *, four_eyes: bool | str, kind: str, store: str = "Redis"
-    ) -> None:
-        """Note what a person answered.
-
-        :param kind: of the question, for the audit.
-        :param store: what was not written to when the answer is no.
-        :raises RefusedError: unless somebody approved.
-        """
-        with self.postgres_hook.connect() as connection:
-            answer = take_answer(
-                self.plan_id,
-                decision,
-                note=lambda answer: record_answer(connection, answer, subject=self.plan_id, kind=kind),
-                store=store,
-            )
-        if FourEyes.one("four_eyes", four_eyes):
-            check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
 
     def told(self, report: StepReport) -> dict[str, Any]:
         """Write a report to the log and return it; clients are named in the log of the step only.
@@ -139,16 +112,9 @@ class OnlineOperator(PausableOperator, StoresOperator):
 
 
 class ArmCohortsOperator(OnlineOperator):
-    """Have every writer look who owns a client; with the broker stopped nobody writes, and it does nothing.
+    """Have every writer look who owns a client; with the broker stopped nobody writes, and it does nothing."""
 
-    :param require_trigger: there are writers that do not ask, so PostgreSQL has to refuse them (templated).
-    """
-
-    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "require_trigger")
-
-    def __init__(self, *, require_trigger: bool | str = template("require_trigger"), **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.require_trigger = require_trigger
+    require_trigger = Ask(OnlineWish)
 
     def execute(self, context: Context) -> Any:
         """Arm the chosen cohorts of the plan."""
@@ -159,8 +125,7 @@ class ArmCohortsOperator(OnlineOperator):
 
     def step(self, driver: OnlineDriver) -> Any:
         """Arm the cohorts."""
-        require_trigger = OnlineWish.one("require_trigger", self.require_trigger)
-        return self.told(driver.arm(self.chosen(), require_trigger=require_trigger))
+        return self.told(driver.arm(self.chosen(), require_trigger=self.read(OnlineWish).require_trigger))
 
 
 class CatchUpOperator(OnlineOperator):
@@ -175,54 +140,29 @@ class CatchUpOperator(OnlineOperator):
 
 
 class RehearseOperator(OnlineOperator):
-    """Take the canary to Redis and back, before any other client may follow.
+    """Take the canary to Redis and back, before any other client may follow."""
 
-    :param canary_percent: share of the clients that go first (templated).
-    """
-
-    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "canary_percent")
     rests = True
-
-    def __init__(self, *, canary_percent: int | str = template("canary_percent"), **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.canary_percent = canary_percent
+    canary_percent = Ask(OnlineWish)
 
     def step(self, driver: OnlineDriver) -> Any:
         """Take the canary to Redis and back."""
-        canary = driver.choose_canary(OnlineWish.one("canary_percent", self.canary_percent))
+        canary = driver.choose_canary(self.read(OnlineWish).canary_percent)
         self.log.info("The canary: cohorts %s", ", ".join(map(str, canary)))
         return [self.told(report) for report in driver.rehearse()]
 
 
 class CutOverOperator(OnlineOperator):
-    """Give clients to Redis, a share of the cohorts at a time, the canary first.
+    """Give clients to Redis, a share of the cohorts at a time, the canary first."""
 
-    :param steps_percent: shares at which it pauses and looks, such as ``1,10,50,100`` (templated).
-    :param approval_limit_minutes: an approval that is older does not count any more (templated).
-    """
-
-    template_fields: Sequence[str] = (
-        *OnlineOperator.template_fields,
-        "steps_percent",
-        "approval_limit_minutes",
-    )
     rests = True
-
-    def __init__(
-        self,
-        *,
-        steps_percent: str = template("canary_steps_percent"),
-        approval_limit_minutes: int | str = template("approval_limit_minutes"),
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.steps_percent = steps_percent
-        self.approval_limit_minutes = approval_limit_minutes
+    steps_percent = Ask(OnlineWish, name="canary_steps_percent")
+    approval_limit_minutes = Ask(OnlineWish)
 
     def execute(self, context: Context) -> Any:
         """Check the approval first; a pause after that makes it no older."""
         if self.mode == Mode.ONLINE and not self.looks_again:
-            minutes = OnlineWish.one("approval_limit_minutes", self.approval_limit_minutes)
+            minutes = self.read(OnlineWish).approval_limit_minutes
             with self.postgres_hook.ledger() as ledger:
                 check_approval_age(ledger, self.plan_id, limit_s=60 * minutes)
         return super().execute(context)
@@ -230,7 +170,7 @@ class CutOverOperator(OnlineOperator):
     def step(self, driver: OnlineDriver) -> Any:
         """Cut over step by step; the mirror is brought up to date after each."""
         found = []
-        for percent in steps_of(self.steps_percent):
+        for percent in steps_of(self.read(OnlineWish).canary_steps_percent):
             report = driver.cut_over_share(percent)
             if report is None:
                 self.log.info("%s %%: is on Redis already", percent)
@@ -247,19 +187,13 @@ class SoakOperator(OnlineOperator):
     It holds no worker while it waits: it looks once a minute, and the triggerer keeps the time. When the soak began is
     in the database, so a task that is tried again or cleared goes on where it was. A pause stops neither time nor
     mirror; clients are compared once it is over.
-
-    :param soak_minutes: how long, from the beginning of the soak (templated).
     """
 
-    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "soak_minutes")
-
-    def __init__(self, *, soak_minutes: float | str = template("soak_minutes"), **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.soak_minutes = soak_minutes
+    soak_minutes = Ask(OnlineWish)
 
     def step(self, driver: OnlineDriver) -> Any:
         """Look, and wait for the next look; compare every client in the end."""
-        report = driver.look_at_soak(minutes=OnlineWish.one("soak_minutes", self.soak_minutes))
+        report = driver.look_at_soak(minutes=self.read(OnlineWish).soak_minutes)
         if not report.is_over:
             self.log.info(
                 "%.0f s left; %s clients mirrored, %s behind by %.1f s",
@@ -270,24 +204,44 @@ class SoakOperator(OnlineOperator):
         return asdict(report)
 
 
-class CommitOperator(OnlineOperator):
-    """End the mirror after a person has agreed that there shall be no way back.
+class AnsweredOnlineOperator(OnlineOperator):
+    """A step that a person has to agree to.
 
     :param decision: what the person answered (templated).
-    :param four_eyes: who agrees is somebody else than who triggered the run (templated).
     """
 
-    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision", "four_eyes")
+    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision")
+    four_eyes = Ask(FourEyes)
 
-    def __init__(self, *, decision: Any, four_eyes: bool | str = template("four_eyes"), **kwargs: Any) -> None:
+    def __init__(self, *, decision: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.decision = decision
-        self.four_eyes = four_eyes
+
+    def take_answer(self, context: Context, *, kind: str, store: str = "Redis") -> None:
+        """Note what a person answered.
+
+        :param kind: of the question, for the audit.
+        :param store: what was not written to when the answer is no.
+        :raises RefusedError: unless somebody approved.
+        """
+        with self.postgres_hook.connect() as connection:
+            answer = take_answer(
+                self.plan_id,
+                self.decision,
+                note=lambda answer: record_answer(connection, answer, subject=self.plan_id, kind=kind),
+                store=store,
+            )
+        if self.read(FourEyes).four_eyes:
+            check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
+
+
+class CommitOperator(AnsweredOnlineOperator):
+    """End the mirror after a person has agreed that there shall be no way back."""
 
     def execute(self, context: Context) -> Any:
         """Check the answer first."""
         if self.mode == Mode.ONLINE:
-            self.take_answer(self.decision, context, four_eyes=self.four_eyes, kind="online_commit")
+            self.take_answer(context, kind="online_commit")
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
@@ -318,39 +272,22 @@ class LookAtCohortsOperator(OnlineOperator):
         return {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s, "markdown": markdown}
 
 
-class RollBackOperator(OnlineOperator):
-    """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
+class RollBackOperator(AnsweredOnlineOperator):
+    """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them."""
 
-    :param decision: what the person answered (templated).
-    :param four_eyes: who agrees is somebody else than who triggered the run (templated).
-    :param max_lag_s: how far the mirror may be behind when it begins (templated).
-    """
-
-    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision", "four_eyes", "max_lag_s")
     rests = True
+    max_lag_s = Ask(RollbackWish)
 
-    def __init__(
-        self,
-        *,
-        decision: Any,
-        four_eyes: bool | str = template("four_eyes"),
-        max_lag_s: float | str = template("max_lag_s"),
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(mode=str(Mode.ONLINE), **kwargs)
-        self.decision = decision
-        self.four_eyes = four_eyes
-        self.max_lag_s = max_lag_s
 
     def execute(self, context: Context) -> Any:
         """Check the answer first, once."""
         if not self.looks_again:
-            self.take_answer(
-                self.decision, context, four_eyes=self.four_eyes, kind="online_roll_back", store="either store"
-            )
+            self.take_answer(context, kind="online_roll_back", store="either store")
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
         """Bring the mirror up to date, then give the clients back."""
         driver.mirror(self.chosen())
-        return self.told(driver.roll_back(self.chosen(), max_lag_s=RollbackWish.one("max_lag_s", self.max_lag_s)))
+        return self.told(driver.roll_back(self.chosen(), max_lag_s=self.read(RollbackWish).max_lag_s))

@@ -13,7 +13,7 @@ from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
-from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.asked import Ask, AskedOperator
 from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.settings import AirflowSettings
@@ -92,7 +92,7 @@ class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
     def execute(self, context: Context) -> list[str]:
         """Return names of tables."""
         reject_unknown_of(context)
-        wanted = self.asked(PartitionWish).tables
+        wanted = self.read(PartitionWish).tables
         with self.connect() as connection:
             migrate(connection)
             tables = [load_policy(connection, table).table for table in wanted] or [
@@ -108,15 +108,13 @@ class PlanPartitionsOperator(PartitionOperator):
     """Plan for one table, which is not written to.
 
     :param purpose: ``creation``, ``retirement`` or ``drop``.
-    :param override_consumers: whether a retirement takes what a consumer still needs, too (templated).
     """
 
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "override_consumers")
+    override_consumers = Ask(PartitionWish, default=False)
 
-    def __init__(self, *, purpose: str, override_consumers: bool | str = False, **kwargs: Any) -> None:
+    def __init__(self, *, purpose: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.purpose = Purpose(purpose)
-        self.override_consumers = override_consumers
 
     def plan(self, connection: Connection) -> PartitionPlan:
         """Return the plan."""
@@ -125,7 +123,7 @@ class PlanPartitionsOperator(PartitionOperator):
             policy=load_policy(connection, self.table),
             purpose=self.purpose,
             now_ms=system_clock(),
-            override_consumers=PartitionWish.one("override_consumers", self.override_consumers),
+            override_consumers=self.read(PartitionWish).override_consumers,
         )
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -223,13 +221,15 @@ class PlanQuestionOperator(PlanPartitionsOperator):
     :param asking: tasks that wait for an answer of this kind, or act on it.
     """
 
+    override_consumers = Ask(PartitionWish)
+
     def __init__(self, *, asking: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(override_consumers=template("override_consumers"), **kwargs)
+        super().__init__(**kwargs)
         self.asking = tuple(asking)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the plan and the question; without one, why nobody is asked."""
-        passes = PartitionWish.one("override_consumers", self.override_consumers)
+        passes = self.read(PartitionWish).override_consumers
         if self.purpose is Purpose.RETIREMENT and not passes:
             raise AirflowSkipException("no consumer is to be passed")
         question, unasked = "", ""

@@ -80,7 +80,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return the store, and the parameters of the profile."""
-        wish, rules = self.asked(QualityWish), self.asked(ProfileRules)
+        wish, rules = self.read(QualityWish), self.read(ProfileRules)
         place = ProfilePlace.of_texts(
             {
                 "store": self.store,
@@ -95,7 +95,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Return what was read, in numbers."""
         reject_unknown_of(context)
-        wish = self.asked(QualityWish)
+        wish = self.read(QualityWish)
         if wish.stores not in (self.store, BOTH):
             raise AirflowSkipException(f"this run is about {wish.stores}")
         # Before the stores are read: what cannot be judged need not be profiled.
@@ -128,7 +128,7 @@ class RunQualityOperator(AskedOperator, StoresOperator):
         from queuekeeper.quality.judge.run import run_quality  # noqa: PLC0415
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
-        wish, rules = self.asked(QualityWish), self.asked(ProfileRules)
+        wish, rules = self.read(QualityWish), self.read(ProfileRules)
         stores = [profile["store"] for profile in profiles]
         on_queues = wish.stores in QUEUES
         on_redis = "redis" in stores or on_queues

@@ -34,7 +34,7 @@ class PlanRepairOperator(PlanJobOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Return the run's id and how much there is to do."""
-        self.job = self.asked(RepairWish).remedy
+        self.job = self.read(RepairWish).remedy
         run_id, plan = self.make_plan(context)
         return {
             "maintenance_run_id": run_id,
