@@ -9,7 +9,8 @@ written to PostgreSQL and compared while both are still, and the client belongs 
 
 - **look**: there is nothing on Redis that could go back, or it was committed. Nothing was changed.
 - **roll_back**: nobody agreed, and nothing was changed; or clients could not be moved. These stay on Redis with the
-  mirror at work: do what the log says, then clear the task, and it goes on with those that are left.
+  mirror at work: do what the log says, then clear the task, and it goes on with those that are left. *Deferred*: the
+  mirror is too far behind, and the log says by how much; or the migration is paused.
 
 Step by step, with commands: `docs/runbooks/session_rollback.md`. Owner: queuekeeper.
 """
@@ -49,6 +50,12 @@ with DAG(
         store="either store",
         retry_delay=timedelta(seconds=1),
     )
-    roll_back = RollBackOperator(task_id="roll_back", decision=approve.output, **STEP, **ONLINE)
+    roll_back = RollBackOperator(
+        task_id="roll_back",
+        decision=approve.output,
+        mirror_wait_minutes="{{ params.mirror_wait_minutes }}",
+        **STEP,
+        **ONLINE,
+    )
 
     look >> approve >> roll_back

@@ -26,7 +26,7 @@ from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.sessions import sample
-from queuekeeper.sessions.model import NewMessage, StoreRules
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership, OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
@@ -119,6 +119,27 @@ class OnlineWorld:
         """Run a statement and return its rows."""
         cursor = self.connection.execute(text.encode(), values)
         return cursor.fetchall() if cursor.description else []
+
+    def take_no_messages(self) -> None:
+        """Have PostgreSQL take no message of anybody, until :meth:`take_messages`."""
+        self.sql(
+            "CREATE FUNCTION take_no_messages() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN RAISE 'closed' USING ERRCODE = 'read_only_sql_transaction'; END$$"
+        )
+        self.sql(
+            "CREATE TRIGGER take_no_messages BEFORE INSERT ON device_publish_msg "
+            "FOR EACH ROW EXECUTE FUNCTION take_no_messages()"
+        )
+
+    def take_messages(self) -> None:
+        """Have PostgreSQL take messages again."""
+        self.sql("DROP FUNCTION take_no_messages() CASCADE")
+
+    def leave_behind(self, client_id: str, body: bytes) -> None:
+        """Save a message in Redis that PostgreSQL does not have, and return when the mirror is behind by a time."""
+        self.at_redis.save_messages([SessionSave(client_id=client_id, messages=(message(body),))])
+        while not self.driver().mirror(dry_run=True).lag_s:
+            pass
 
     def fill(self, *, messages: int = 300, sessions: int = 40, hostile: bool = False) -> None:
         """Fill the tables with a sample."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -1177,6 +1178,36 @@ def test_rollback_is_refused_with_the_figures_while_the_mirror_is_behind(few: On
     assert few.states() == {"on_redis"}
     driver.mirror()
     assert driver.roll_back(max_lag_s=1).left == {}
+
+
+def test_rollback_waits_for_the_mirror_and_goes_back_once_postgresql_takes_writes(few: OnlineWorld) -> None:
+    words = r"roll back: the mirror is [\d,]+ s behind for 1 of 7 clients, at most 0 s are allowed; .* s more at most"
+    waits: list[str] = []
+
+    def tell(line: str) -> None:
+        if re.match(words, line):
+            waits.append(line)
+            if len(waits) == 2:
+                few.take_messages()
+
+    few.to_redis()
+    few.take_no_messages()
+    few.leave_behind(C, b"4")
+
+    assert few.driver(tell=tell).roll_back(max_lag_s=0, mirror_wait_minutes=60).left == {}
+    assert len(waits) == 2
+    assert few.all_owners() == {"postgres"}
+    assert payloads(few.at_postgres, C) == [b"1", b"2", b"3", b"4"]
+
+
+def test_rollback_is_refused_once_the_wait_for_the_mirror_is_over(few: OnlineWorld) -> None:
+    few.to_redis()
+    few.take_no_messages()
+    few.leave_behind(C, b"4")
+
+    with pytest.raises(RefusedError, match=r"behind for 1 of 7 clients, at most 0 s are allowed: run queuekeeper"):
+        few.driver().roll_back(max_lag_s=0, mirror_wait_minutes=0.01)
+    assert (few.all_owners(), few.states()) == ({"redis"}, {"on_redis"})
 
 
 def test_postgresql_that_takes_no_writes_holds_the_rollback_and_redis_goes_on(few: OnlineWorld) -> None:

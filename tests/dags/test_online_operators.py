@@ -225,6 +225,35 @@ def test_paused_way_back_holds_no_worker_and_asks_nobody_again(
     assert answers == [("alice",)]
 
 
+def test_way_back_waits_in_the_triggerer_for_the_mirror_and_fails_when_the_wait_is_over(world: OnlineWorld) -> None:
+    cut_over(world)
+    world.take_no_messages()
+    world.leave_behind(CLIENTS[0], b"secret")
+    wish: dict[str, Any] = {"decision": YES, "four_eyes": "True", "max_lag_s": "0", "mirror_wait_minutes": "60"}
+    with pytest.raises(TaskDeferred) as parked:
+        run(RollBackOperator, **wish)
+    first = parked.value
+    assert first.kwargs is not None
+    assert owned_by_redis(world) == len(CLIENTS)
+
+    def looks_again(**left: Any) -> Any:
+        task = RollBackOperator(task_id="task", plan_id=PLAN_ID, lease_ms="1000", **wish)
+        return task.resume_execution(first.method_name, {"event": None} | left, context())
+
+    with pytest.raises(TaskDeferred) as parked:
+        looks_again(**first.kwargs)
+    assert parked.value.kwargs == first.kwargs, "the wait counts from the first look"
+    with pytest.raises(RefusedError, match=r"the mirror is \d+ s behind for 1 of 10 clients, at most 0 s are allowed"):
+        looks_again(since_ms=first.kwargs["since_ms"] - 3_600_000)
+    assert owned_by_redis(world) == len(CLIENTS)
+
+    world.take_messages()
+    assert looks_again(**first.kwargs)["outcomes"] == {"moved": len(CLIENTS)}
+    assert world.all_owners() == {"postgres"}
+    answers = world.sql("SELECT actor FROM queuekeeper.audit WHERE effect::json ->> 'kind' = 'online_roll_back'")
+    assert answers == [("alice",)]
+
+
 def test_cut_over_that_was_paused_gives_nobody_to_redis_once_clients_were_taken_back(
     world: OnlineWorld, pauses: Callable[[str], None]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,23 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     assert len(world.rows()) == len(CLIENTS) + 1
     assert ONLINE.as_json("disarm", PLAN_ID)["disarmed"] is True
     assert world.states() == {"planned"}
+
+
+def test_way_back_brings_the_mirror_up_to_date_first_and_says_how_far_it_was(world: OnlineWorld) -> None:
+    world.to_redis()
+    world.take_no_messages()
+    world.leave_behind(CLIENTS[0], SECRET.encode())
+    behind = r"the mirror is \d+ s behind for 1 of 12 clients, at most 0 s are allowed"
+
+    told = ("roll-back", PLAN_ID, "--yes", "--max-lag-s", "0")
+    ONLINE.fails(*told, "--mirror-wait-minutes", "0", code=4, words=f"{behind}: run queuekeeper online mirror")
+    assert world.all_owners() == {"redis"}
+
+    world.take_messages()
+    result = ONLINE.run(*told, "--mirror-wait-minutes", "60")
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"^roll back: {behind}; it is brought up to date, for ", result.stdout, re.MULTILINE)
+    assert world.all_owners() == {"postgres"}
 
 
 def test_commit_is_the_end(world: OnlineWorld) -> None:

@@ -159,7 +159,7 @@ def cut_over(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     return _done(call.driver(plan_id, parameters).cut_over(chosen))
 
 
-@command(app, "roll-back", also=PLANS, asks=_asks("movers", "lease_ms", "max_lag_s"))
+@command(app, "roll-back", also=PLANS, asks=_asks("movers", "lease_ms", "max_lag_s", "mirror_wait_minutes"))
 def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Give clients back to PostgreSQL, with all that Redis holds.
 
@@ -170,7 +170,9 @@ def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
         return _would(call, plan_id, parameters, "roll back", "would go back to PostgreSQL")
     call.agree(plan_id, "Clients will be PostgreSQL's again.", kind="online_roll_back")
     driver = call.driver(plan_id, parameters)
-    return _done(driver.roll_back(chosen, max_lag_s=parameters.max_lag_s))
+    return _done(
+        driver.roll_back(chosen, max_lag_s=parameters.max_lag_s, mirror_wait_minutes=parameters.mirror_wait_minutes)
+    )
 
 
 @command(app, also=("dry_run",), asks=_asks())

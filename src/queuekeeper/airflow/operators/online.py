@@ -15,6 +15,7 @@ from queuekeeper.airflow.operators.asked import Ask, AsksOperator
 from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.audit import record_answer
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.jobs.pace import control_of
@@ -273,10 +274,14 @@ class LookAtCohortsOperator(OnlineOperator):
 
 
 class RollBackOperator(AnsweredOnlineOperator):
-    """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them."""
+    """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
+
+    While the mirror is too far behind it holds no worker: it brings it up to date and looks once a minute.
+    """
 
     rests = True
     max_lag_s = Ask(RollbackWish)
+    mirror_wait_minutes = Ask(RollbackWish, default=RollbackWish().mirror_wait_minutes)
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(mode=str(Mode.ONLINE), **kwargs)
@@ -288,6 +293,14 @@ class RollBackOperator(AnsweredOnlineOperator):
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Bring the mirror up to date, then give the clients back."""
-        driver.mirror(self.chosen())
-        return self.told(driver.roll_back(self.chosen(), max_lag_s=self.read(RollbackWish).max_lag_s))
+        """Bring the mirror up to date, or wait until PostgreSQL lets it; then give the clients back."""
+        wish, chosen = self.read(RollbackWish), self.chosen()
+        now_ms = system_clock()
+        since_ms = self.waits_since_ms or now_ms
+        left_s = 60 * wish.mirror_wait_minutes - (now_ms - since_ms) / 1_000
+        mirrored = driver.mirror(chosen)
+        if left_s > 0 and (words := driver.too_far_behind(chosen, max_lag_s=wish.max_lag_s)):
+            why = f"; PostgreSQL does not take the changes of {mirrored.reason}" if mirrored.refused else ""
+            self.log.info("%s are allowed; it waits for %.0f s more at most%s", words, left_s, why)
+            self.park(at_most_s=left_s, since_ms=since_ms)
+        return self.told(driver.roll_back(chosen, max_lag_s=wish.max_lag_s))

@@ -297,6 +297,16 @@ class RollbackWish(Lease, FourEyes):
         most=3_600,
         examples=[1, 10],
     )
+    mirror_wait_minutes: float = minutes(
+        10.0,
+        title="Wait for the mirror",
+        help="Minutes to bring the mirror up to date and to look again while it is further behind. After that, or at "
+        "once with 0, the way back is refused.",
+        section=Section.RULES,
+        least=0,
+        most=1_440,
+        examples=[0, 10],
+    )
 
 
 class StepWish(OnlineWish, RollbackWish):

@@ -369,22 +369,33 @@ class OnlineDriver:
 
     # --- steps back --------------------------------------------------------------------------------------------
 
-    def roll_back(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float = _USUAL.max_lag_s) -> StepReport:
+    def roll_back(
+        self,
+        cohorts: Sequence[int] | None = None,
+        *,
+        max_lag_s: float = _USUAL.max_lag_s,
+        mirror_wait_minutes: float = 0,
+    ) -> StepReport:
         """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
 
         :param max_lag_s: the mirror may be this far behind when it begins.
-        :raises RefusedError: when a cohort was committed, or the mirror is further behind.
+        :param mirror_wait_minutes: how long to bring it up to date, and look again, while it is further behind.
+        :raises RefusedError: when a cohort was committed, or the mirror is further behind in the end.
         """
-        with self._opened() as (_, _, online, plan):
-            found = online.chosen(self._plan_id, cohorts, BEGINS["roll back"], verb="roll back")
-            numbers = [each.cohort for each in found]
-            lag = self.mirror(numbers, dry_run=True)
-            if lag.lag_s > max_lag_s:
+        numbers = self.on_redis(cohorts)
+        ends_s = time.monotonic() + 60 * mirror_wait_minutes
+        while words := self.too_far_behind(numbers, max_lag_s=max_lag_s):
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
                 raise RefusedError(
-                    f"the mirror is {lag.lag_s:,.0f} s behind for {lag.behind:,} of {lag.clients:,} clients, at most "
-                    f"{max_lag_s:,.0f} s are allowed: run queuekeeper online mirror {self._plan_id}, see that "
-                    "PostgreSQL takes writes, then roll back again"
+                    f"{words} are allowed: run queuekeeper online mirror {self._plan_id}, see that PostgreSQL takes "
+                    "writes, then roll back again"
                 )
+            self._tell(f"roll back: {words} are allowed; it is brought up to date, for {left_s:,.0f} s more at most")
+            if self.mirror(numbers).refused:
+                time.sleep(min(1.0, left_s))
+        with self._opened() as (_, _, online, plan):
+            found = online.chosen(self._plan_id, numbers, BEGINS["roll back"], verb="roll back")
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ROLLING_BACK, actor=self._actor)
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="postgres")
@@ -399,6 +410,16 @@ class OnlineDriver:
             if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
         return joined(report, late)
+
+    def too_far_behind(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float) -> str:
+        """Return how far the mirror is behind, as the beginning of a sentence; nothing where it is near enough."""
+        lag = self.mirror(cohorts, dry_run=True)
+        if lag.lag_s <= max_lag_s:
+            return ""
+        return (
+            f"the mirror is {lag.lag_s:,.0f} s behind for {lag.behind:,} of {lag.clients:,} clients, at most "
+            f"{max_lag_s:,.0f} s"
+        )
 
     def on_redis(self, cohorts: Sequence[int] | None = None) -> list[int]:
         """Return the cohorts that could go back.
