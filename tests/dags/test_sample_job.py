@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from typer.testing import CliRunner
 
 from queuekeeper import audit, postgres
-from queuekeeper.airflow.defaults import connections
+from queuekeeper.airflow.defaults import Pool, connections
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
 from queuekeeper.cli import jobs, runs
@@ -156,6 +156,13 @@ def test_dag_asks_a_person_and_only_a_yes_renames(
     page = Path(told["html"])
     assert report_name(page.name) is not None
     assert "Renaming <code>" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(("job", "pool"), [("rename_keys", Pool.REDIS), ("event_upkeep", Pool.POSTGRES)])
+def test_tasks_of_a_job_wait_for_the_store_that_it_loads(job: str, pool: Pool) -> None:
+    with DAG("a_job", schedule=None, default_args=connections("postgres", "redis")) as dag:
+        plan_do_report(job, do="work", done="worked")
+    assert {dag.get_task(name).pool for name in ("plan", "work", "report")} == {pool.value}
 
 
 def test_command_takes_back_what_a_task_has_noted_in_an_object_store(

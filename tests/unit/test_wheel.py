@@ -9,6 +9,7 @@ import pytest
 from uv import find_uv_bin
 
 from queuekeeper import __version__, assets
+from queuekeeper.jobs.registry import kinds
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +92,27 @@ print(assets.directory("lua"))
         "migration_ledger",
         str(tmp_path / "queuekeeper" / "_assets" / "lua"),
     ], result.stderr
+
+
+def test_an_installed_wheel_knows_every_kind_of_run_also_without_what_draws_pages(wheel: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [find_uv_bin(), "pip", "install", "--quiet", "--offline", "--no-deps", "--target", str(tmp_path), str(wheel)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    # Neither the checkout nor what is installed of it says what there is.
+    code = f"""
+import sys
+sys.path = [{str(tmp_path)!r}] + [path for path in sys.path if not path.startswith({str(ROOT / "src")!r})]
+sys.modules["jinja2"] = sys.modules["altair"] = None
+from queuekeeper import assets
+from queuekeeper.jobs.registry import kind_of, kinds
+assert assets.checkout() is None
+for kind in kinds():
+    print(kind_of(kind).name)
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert result.stdout.split() == [each for each in kinds() if each != "rename_keys"], result.stderr
 
 
 def test_the_wheel_declares_the_command_and_the_version_of_the_package(wheel: Path) -> None:

@@ -11,9 +11,8 @@ DECLARE
     -- Of a type, so that the statement knows their columns.
     was queuekeeper.runs := OLD;
     wanted queuekeeper.runs := NEW;
-    names text[] := CASE
-        WHEN OLD.kind IN ('session_migration', 'online_migration')
-            THEN ARRAY['plans', 'plan_id', 'throttle_messages_per_s']
+    names text[] := CASE OLD.kept_in
+        WHEN 'plans' THEN ARRAY['plans', 'plan_id', 'throttle_messages_per_s']
         ELSE ARRAY['maintenance_runs', 'maintenance_run_id', 'throttle_operations_per_s']
     END;
 BEGIN

@@ -14,7 +14,7 @@ ON CONFLICT (maintenance_run_id) DO NOTHING;
 -- name: load_runs
 -- Read runs, latest first.
 -- params: maintenance_run_ids
--- rows: all columns of runs
+-- rows: all columns of runs but kept_in
 -- index: maintenance_runs_pkey, plans_pkey
 SELECT
     maintenance_run_id,

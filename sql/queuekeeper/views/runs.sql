@@ -14,7 +14,8 @@ SELECT
     throttle_operations_per_s,
     paused,
     created_at,
-    updated_at
+    updated_at,
+    'maintenance_runs' AS kept_in
 FROM queuekeeper.maintenance_runs
 UNION ALL
 SELECT
@@ -48,7 +49,8 @@ SELECT
     plans.throttle_messages_per_s AS throttle_operations_per_s,
     plans.paused,
     plans.planned_at AS created_at,
-    plans.updated_at
+    plans.updated_at,
+    'plans' AS kept_in
 FROM queuekeeper.plans;
 
 CREATE TRIGGER steer INSTEAD OF UPDATE ON queuekeeper.runs

@@ -15,7 +15,6 @@ from queuekeeper.jobs.model import AnyJob, AnyOutcome, Table, Words
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.report.figures import number
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
-from queuekeeper.report.page import render_page
 
 FORMAT = 1
 TEMPLATE = "report.html.j2"
@@ -131,6 +130,8 @@ def run_told(
 
 
 def _write(facts: dict[str, Any], directory: Path, *, kind: ReportKind, at_ms: int, **shown: Any) -> ReportFiles:
+    from queuekeeper.report.page import render_page  # noqa: PLC0415 - its extra is for who writes pages
+
     facts = facts | {"generated_by": f"queuekeeper {__version__}", "format": FORMAT}
     return write_files(
         directory,

@@ -319,7 +319,7 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
 
 
 def plan_do_report(job: str, *, do: str, done: str, question: str = "") -> None:
-    """Make the tasks of a job in Redis: a plan, a question if the job asks, a task per share, a report, the verdict.
+    """Make the tasks of a job: a plan, a question if the job asks, a task per share, a report, the verdict.
 
     :param do: task that works on a share.
     :param done: task that is green when all that had to be done was done.
@@ -328,14 +328,15 @@ def plan_do_report(job: str, *, do: str, done: str, question: str = "") -> None:
     kind = job_of(job)
     # A run on a schedule must not hold up the next ones for long; one that a person waits for may.
     short: dict[str, Any] = {} if kind.asks else {"execution_timeout": timedelta(hours=6)}
-    plan = PlanJobOperator(task_id="plan", job=job, pool=Pool.REDIS, **short)
+    pool = Pool.REDIS if kind.on_redis else Pool.POSTGRES
+    plan = PlanJobOperator(task_id="plan", job=job, pool=pool, **short)
     run_id = f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}"
     agreed = _asked(plan, job, run_id, question or f"{{count}} {kind.words.to_do}: go on?") if kind.asks else plan
     share = ApplyJobShareOperator.partial(
         task_id=do,
         job=job,
         map_index_template="{{ task.share }}",
-        pool=Pool.REDIS,
+        pool=pool,
         execution_timeout=timedelta(days=7 if kind.asks else 1),
     ).expand_kwargs(agreed.output)
     # What was done is of interest most when a share was not finished. Without an approval there is nothing to report;
@@ -344,7 +345,7 @@ def plan_do_report(job: str, *, do: str, done: str, question: str = "") -> None:
         task_id="report",
         job=job,
         maintenance_run_id=run_id,
-        pool=Pool.REDIS,
+        pool=pool,
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS if kind.asks else TriggerRule.ALL_DONE,
         **short,
     )
