@@ -37,3 +37,10 @@ def duration_ms(name: str, value: Any) -> int:
     if not 0 <= found <= MAX_DURATION_MS:
         raise UsageError(f"{name} is {value!r}: it must be 0 to {MAX_DURATION_MS} ms")
     return math.ceil(found)
+
+
+def duration_text(value_ms: int) -> str:
+    """Return milliseconds as :func:`duration_ms` reads them, in the largest unit up to days that has no rest."""
+    units = (name for name in ("d", "h", "m", "s", "ms") if value_ms % _UNITS_MS[name] == 0)
+    unit = next(units) if value_ms else "ms"
+    return f"{value_ms // _UNITS_MS[unit]}{unit}"

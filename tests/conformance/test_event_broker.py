@@ -127,6 +127,25 @@ async def test_no_event_is_published_for_a_subscription_that_there_is_not(world:
 
 
 @either
+async def test_event_is_published_once_its_delay_is_over_and_not_before(world: World) -> None:
+    await world.broker.subscribe("group", Interest())
+    now = datetime.now(UTC)
+    await world.broker.schedule(event(1), delay_ms=86_400_000)
+    await world.broker.schedule(event(2), delay_ms=0)
+    for wrong in ({}, {"due_at": now, "delay_ms": 1}):
+        with pytest.raises(UsageError, match="due_at and delay_ms say when the event is due: name one of them"):
+            await world.broker.schedule(event(3), **wrong)
+    with pytest.raises(UsageError, match="delay_ms is -1: it must be 0 to"):
+        await world.broker.schedule(event(3), delay_ms=-1)
+    await world.dispatch()
+
+    page = await world.broker.read("group")
+    assert [item.event.payload["number"] for item in page.items] == [2]
+    [(waits,)] = world.rows("SELECT due_at - clock_timestamp() FROM pgmb.scheduled_events")
+    assert timedelta(0) < waits <= timedelta(days=1)
+
+
+@either
 async def test_scheduled_event_arrives_when_it_is_due_and_not_before(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     now = datetime.now(UTC)

@@ -81,6 +81,14 @@ def test_event_is_published_later_and_for_one_subscription(broker: EventBroker, 
     assert rows == [("2100-01-01", chosen.subscription_id)]
     assert as_json("dispatch", "--once")["matches"] == 1
 
+    assert as_json("publish", "orders", "--delay", "2h", "--to", chosen.subscription_id)["delay_ms"] == 7_200_000
+    assert as_json("dispatch", "--once")["matches"] == 0
+    fails(
+        *("publish", "orders", "--delay", "2h", "--due", "2100-01-01T00:00Z"),
+        code=2,
+        words="due_at and delay_ms say when the event is due: name one of them",
+    )
+
 
 def test_dead_letters_are_shown_and_replayed_after_a_question(broker: EventBroker) -> None:
     subscription = broker.subscribe("billing", Interest())
@@ -183,6 +191,8 @@ def test_upkeep_asks_and_leaves_a_run_on_record_that_says_what_must_not_wait(
         (["publish"], "name either a topic or a file"),
         (["publish", "a", "--input", "-"], "name either a topic or a file"),
         (["publish", "--input", "-", "--payload", "1"], "put them into the lines of the file"),
+        (["publish", "--input", "-", "--delay", "1h"], "put them into the lines of the file"),
+        (["publish", "a", "--delay", "soon"], "delay is 'soon': it must be a duration"),
         (["publish", "--input", "/nowhere/events.jsonl"], "/nowhere/events.jsonl cannot be read: No such file"),
         (["publish", "a", "--payload", "nonsense"], "payload is not JSON.*between double quotes"),
         (["publish", "a", "--payload", '{"a": NaN}'], "payload is not JSON: it holds NaN or an infinity"),

@@ -314,7 +314,7 @@ def test_the_grants_of_the_guide_are_enough_for_publishers_and_consumers_and_no_
         published = broker.publish([NewEvent(topic="topic", payload=1)])
         broker.publish_many([NewEvent(topic="topic", payload=2)])
         broker.schedule(NewEvent(topic="topic", payload=3), due_at=datetime(2100, 1, 1, tzinfo=UTC))
-        target = {"subscription_id": subscription.subscription_id}
+        target: dict[str, Any] = {"subscription_id": subscription.subscription_id}
         broker.publish_many([], **target)
         broker.schedule(NewEvent(topic="topic", payload=3), due_at=datetime(2100, 1, 1, tzinfo=UTC), **target)
         soon, later = (datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) + timedelta(days=30))

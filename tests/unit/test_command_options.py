@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from queuekeeper.cli import app
 from queuekeeper.cli.command import Plain, command, group, options
 from queuekeeper.cli.output import Shown
+from queuekeeper.cli.stores import StoreCommands
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +128,75 @@ def test_options_and_their_help_are_those_of_the_record_of_the_library_that_take
     assert json.loads(done.stdout) == {"order": "newest", "most": 7, "wait": "1s", "again": False}
     refused = CliRunner().invoke(of, ["read", "--order", "any"])
     assert (refused.exit_code, "'oldest', 'newest'" in refused.stderr) == (2, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What was taken.
+
+    :param most_ms: for how long.
+    """
+
+    left: int
+    dry_run: bool = False
+
+
+class Shelf:
+    """What commands of the next test work on."""
+
+    def take(self, shelf: str, *, book: str | None = None, most_ms: int = 7_200_000, dry_run: bool = False) -> Taken:
+        """Take books from a shelf.
+
+        :param most_ms: time for which they are taken.
+        :returns: what was taken.
+        """
+        return Taken(left=most_ms // 1_000, dry_run=dry_run)
+
+
+class OnShelves(Plain):
+    @cached_property
+    def store(self) -> Shelf:
+        return Shelf()
+
+
+def test_command_takes_and_says_what_its_method_does_and_asks_with_what_the_dry_run_has_found() -> None:
+    of = group("Things.")
+    named = {name: typer.Argument(metavar=name.upper(), help=f"Name of the {name}.") for name in ("shelf", "book")}
+    shelves = StoreCommands(group=of, path="things", on=OnShelves, arguments=named, whole="all of it")
+    shelves.command(
+        Shelf.take,
+        "Taken",
+        "novels",
+        "novels emma",
+        more=["most_ms"],
+        asks="Take {book} of {shelf}: {found.left} left?",
+    )
+
+    def told(call: OnShelves, found: Taken, shelf: str, *, loud: bool = False) -> Shown:
+        return Shown({"shelf": shelf, "loud": loud, "left": found.left}, "Told")
+
+    shelves.command(Shelf.take, told, name="tell")
+    (_, take), (_, tell) = commands(get_command(of))
+
+    assert take.help == (
+        "Take books from a shelf.\n\nIt asks first, and says how much it is about.\n\n"
+        "Examples: `things take novels`\n\n`things take novels emma`"
+    )
+    assert {each.name: (each.metavar, each.default, each.help) for each in take.params if each.name != "as_json"} == {
+        "shelf": ("SHELF", None, "Name of the shelf."),
+        "book": ("BOOK", None, "Name of the book. Without it, all of it."),
+        "most_ms": ("DURATION", "2h", "Time for which they are taken. Write it like 10s, 30m, 1h or 7d."),
+        "dry_run": (None, False, "Show what would be done and change nothing."),
+        "yes": (None, False, "Go ahead without asking."),
+    }
+    refused = CliRunner().invoke(of, ["take", "novels", "--most", "1m"])
+    assert str(refused.exception).startswith("Take all books of novels: 60 left? Nobody can be asked here")
+    done = CliRunner().invoke(of, ["take", "novels", "emma", "--most", "1m", "--yes", "--json"])
+    assert json.loads(done.stdout) == {"left": 60, "dry_run": False}
+    assert json.loads(CliRunner().invoke(of, ["take", "novels", "--dry-run", "--json"]).stdout)["dry_run"] is True
+    assert [each.name for each in tell.params] == ["shelf", "book", "loud", "as_json"]
+    shown = CliRunner().invoke(of, ["tell", "novels", "--loud", "--json"])
+    assert json.loads(shown.stdout) == {"shelf": "novels", "loud": True, "left": 7_200}
 
 
 def test_choice_of_cohorts_that_a_script_has_left_empty_is_not_taken_for_all() -> None:

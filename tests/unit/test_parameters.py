@@ -14,8 +14,9 @@ import typer
 from pydantic import model_validator
 from typer.testing import CliRunner
 
+from queuekeeper.cli.command import Plain, command
 from queuekeeper.cli.context import CommandGroup
-from queuekeeper.cli.options import JobCommand, takes
+from queuekeeper.cli.options import takes
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters, Section, describe, parameter
 
@@ -138,9 +139,8 @@ def _root() -> None:
     """Stand for the command line."""
 
 
-@app.command("rename", cls=JobCommand)
-@takes(lambda: Renaming, argument="keys", fixed={"overwrite": True})
-def rename(*, parameters: Renaming, loud: bool = False) -> None:
+@command(app, asks=takes(lambda: Renaming, argument="keys", fixed={"overwrite": True}))
+def rename(_: Plain, *, parameters: Renaming, loud: bool = False) -> None:
     """Rename keys."""
     seen.append((parameters, loud))
 

@@ -23,12 +23,14 @@ FROM
 
 -- name: schedule_event
 -- Publish an event at a later time.
--- params: due_at, topics, payloads, metadatas, subscription_id; one event
+-- params: due_at, delay_ms, topics, payloads, metadatas, subscription_id; one event, by one of the first two
 -- rows: its id
 -- index: none
 SELECT
     pgmb.schedule_event(
-        %(due_at)s::timestamptz,
+        COALESCE(
+            %(due_at)s::timestamptz, clock_timestamp() + %(delay_ms)s::bigint * INTERVAL '1 ms'
+        ),
         (%(topics)s::text[])[1],
         (%(payloads)s::jsonb[])[1],
         (%(metadatas)s::jsonb[])[1],

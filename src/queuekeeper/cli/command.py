@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_a
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.options import JobCommand
+from queuekeeper.cli.options import TAKEN, JobCommand, Taken
 from queuekeeper.cli.output import Shown, print_parts, screen, show_result
 from queuekeeper.errors import RefusedError
 
@@ -37,8 +37,8 @@ Found = TypeVar("Found")
 Command = Callable[..., Shown | None]
 Written = TypeVar("Written", bound=Command)
 
-Options = Mapping[str, tuple[Any, Any]]
-"""Options by name, each with its declaration and its default."""
+Options = Mapping[str, inspect.Parameter]
+"""Options by name, as Typer reads them."""
 
 CONFIRMS = ("yes",)
 """What a command takes besides that asks before it changes something."""
@@ -46,7 +46,11 @@ CONFIRMS = ("yes",)
 PLANS = ("dry_run", "yes")
 """What a command takes besides that counts first, and asks."""
 
+_DURATION = "_ms"
+"""What the names of parameters end with that are durations to people."""
+
 _OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:|\Z)", re.MULTILINE | re.DOTALL)
+_FIELDS = re.compile("^:", re.MULTILINE)
 _CODE = re.compile(r"``(\w+)``")
 
 
@@ -60,10 +64,7 @@ def options(declared: Callable[..., Any], *names: str, **metavars: str) -> Optio
     for name, metavar in metavars.items():
         hints[name] = Annotated[hints[name], typer.Option(metavar=metavar)]
     given = inspect.signature(declared).parameters
-    return {
-        name: (_helped(given[name], _chosen(hints[name]), words.get(name, "")), given[name].default)
-        for name in names or given
-    }
+    return {name: asked(given[name], hints[name], words.get(name, "")) for name in names or given}
 
 
 def _words_of(declared: Callable[..., Any]) -> dict[str, str]:
@@ -71,7 +72,7 @@ def _words_of(declared: Callable[..., Any]) -> dict[str, str]:
     found = dict(_OF_PARAMETER.findall(inspect.getdoc(declared) or ""))
 
     def named(code: re.Match[str]) -> str:
-        return f"--{code[1].replace('_', '-')}" if code[1] in found else code[1]
+        return f"--{_option_name(code[1])}" if code[1] in found else code[1]
 
     return {
         name: _CODE.sub(named, text[:1].upper() + text[1:])
@@ -79,22 +80,40 @@ def _words_of(declared: Callable[..., Any]) -> dict[str, str]:
     }
 
 
+def _option_name(parameter: str) -> str:
+    return parameter.removesuffix(_DURATION).replace("_", "-")
+
+
+def asked(parameter: inspect.Parameter, hint: Any, words: str = "") -> inspect.Parameter:
+    """Return a parameter as an option or an argument, with its help; what its annotation says of it stays.
+
+    One behind the star is an option. One that ends with ``_ms`` is an option without that, which takes a duration.
+
+    :param hint: its annotation, which may hold what Typer has to know.
+    """
+    default = parameter.default
+    if get_origin(hint) is Annotated:
+        hint, said = hint.__origin__, copy.copy(hint.__metadata__[0])
+    elif parameter.kind is not parameter.KEYWORD_ONLY:
+        said = typer.Argument(metavar=parameter.name.upper())
+    elif parameter.name.endswith(_DURATION):
+        from queuekeeper.durations import duration_ms, duration_text
+
+        name = parameter.name.removesuffix(_DURATION)
+        said = typer.Option(f"--{_option_name(name)}", metavar="DURATION", parser=lambda text: duration_ms(name, text))
+        default = default if default is None else duration_text(default)
+        words = words if "such as" in words else f"{words} Write it like 10s, 30m, 1h or 7d."
+    else:
+        # A switch has no opposite unless it says so.
+        said = typer.Option(*([f"--{_option_name(parameter.name)}"] if hint is bool else []))
+    said.help = said.help or words
+    return parameter.replace(annotation=Annotated[_chosen(hint), said], default=default)
+
+
 def _chosen(hint: Any) -> Any:
     """Return the type of an option: the enumeration, where the library takes its values as texts, too."""
     choices = (each for each in get_args(hint) if isinstance(each, type) and issubclass(each, Enum))
     return next((each | None for each in choices), hint)
-
-
-def _helped(parameter: inspect.Parameter, hint: Any, words: str) -> Any:
-    """Return the annotation of an option or an argument, with its help; what else is said of it stays."""
-    wanted, said = (hint.__origin__, copy.copy(hint.__metadata__[0])) if get_origin(hint) is Annotated else (hint, None)
-    if said is None and parameter.kind is not parameter.KEYWORD_ONLY:
-        said = typer.Argument()
-    elif said is None:
-        # A switch has no opposite unless it says so.
-        said = typer.Option(*([f"--{parameter.name.replace('_', '-')}"] if wanted is bool else []))
-    said.help = words
-    return Annotated[wanted, said]
 
 
 @options
@@ -290,7 +309,7 @@ def command(
     *,
     also: Collection[str] = (),
     more: Options = MappingProxyType({}),
-    asks: Callable[[Callable[..., None]], Callable[..., None]] | None = None,
+    asks: Taken | None = None,
     **told: Any,
 ) -> Callable[[Written], Written]:
     """Make a function a command of a group; its first parameter is the call, and what it returns is shown.
@@ -298,16 +317,12 @@ def command(
     :param name: of the command, unless it is the function's.
     :param also: shared options that it takes besides those of its kind of call.
     :param more: options that several commands of the group take, for a function with ``**options``.
-    :param asks: what :func:`options.takes` returns, for a command that takes the parameters of a model.
+    :param asks: what it takes of a job's model.
     :param told: what else the group is told of the command, such as ``short_help``.
     """
 
     def decorate(written: Written) -> Written:
-        taken = with_call(written, also=also, more=more)
-        if asks is None:
-            of.command(name, **told)(taken)
-        else:
-            of.command(name or written.__name__, cls=JobCommand, **told)(asks(taken))
+        of.command(name, cls=JobCommand, **told)(with_call(written, also=also, more=more, asks=asks))
         return written
 
     return decorate
@@ -319,44 +334,40 @@ def with_call(
     also: Collection[str] = (),
     more: Options = MappingProxyType({}),
     fixed: Mapping[str, Any] = MappingProxyType({}),
+    asks: Taken | None = None,
 ) -> Callable[..., None]:
     """Return a function as the command line calls it, with the shared options among its parameters.
 
     An option that the function declares itself is its own: the call has its value, too.
 
     :param fixed: parameters that are not asked for, with their values.
+    :param asks: what it takes of a job's model, as ``parameters``; its command is a :class:`JobCommand`.
     """
-    own = [each for each in inspect.signature(written).parameters.values() if each.kind is not each.VAR_KEYWORD]
-    hints = get_type_hints(written, include_extras=True)
-    first, *others = (each for each in own if each.name not in fixed)
-    kind: type[Call] = hints.pop(first.name)
-    words = _words_of(written)
-    hints |= {each.name: _helped(each, hints[each.name], words[each.name]) for each in others if each.name in words}
-    names = {each.name for each in others} | more.keys()
-    asked_too = {
-        **more,
-        **{name: shared[name] for name in shared if name in (*kind.takes, *also) and name not in names},
+    hints, words = get_type_hints(written, include_extras=True), _words_of(written)
+    first, *others = inspect.signature(written).parameters.values()
+    kind: type[Call] = hints[first.name]
+    own = {
+        each.name: asked(each, hints[each.name], words[each.name])
+        if each.name in words
+        else each.replace(annotation=hints[each.name])
+        for each in others
+        if each.kind is not each.VAR_KEYWORD and each.name not in fixed and each.name != "parameters"
     }
+    names = own.keys() | more.keys()
+    common = {name: shared[name] for name in shared if name in (*kind.takes, *also) and name not in names}
 
-    def called(**given: Any) -> None:
+    def called(ctx: typer.Context, **given: Any) -> None:
         with ExitStack() as opened:
-            told = {name: given[name] for name in shared if name in given}
-            call = kind(opened, told)
-            found = written(call, **fixed, **{name: value for name, value in given.items() if name in names})
+            call = kind(opened, {name: given[name] for name in shared if name in given})
+            taken = {} if asks is None else {"parameters": ctx.meta[TAKEN]}
+            found = written(call, **fixed, **taken, **{name: given[name] for name in names})
         if found is not None:
             show_result(found, as_json=call.as_json)
 
     call: Any = called
-    call.__name__, call.__module__ = written.__name__, written.__module__
-    call.__doc__ = (inspect.getdoc(written) or "").partition("\n:param ")[0]
-    call.__annotations__ = hints | {name: annotation for name, (annotation, _) in asked_too.items()}
-    call.__signature__ = inspect.Signature(
-        [
-            *(each.replace(annotation=hints.get(each.name, each.annotation)) for each in others),
-            *(
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-                for name, (annotation, default) in asked_too.items()
-            ),
-        ]
-    )
-    return called
+    call.__name__, call.__module__, call.taken = written.__name__, written.__module__, asks
+    call.__doc__ = _FIELDS.split(inspect.getdoc(written) or "", 1)[0].rstrip()
+    ctx = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    call.__signature__ = inspect.Signature([ctx, *{**own, **more, **common}.values()])
+    call.__annotations__ = {name: each.annotation for name, each in call.__signature__.parameters.items()}
+    return call  # type: ignore[no-any-return]

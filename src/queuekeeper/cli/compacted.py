@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
 from functools import cached_property
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import typer
@@ -14,7 +14,20 @@ import typer
 from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
-from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
+from queuekeeper.cli.output import (
+    Shown,
+    headed,
+    instant,
+    line,
+    listing,
+    parts,
+    plain,
+    printable,
+    record,
+    screen,
+    shown_bytes,
+)
+from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.compacted import forms
 from queuekeeper.compacted.jsonl import append_lines, gone_on, message_facts, message_line, rewind_facts, verify_facts
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
@@ -22,10 +35,10 @@ from queuekeeper.service.signals import stopped_by_signals
 
 app = group()
 
-ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")]
+CLIENT = typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")
+ClientId = Annotated[str, CLIENT]
 KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="Encoding of KEY on the command line.")]
 ShowValues = Annotated[bool, typer.Option("--show-values", help="Also show values and user properties.")]
-
 
 BOUNDS = options(compacted.QueueRules, "max_keys", "max_bytes", "when_full")
 
@@ -34,14 +47,25 @@ class OnQueues(OnRedis):
     """A call of a command that works on compacted queues."""
 
     @cached_property
-    def queues(self) -> compacted.CompactedQueues:
+    def store(self) -> compacted.CompactedQueues:
         """The queues below the prefix."""
-        return self.bounded()
+        return compacted.CompactedQueues(self.client, prefix=self.key_prefix)
 
-    def bounded(self, **kept_to: Any) -> compacted.CompactedQueues:
-        """Return the queues for a producer that keeps to bounds."""
-        rules = compacted.QueueRules(**kept_to)
-        return compacted.CompactedQueues(self.client, prefix=self.key_prefix, rules=rules)
+
+queues = StoreCommands(
+    group=app,
+    path="queuekeeper compacted",
+    on=OnQueues,
+    arguments={
+        "client_id": CLIENT,
+        "sequence": typer.Argument(metavar="SEQUENCE", help="Sequence number of the message that blocks the others."),
+        "what": typer.Argument(
+            metavar="WHAT",
+            parser=forms.purge,
+            help="What to remove: all, acked, or every message up to a sequence number.",
+        ),
+    },
+)
 
 
 def _key(text: str, encoding: str) -> bytes:
@@ -53,7 +77,7 @@ def _key(text: str, encoding: str) -> bytes:
         raise UsageError("KEY is not base64, as --key-encoding says") from None
 
 
-@command(app, more=BOUNDS)
+@command(app, more={**options(compacted.Append, "tombstone", "content_type", "expected_sequence"), **BOUNDS})
 def append(
     call: OnQueues,
     client_id: ClientId,
@@ -61,15 +85,12 @@ def append(
     *,
     value: str | None = None,
     value_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
-    tombstone: bool = False,
     key_encoding: KeyEncoding = "utf-8",
     properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=TEXT")] = None,
-    content_type: str | None = None,
-    expected_sequence: int | None = None,
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
     producer: str | None = None,
     number: int | None = None,
-    **kept_to: Any,
+    **given: Any,
 ) -> Shown:
     """Store a value, or the lines of a file.
 
@@ -82,11 +103,7 @@ def append(
     :param key: Key of the value. It may contain slashes.
     :param value: The value as text. Other users of this machine can see it in the list of processes.
     :param value_file: File to read the value from; - is stdin.
-    :param tombstone: Delete the key. The consumer gets the deletion as a message.
     :param properties: User property of the value. Repeat the option for more, also with the same name.
-    :param content_type: MQTT content type of the value, such as application/json.
-    :param expected_sequence: Append only if the key's newest value has this sequence number; 0: only if the key has no
-        value.
     :param source: Append each line of a file, or of stdin with -: {"key": .., "value": ..}, as `consume --json
         --show-values` writes them.
     :param producer: Name of the producer. With --number, a repeated append stores nothing.
@@ -94,34 +111,31 @@ def append(
     """
     if (key is None) == (source is None):
         raise UsageError("name either a key or a file (--input)")
-    about_one = (value, value_file, content_type, expected_sequence)
-    if source is not None and (tombstone or properties or any(each is not None for each in about_one)):
+    about_one = {name: value for name, value in given.items() if name not in BOUNDS}
+    if source is not None and any([value, value_file, properties, *about_one.values()]):
         raise UsageError("what is said about one value goes into the lines of the file, with --input")
+    tombstone = given["tombstone"]
     if key is not None and (value is not None) + (value_file is not None) + tombstone != 1:
         raise UsageError("say what is to be stored: one of --value, --value-file and --tombstone")
-    queues = call.bounded(**kept_to)
-    facts: Any
-    if key is not None:
-        entry = compacted.Append(
-            key=_key(key, key_encoding),
-            value=b"" if tombstone else content(value, value_file),
-            tombstone=tombstone,
-            properties=compacted.Properties(named_pairs("property", properties)),
-            content_type=content_type,
-            expected_sequence=expected_sequence,
-        )
-        one = queues.append(client_id, [entry], producer=producer, number=number)
-        if one.is_forgotten:
-            raise gone_on(producer)
-        facts = {"client_id": client_id, "sequence": one.last_sequence} | {
-            name: fact for name, fact in plain(one).items() if name not in ("sequences", "replaced")
-        }
-        if one.replaced:
-            facts["replaced"] = one.replaced[0]
-    else:
-        with opened(str(source)) as lines:
-            facts = append_lines(queues, client_id, lines, producer=producer, number=number)
-    return Shown(facts, "Appended")
+    store = compacted.CompactedQueues(
+        call.client, call.key_prefix, compacted.QueueRules(**{name: given[name] for name in BOUNDS})
+    )
+    if source is not None:
+        with opened(source) as lines:
+            return Shown(append_lines(store, client_id, lines, producer=producer, number=number), "Appended")
+    assert key is not None
+    entry = compacted.Append(
+        key=_key(key, key_encoding),
+        value=b"" if tombstone else content(value, value_file),
+        properties=compacted.Properties(named_pairs("property", properties)),
+        **about_one,
+    )
+    report = store.append(client_id, [entry], producer=producer, number=number)
+    if report.is_forgotten:
+        raise gone_on(producer)
+    facts = plain(report) | {"replaced": report.replaced[0]} if report.replaced else plain(report)
+    del facts["sequences"]
+    return Shown({"client_id": client_id, "sequence": report.last_sequence} | facts, "Appended")
 
 
 @command(app)
@@ -150,7 +164,7 @@ def consume(
     rules = compacted.ConsumerRules(window=window if limit is None else min(window, limit), takeover=takeover)
     count = 0
     consumer = compacted.CompactedConsumer(
-        call.queues, client_id, rules=rules, session=session, auto_ack=True, idle_timeout_s=None if follow else 0
+        call.store, client_id, rules=rules, session=session, auto_ack=True, idle_timeout_s=None if follow else 0
     )
     with stopped_by_signals(consumer.stop), consumer:
         for message in consumer:
@@ -163,13 +177,10 @@ def consume(
 
 
 def _line(message: compacted.CompactedMessage, *, content: bool, as_json: bool) -> bytes:
-
     if as_json:
         return message_line(message, content=content)
     shown = "" if message.tombstone else shown_bytes(message.value) if content else f"{len(message.value):,} bytes"
-    key, remark = printable(shown_bytes(message.key)), _remark(message)
-    fields = (str(message.sequence), instant(message.appended_ms) or "", key, remark, printable(shown))
-    return ("\t".join(fields).rstrip() + "\n").encode()
+    return line(message.sequence, instant(message.appended_ms), shown_bytes(message.key), _remark(message), shown)
 
 
 def _remark(message: compacted.CompactedMessage) -> str:
@@ -178,63 +189,42 @@ def _remark(message: compacted.CompactedMessage) -> str:
     return "deleted" if message.tombstone else "again" if message.redelivered else ""
 
 
-@command(app)
-def inspect(call: OnQueues, client_id: ClientId) -> Shown:
-    """Show where a queue stands.
-
-    It shows what waits and for how long, who consumes, and what was lost. Nothing is changed.
-
-    Example: `queuekeeper compacted inspect meter-17`
-    """
-    view = call.queues.inspect(client_id)
-
-    def pretty() -> Iterator[Any]:
-        # Kept apart below, and no dash where a queue has none of its own.
-        yield record(f"Queue {client_id}", {name: fact for name, fact in plain(view).items() if name != "retention"})
-        if view.retention is not None:
-            yield record("Retention of its own", view.retention)
-        if view.counters:
-            yield pairs("Since it was made", {name.replace("_", " "): count for name, count in view.counters.items()})
-
-    return Shown(view, pretty)
+def _standing(_: OnQueues, view: compacted.QueueView, client_id: str) -> Shown:
+    headings = {"retention": "Retention of its own", "counters": "Since it was made"}
+    return Shown(view, lambda: parts(f"Queue {client_id}", view, headings=headings))
 
 
-@command(app)
-def peek(
+queues.command(compacted.CompactedQueues.inspect, _standing, "meter-17")
+
+WAITING = headed("sequence", key=lambda each: shown_bytes(each.key), appended="appended_ms")
+WAITING |= {"bytes": lambda each: len(each.value), "type": "content_type", "": _remark}
+
+
+def _waiting(
     call: OnQueues,
-    client_id: ClientId,
+    messages: Any,
+    client_id: str,
     *,
-    after_sequence: Annotated[int, typer.Option("--after", metavar="SEQUENCE")] = 0,
-    limit: int = 20,
+    after_sequence: Annotated[
+        int, typer.Option("--after", metavar="SEQUENCE", help="Show messages after this sequence number.")
+    ] = 0,
+    limit: Annotated[int, typer.Option(help="Number of messages to show, up to 500.")] = 20,
     show_values: ShowValues = False,
 ) -> Shown:
-    """Show messages in order, and consume nothing.
-
-    Acknowledged messages are shown too, until retention or a newer value of their key removes them.
-
-    Example: `queuekeeper compacted peek meter-17 --limit 5 --show-values`
-
-    :param after_sequence: Show messages after this sequence number.
-    :param limit: Number of messages to show, up to 500.
-    """
-    messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
+    next_after: Any = messages[-1].sequence if messages else None
     # Large ones come a few at a time.
-    goes_on = messages and call.queues.peek(client_id, after_sequence=messages[-1].sequence, limit=1)
-
-    columns: dict[str, Any] = {"sequence": "sequence", "key": lambda each: shown_bytes(each.key)}
-    columns |= {"appended": "appended_ms", "bytes": lambda each: len(each.value), "type": "content_type"}
-    columns |= {"": _remark} | ({"value": lambda each: shown_bytes(each.value)} if show_values else {})
-    nothing = f"There is nothing in the queue of {printable(client_id)} behind {after_sequence}."
-    facts = {
-        "client_id": client_id,
-        "messages": [message_facts(message, content=show_values) for message in messages],
-        "next_after": messages[-1].sequence if messages else None,
-    }
+    goes_on = messages and call.store.peek(client_id, after_sequence=next_after, limit=1)
+    value = headed(value=lambda each: shown_bytes(each.value)) if show_values else {}
+    nothing = f"There is nothing in the queue of {client_id} behind {after_sequence}."
+    facts = [message_facts(message, content=show_values) for message in messages]
     return Shown(
-        facts,
-        lambda: [listing(f"Queue {client_id}", messages, columns) if messages else nothing],
-        then=f"More: --after {facts['next_after']}" if goes_on else "",
+        {"client_id": client_id, "messages": facts, "next_after": next_after},
+        lambda: [listing(f"Queue {client_id}", messages, WAITING | value, nothing=nothing)],
+        then=f"More: --after {next_after}" if goes_on else "",
     )
+
+
+queues.command(compacted.CompactedQueues.peek, _waiting, "meter-17 --limit 5 --show-values")
 
 
 @command(app)
@@ -260,7 +250,7 @@ def get(
     """
     if raw and call.as_json:
         raise UsageError("--raw and --json both want stdout: --json --show-values has the value, too")
-    message = call.queues.get(client_id, key=_key(key, key_encoding))
+    message = call.store.get(client_id, key=_key(key, key_encoding))
     if message is None or (raw and message.tombstone):
         raise UsageError(
             f"the queue of {client_id!r} holds no value of {key!r}: `queuekeeper compacted peek` lists what is there"
@@ -291,55 +281,31 @@ def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argumen
     :param to: Where to read on: earliest, latest, a sequence number, or a time with a time zone.
     """
     position = forms.position(to)
-    view = call.queues.inspect(client_id)
+    view = call.store.inspect(client_id)
     if not view.exists:
         raise UnknownQueue(f"{printable(client_id)} has no compacted queue: there is nothing to begin again")
     call.confirm(
         f"The consumer of {printable(client_id)} will begin again at {to}. It has acknowledged up to {view.acked}, "
         f"and the newest message is {view.sequence}."
     )
-    report = call.queues.rewind(client_id, to=position)
+    report = call.store.rewind(client_id, to=position)
     clamped = "The queue has nothing there: it was set to the nearest place that it has."
     return Shown(rewind_facts(client_id, report), "Rewound", then=clamped if report.is_clamped else "")
 
 
-@command(app, also=CONFIRMS)
-def skip(call: OnQueues, client_id: ClientId, sequence: Annotated[int, typer.Argument(metavar="SEQUENCE")]) -> Shown:
-    """Acknowledge a message that its consumer cannot. It asks first.
-
-    The message stays in the queue.
-
-    Example: `queuekeeper compacted skip meter-17 4711`
-
-    :param sequence: Sequence number of the message that blocks the others.
-    """
-    queues = call.queues
-    call.confirm(
-        f"Message {sequence} of {printable(client_id)} will count as handled, though its consumer has not said so."
-    )
-    return Shown({"client_id": client_id} | plain(queues.skip(client_id, sequence=sequence)), "Skipped")
-
-
-@command(app, also=PLANS)
-def purge(call: OnQueues, client_id: ClientId, what: Annotated[str, typer.Argument(metavar="WHAT")]) -> Shown:
-    """Remove messages of a queue.
-
-    Its numbers, its cursor and what is appended meanwhile stay. A question says first how many messages go, and how
-    many of them nobody has acknowledged.
-
-    Example: `queuekeeper compacted purge meter-17 acked --dry-run`
-
-    :param what: What to remove: all, acked, or every message up to a sequence number.
-    """
-    chosen = forms.purge(what)
-    report = call.carry_out(
-        lambda only_count: call.queues.purge(client_id, what=chosen, dry_run=only_count),
-        lambda found: (
-            f"{found.messages:,} messages of {printable(client_id)} will be removed, {found.unacked:,} of "
-            "which nobody has acknowledged."
-        ),
-    )
-    return Shown(report, call.title("Purge"))
+queues.command(
+    compacted.CompactedQueues.skip,
+    lambda _, report, client_id: Shown({"client_id": client_id} | plain(report), "Skipped"),
+    "meter-17 4711",
+    asks="Message {sequence} of {client_id} will count as handled, though its consumer has not said so.",
+)
+queues.command(
+    compacted.CompactedQueues.purge,
+    "Purge",
+    "meter-17 acked --dry-run",
+    asks="{found.messages:,} messages of {client_id} will be removed, {found.unacked:,} of which nobody has "
+    "acknowledged.",
+)
 
 
 @command(app, also=PLANS)
@@ -350,55 +316,43 @@ def drop(call: OnQueues, client_id: ClientId) -> Shown:
 
     Example: `queuekeeper compacted drop meter-17 --dry-run`
     """
-    report = call.queues.drop(client_id, dry_run=True)
+    report = call.store.drop(client_id, dry_run=True)
     if not call.dry_run and report.existed:
         call.confirm(
             f"The queue of {printable(client_id)} will be removed, with {report.messages:,} messages, "
             f"{report.lag + report.in_flight:,} of which nobody has acknowledged."
         )
         # Not one that was made while somebody thought about it.
-        report = call.queues.drop(client_id, incarnation=report.incarnation)
+        report = call.store.drop(client_id, incarnation=report.incarnation)
     return Shown(report, call.title("Drop"))
 
 
-@command(app)
-def verify(call: OnQueues, client_id: ClientId) -> Shown:
-    """Check that the keys of a queue agree. The exit code is 1 when they do not.
-
-    Nothing is changed.
-
-    Example: `queuekeeper compacted verify meter-17`
-    """
-    report = call.queues.verify(client_id)
-
-    def pretty() -> Iterator[Any]:
-        yield record(f"Queue {client_id}", report)
-        if report.violations:
-            key = lambda each: None if each.key is None else shown_bytes(each.key)  # noqa: E731
-            yield listing("Violations", report.violations, {"rule": "rule", "key": key, "sequence": "sequence"})
-
-    places = f"the keys of {client_id!r} disagree in {report.found:,} places"
-    failed = f"{places}: `queuekeeper compacted repair` mends them" if report.found else None
-    mend = "Next: queuekeeper compacted repair CLIENT --dry-run" if report.violations else ""
-    return Shown(verify_facts(report), pretty, failed=failed, then=mend)
-
-
-@command(app, also=PLANS)
-def repair(call: OnQueues, client_id: ClientId) -> Shown:
-    """Put right what `verify` finds.
-
-    What leads nowhere is dropped, and numbers are counted again.
-
-    Example: `queuekeeper compacted repair meter-17 --dry-run`
-    """
-    report = call.carry_out(
-        lambda only_count: call.queues.repair(client_id, dry_run=only_count),
-        lambda found: f"{found.found:,} places in the keys of {printable(client_id)} will be put right.",
-        needed=lambda found: found.found,
+def _verified(_: OnQueues, report: compacted.VerifyReport, client_id: str) -> Shown:
+    columns = headed("rule", key=lambda each: each.key and shown_bytes(each.key), sequence="sequence")
+    words = f"the keys of {client_id!r} disagree in {report.found:,} places: `queuekeeper compacted repair` mends them"
+    return Shown(
+        verify_facts(report),
+        lambda: parts(f"Queue {client_id}", report, violations=columns),
+        failed=words if report.found else None,
+        then="Next: queuekeeper compacted repair CLIENT --dry-run" if report.violations else "",
     )
+
+
+def _repaired(call: OnQueues, report: compacted.RepairReport, client_id: str) -> Shown:
     left = f"{report.remaining:,} places in the keys of {client_id!r} could not be put right"
-    failed = left if report.remaining and not call.dry_run else None
-    return Shown(report, call.title("Repair"), failed=failed)
+    return Shown(report, call.title("Repair"), failed=left if report.remaining and not call.dry_run else None)
+
+
+queues.command(
+    compacted.CompactedQueues.verify, _verified, "meter-17", words="The exit code is 1 when they do not agree."
+)
+queues.command(
+    compacted.CompactedQueues.repair,
+    _repaired,
+    "meter-17 --dry-run",
+    asks="{found.found:,} places in the keys of {client_id} will be put right.",
+    needed=attrgetter("found"),
+)
 
 
 @command(app, more=options(forms.retention, "policy", "retention", "tombstone_life"))
@@ -415,9 +369,9 @@ def configure(call: OnQueues, client_id: ClientId, *, inherit: bool = False, **g
         raise UsageError(
             "say either what is to hold for this queue (--policy, --retention, --tombstone-life) or --inherit"
         )
-    before = call.queues.inspect(client_id).retention
+    before = call.store.inspect(client_id).retention
     after = None if inherit else forms.retention(before, **given)
-    call.queues.configure(client_id, retention=after)
+    call.store.configure(client_id, retention=after)
     inherits = f"The queue of {printable(client_id)} has the collector's retention now."
     return Shown(
         {"client_id": client_id, "before": before, "after": after},

@@ -15,7 +15,7 @@ from queuekeeper import compacted
 from queuekeeper.cli import compacted_gc, context, work
 from queuekeeper.cli.command import OnRedis, command, options
 from queuekeeper.cli.compacted import BOUNDS
-from queuekeeper.cli.output import Shown, pairs, picked, screen
+from queuekeeper.cli.output import Shown, pairs, screen
 from queuekeeper.errors import UsageError
 from queuekeeper.hosts import without_password
 from queuekeeper.redis_async import connect
@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 app = compacted_gc.app
 
 
-@command(app, "serve-mqtt", more={**BOUNDS, **options(compacted.QueueRules, "max_value_bytes")})
+OF_ECQ = options(compacted.EcqSettings, "reader_batch_size", "writer_pool_size", "write_timeout_ms", "read_timeout_ms")
+OF_QUEUES = {**BOUNDS, **options(compacted.QueueRules, "max_value_bytes")}
+
+
+@command(app, "serve-mqtt", more={**OF_ECQ, **OF_QUEUES})
 def serve_mqtt(
     call: OnRedis,
     *,
@@ -41,13 +45,9 @@ def serve_mqtt(
     topic_prefix: str = "$ECQ",
     empty_is_tombstone: bool = False,
     error_after: int = 3,
-    reader_batch_size: int = 5,
-    write_timeout: str = "5s",
-    read_timeout: str = "5s",
-    writer_pool_size: int = 0,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
     show_config: bool = False,
-    **kept_to: Any,
+    **given: Any,
 ) -> Shown:
     """Let MQTT clients of a broker use compacted queues.
 
@@ -69,21 +69,14 @@ def serve_mqtt(
     :param empty_is_tombstone: Treat an empty payload as a deletion of its key.
     :param error_after: Failed deliveries to a client in a row, without an acknowledgement, from which the log says
         ERROR instead of WARNING.
-    :param reader_batch_size: Largest number of unacknowledged messages per client, 1 to 31.
-    :param write_timeout: Time within which a value must be stored, such as 5s.
-    :param read_timeout: Time within which Redis must answer a read, such as 5s.
-    :param writer_pool_size: Number of queues written to at the same time, up to 10,240; 0 is the default.
     :param metrics: Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.
     :param show_config: Print the settings in force, without passwords, and exit.
     """
     from queuekeeper.compacted.mqtt import DEFAULT_WRITER_POOL_SIZE  # first of all: its extra may be missing
 
     context.remember(broker_url)
-    times = {"write_timeout": write_timeout, "read_timeout": read_timeout}
-    settings = compacted.EcqSettings.parse(
-        {"reader_batch_size": reader_batch_size, "writer_pool_size": writer_pool_size} | times
-    )
-    rules = compacted.QueueRules(**kept_to)
+    settings = compacted.EcqSettings(**{name: given[name] for name in OF_ECQ})
+    rules = compacted.QueueRules(**{name: given[name] for name in OF_QUEUES})
     address = compacted.BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
@@ -93,25 +86,13 @@ def serve_mqtt(
     tls = _tls(certificate, private_key)
     if show_config:
         config = {
-            "broker_url": without_password(broker_url),
-            "broker": str(address),
-            "broker_ca": broker_ca,
-            "listen": listen,
-            "certificate": certificate,
-            "private_key": private_key,
-            "client_id": client_id,
-            "writes": writes,
-            "topic_prefix": topics.prefix,
-            "empty_is_tombstone": empty_is_tombstone,
-            "error_after": error_after,
-            "metrics": metrics,
-            **picked(settings, "reader_batch_size", "write_timeout_ms", "read_timeout_ms"),
+            "broker_url": without_password(broker_url), "broker": str(address), "broker_ca": broker_ca,
+            "listen": listen, "certificate": certificate, "private_key": private_key, "client_id": client_id,
+            "writes": writes, "topic_prefix": topics.prefix, "empty_is_tombstone": empty_is_tombstone,
+            "error_after": error_after, "metrics": metrics, **given,
             "writer_pool_size": settings.writer_pool_size or DEFAULT_WRITER_POOL_SIZE,
-            **picked(rules, "max_keys", "max_bytes", "max_value_bytes"),
-            "when_full": kept_to["when_full"],
-            "key_prefix": stem,
-            "redis_url": without_password(target),
-        }
+            "key_prefix": stem, "redis_url": without_password(target),
+        }  # fmt: skip
         return Shown(config, lambda: [pairs("Settings of the MQTT door", config)])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 

@@ -10,7 +10,7 @@ import typer
 
 from queuekeeper.cli import events, work
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, command
-from queuekeeper.cli.output import Shown, pairs, plain, record, table
+from queuekeeper.cli.output import Shown, parts, plain, table
 from queuekeeper.errors import UsageError
 from queuekeeper.events import schema
 from queuekeeper.events.takeover import TakeoverReport, take_over
@@ -109,17 +109,10 @@ def status(call: OnPostgres) -> Shown:
     Example: `queuekeeper events status`
     """
     found = schema.status(call.connection)
-    dispatching = schema.dispatch_status(call.connection) if found.installed else None
-
-    def pretty() -> Iterator[Any]:
-        if not found.installed:
-            yield "Schema pgmb is not installed: queuekeeper events install"
-            return
-        yield pairs("Event broker", {"version": found.version, "pending": ", ".join(found.pending) or None})
-        if dispatching:
-            yield record("Dispatching", plain(dispatching))
-
-    return Shown(plain(found) | {"dispatching": None if dispatching is None else plain(dispatching)}, pretty)
+    facts = plain(found) | {"dispatching": schema.dispatch_status(call.connection) if found.installed else None}
+    if not found.installed:
+        return Shown(facts, lambda: ["Schema pgmb is not installed: queuekeeper events install"])
+    return Shown(facts, lambda: parts("Event broker", facts | {"pending": ", ".join(found.pending) or None}))
 
 
 command(app, "work")(work.events_work)

@@ -16,7 +16,8 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group, options
 from queuekeeper.cli.input import Due, opened
 from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
+from queuekeeper.cli.output import SHOWN_CHARACTERS, Column, Shown, headed, listing, plain, screen
+from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters
 
@@ -33,9 +34,12 @@ class OnBroker(OnPostgres):
     """A call of a command that works on the event broker."""
 
     @cached_property
-    def broker(self) -> events.EventBroker:
+    def store(self) -> events.EventBroker:
         """The event broker of the database."""
         return events.EventBroker(self.connection)
+
+
+broker = StoreCommands(group=app, path="queuekeeper events", on=OnBroker)
 
 
 @command(app)
@@ -45,6 +49,7 @@ def publish(
     *,
     payload: str = "null",
     metadata: str | None = None,
+    delay_ms: int | None = None,
     due: Due = None,
     to: str | None = None,
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
@@ -56,6 +61,7 @@ def publish(
     :param topic: Topic of the event.
     :param payload: Payload of the event as JSON.
     :param metadata: Metadata of the event as JSON.
+    :param delay_ms: Publish the event so much later.
     :param due: Publish the event at this time; a time zone is required.
     :param to: Publish to this subscription only.
     :param source: Publish each line of a file, or of stdin with -: {"topic": .., "payload": .., "metadata": ..} for
@@ -63,22 +69,21 @@ def publish(
     """
     if (topic is None) == (source is None):
         raise UsageError("name either a topic or a file (--input)")
-    if source is not None and (due is not None or payload != "null" or metadata is not None):
-        raise UsageError("--payload, --metadata and --due are about one event: put them into the lines of the file")
-    facts: dict[str, Any]
-    if source is None:
-        assert topic is not None
-        meaning = None if metadata is None else _parsed("metadata", metadata)
-        event = events.NewEvent(topic=topic, payload=_parsed("payload", payload), metadata=meaning)
-        if due is not None:
-            facts = {"id": call.broker.schedule(event, due_at=due, subscription_id=to), "due": due}
-        else:
-            (event_id,) = call.broker.publish([event]) if to is None else call.broker.send(to, [event])
-            facts = {"id": event_id}
-    else:
+    if source is not None:
+        if any(each is not None for each in (delay_ms, due, metadata)) or payload != "null":
+            raise UsageError(
+                "--payload, --metadata, --delay and --due are about one event: put them into the lines of the file"
+            )
         with opened(source) as lines:
-            facts = {"published": call.broker.publish_many(_lines(lines), subscription_id=to)}
-    return Shown(facts, "Published")
+            return Shown({"published": call.store.publish_many(_lines(lines), subscription_id=to)}, "Published")
+    meaning = None if metadata is None else _parsed("metadata", metadata)
+    event = events.NewEvent(topic=str(topic), payload=_parsed("payload", payload), metadata=meaning)
+    when = {name: value for name, value in (("due", due), ("delay_ms", delay_ms)) if value is not None}
+    if when:
+        event_id = call.store.schedule(event, due_at=due, delay_ms=delay_ms, subscription_id=to)
+    else:
+        (event_id,) = call.store.publish([event]) if to is None else call.store.send(to, [event])
+    return Shown({"id": event_id, **when}, "Published")
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -121,27 +126,27 @@ def read(
     :param cursor: Event id after which to begin. Without it, the group's cursor.
     :param limit: Number of events to show, up to 10,000.
     """
-    page = call.broker.read(group, cursor=cursor, limit=limit, peek=True)
-    if not page.items and not call.broker.has_group(group):
+    page = call.store.read(group, cursor=cursor, limit=limit, peek=True)
+    if not page.items and not call.store.has_group(group):
         raise UsageError(f"there is no group {group}: `queuekeeper events subscriptions` shows those that subscribe")
 
-    columns: dict[str, Any] = {"event": "event.id", "published": "event.published_at", "topic": "event.topic"}
-    columns |= {"subscriptions": lambda each: len(each.subscription_ids)} | _payload(content)
-    nothing = f"Group {printable(group)} has read everything that was dispatched to it."
+    columns = {"event": "event.id", "published": "event.published_at"} | headed("event.topic") | _payload(content)
+    columns |= {"subscriptions": lambda each: len(each.subscription_ids)}
+    nothing = f"Group {group} has read everything that was dispatched to it."
     events = [
         _event_facts(item.event, content=content) | {"subscription_ids": list(item.subscription_ids)}
         for item in page.items
     ]
     return Shown(
         {"events": events, "next_cursor": page.next_cursor},
-        lambda: [listing(f"Group {group}", page.items, columns) if page.items else nothing],
+        lambda: [listing(f"Group {group}", page.items, columns, nothing=nothing)],
         then=f"Next: --cursor {page.next_cursor}" if page.items else "",
     )
 
 
-def _payload(content: bool) -> dict[str, Any]:
+def _payload(content: bool) -> dict[str, Column]:
     """Return the column of payloads where content is asked for."""
-    return {"payload": lambda each: _short(each.event.payload)} if content else {}
+    return headed(payload=lambda each: _short(each.event.payload)) if content else {}
 
 
 def _event_facts(event: events.Event, *, content: bool) -> dict[str, Any]:
@@ -172,27 +177,25 @@ def dispatch(call: OnPostgres, *, once: bool = False, **given: Any) -> Shown:
     return Shown(dispatcher.run(), "Dispatched")
 
 
-@command(app, "dead-letters")
-def dead_letters(
-    call: OnBroker, *, group: OneGroup = None, after: int = 0, limit: int = 50, content: Content = False
+def _letters(
+    _: OnBroker,
+    letters: Any,
+    *,
+    group_id: OneGroup = None,
+    limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 10,000.")] = 50,
+    content: Content = False,
 ) -> Shown:
-    """Show events on which a handler has given up, and why. Replayed ones are left out.
-
-    Example: `queuekeeper events dead-letters --group billing`
-
-    :param after: Show dead letters after this number: the last one of the page before.
-    :param limit: Number of dead letters to show, up to 10,000.
-    """
-    letters = call.broker.dead_letters(group_id=group, after=after, limit=limit)
-
-    columns = {"number": "dead_letter_id", "died": "died_at", "group": "group_id", "handler": "handler"}
-    columns |= {"topic": "event.topic", "attempts": "attempts", "reason": "reason"} | _payload(content)
+    columns = {"number": "dead_letter_id", "died": "died_at", "group": "group_id"} | headed("handler", "event.topic")
+    columns |= headed("attempts", "reason") | _payload(content)
     facts = [plain(letter) | {"event": _event_facts(letter.event, content=content)} for letter in letters]
     return Shown(
         {"dead_letters": facts},
-        lambda: [listing("Dead letters", letters, columns) if letters else "There are no dead letters."],
+        lambda: [listing("Dead letters", letters, columns, nothing="There are no dead letters.")],
         then="Next: queuekeeper events replay NUMBER..." if letters else "",
     )
+
+
+broker.command(events.EventBroker.dead_letters, _letters, "--group billing", more=["after"])
 
 
 @command(app, also=PLANS)
@@ -215,9 +218,9 @@ def replay(
     """
     if bool(numbers) == (group is not None):
         raise UsageError("name either numbers of dead letters or a group (--group)")
-    chosen = list(numbers or _numbers(call.broker, group))
+    chosen = list(numbers or _numbers(call.store, group))
     replayed = call.carry_out(
-        lambda only_count: 0 if only_count else call.broker.replay_dead_letters(chosen, subscription_id=to),
+        lambda only_count: 0 if only_count else call.store.replay_dead_letters(chosen, subscription_id=to),
         lambda _: f"{len(chosen):,} dead letters will be delivered again.",
         needed=lambda _: chosen,
     )
@@ -244,10 +247,10 @@ def subscriptions(
     :param release: Take this subscription out of quarantine, and dispatch what it has missed.
     """
     if release is not None:
-        report = call.broker.release_subscription(release)
+        report = call.store.release_subscription(release)
         return Shown(plain(report) | {"subscription_id": release}, "Released")
-    views = call.broker.subscriptions(group_id=group)
-    columns: dict[str, Any] = {"subscription": "subscription_id", "group": "group_id", "condition": "condition"}
+    views = call.store.subscriptions(group_id=group)
+    columns = {"subscription": "subscription_id", "group": "group_id"} | headed("condition")
     columns |= {"params": lambda view: _short(view.params), "last active": "last_active_at"}
     columns |= {"quarantine": "quarantine_reason"}
     return Shown({"subscriptions": views}, lambda: [listing("Subscriptions", views, columns)])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any
 
 import typer
 
@@ -17,41 +19,44 @@ from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, named_texts, opened
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.cli.output import (
+    Columns,
     Shown,
+    headed,
     instant,
+    line,
     listing,
-    pairs,
-    plain,
+    parts,
     printable,
     record,
     screen,
     shown_bytes,
-    table,
-    told,
 )
-from queuekeeper.durations import duration_ms
+from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
 from queuekeeper.fanout import forms
 from queuekeeper.fanout.jsonl import letter_facts, message_facts, message_line, publish_lines, verify_facts
+from queuekeeper.fanout.model import DAY_MS
 from queuekeeper.service.signals import stopped_by_signals
 
 app = group()
 dead = group("Look at dead letters, retry them, give them up.")
 app.add_typer(dead, name="dead")
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
-ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.")]
+QUEUE = typer.Argument(metavar="QUEUE", help="Name of the queue.")
+CONSUMER = typer.Argument(metavar="CONSUMER", help="Name of the consumer.")
+QueueName = Annotated[str, QUEUE]
+ConsumerName = Annotated[str, CONSUMER]
 ConsumerOrAll = Annotated[
-    str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer. Without it, the whole queue.")
+    str | None, typer.Argument(metavar="CONSUMER", help="Name of the consumer. Without it, the whole queue.")
 ]
 DeadIds = Annotated[
     list[int] | None, typer.Argument(metavar="ID", help="Ids of dead letters, as `fanout dead list` shows them.")
 ]
 AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
-Offset = Annotated[int, typer.Option(help="Number of messages to skip before the first one shown.")]
+Limit = Annotated[int, typer.Option(help="Number of entries to show, up to 1,000.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
 
-
+OF_MESSAGE = options(fanout.NewMessage, "delay_ms", "content_type", "order_key", "deduplication_id")
 OF_CONSUMER = options(
     forms.consumer_options, "mode", "when_failed", "lanes", "max_length", "when_full", "dead_retention", "idle_expiry",
     dead_retention="DURATION", idle_expiry="DURATION",
@@ -65,12 +70,22 @@ class OnQueues(OnRedis):
     """A call of a command that works on fan-out queues."""
 
     @cached_property
-    def queues(self) -> fanout.FanoutQueues:
+    def store(self) -> fanout.FanoutQueues:
         """The queues below the prefix."""
         return fanout.FanoutQueues(self.client, prefix=self.key_prefix)
 
 
-@command(app)
+queues = StoreCommands(
+    group=app,
+    path="queuekeeper fanout",
+    on=OnQueues,
+    arguments={"queue": QUEUE, "consumer": CONSUMER},
+    whole="the whole queue",
+)
+letters = replace(queues, group=dead, path="queuekeeper fanout dead")
+
+
+@command(app, more=OF_MESSAGE)
 def publish(
     call: OnQueues,
     queue: QueueName,
@@ -79,14 +94,11 @@ def publish(
     body_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
     to: Annotated[str | None, typer.Option(metavar="CONSUMER")] = None,
-    ttl: Annotated[str, typer.Option(metavar="DURATION")] = "1d",
-    delay: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
+    ttl_ms: int = DAY_MS,
     due: Due = None,
-    content_type: str | None = None,
-    order_key: str | None = None,
     headers: Annotated[list[str] | None, typer.Option("--header", metavar="NAME=TEXT")] = None,
-    deduplication_id: str | None = None,
     deduplicate_as: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    **about: Any,
 ) -> Shown:
     """Publish a message, or the lines of a file.
 
@@ -101,42 +113,26 @@ def publish(
     :param source: Publish each line of a file, or of stdin with -: {"body": .., "content_type": .., "order_key": ..},
         as `consume --json --show-bodies` writes it.
     :param to: Publish to this consumer only.
-    :param ttl: Time after which the message expires, such as 10s, 30m, 1h or 7d. It begins when the message is due.
-    :param delay: Time for which nobody gets the message yet, such as 10s, 30m, 1h or 7d.
+    :param ttl_ms: Time after which the message expires, such as 10s, 30m, 1h or 7d. It begins when the message is due.
     :param due: Publish the message for this time; a time zone is required.
-    :param content_type: Content type of the payload, such as application/json.
-    :param order_key: Order key. Messages with the same key stay in order.
     :param headers: Header of the message. Repeat the option for more.
-    :param deduplication_id: Deduplication id. A second publish with the same id stores nothing.
     :param deduplicate_as: With --input: name under which the lines are remembered. Publishing the file again under this
         name stores nothing twice.
     """
     if (body is not None) + (body_file is not None) + (source is not None) != 1:
         raise UsageError("say what is to be published: one of --body, --body-file and --input")
-    about_one = (headers, content_type, deduplication_id, delay, due)
-    if source is not None and (any(about_one) or order_key is not None):
+    if source is not None and any(each is not None for each in (headers, due, *about.values())):
         raise UsageError("what is said about one message goes into the lines of the file, with --input")
     if source is None and deduplicate_as is not None:
         raise UsageError("--deduplicate-as is about a file: one message has --deduplication-id")
-    ttl_ms = duration_ms("ttl", ttl)
-    facts: Any
-    if source is None:
-        message = fanout.NewMessage(
-            body=content(body, body_file),
-            content_type=content_type,
-            order_key=order_key,
-            ttl_ms=ttl_ms,
-            deduplication_id=deduplication_id,
-            delay_ms=None if delay is None else duration_ms("delay", delay),
-            due_at=due,
-            headers=named_texts("header", headers),
-        )
-        report = fanout.FanoutProducer(call.queues).publish(queue, message, to=to)
-        facts = {"queue": queue} | {name: fact for name, fact in vars(report).items() if name != "error"}
-    else:
+    if source is not None:
         with opened(source) as lines:
-            facts = publish_lines(call.queues, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
-    return Shown(facts, "Published")
+            done = publish_lines(call.store, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
+        return Shown(done, "Published")
+    texts = named_texts("header", headers)
+    message = fanout.NewMessage(body=content(body, body_file), ttl_ms=ttl_ms, due_at=due, headers=texts, **about)
+    report = fanout.FanoutProducer(call.store).publish(queue, message, to=to)
+    return Shown({"queue": queue} | {name: fact for name, fact in vars(report).items() if name != "error"}, "Published")
 
 
 @command(app)
@@ -148,7 +144,7 @@ def consume(
     limit: EndAfter = None,
     follow: Follow = False,
     batch: Annotated[int, typer.Option(min=1, max=1_000)] = 10,
-    lease: Annotated[str, typer.Option(metavar="DURATION")] = "30s",
+    lease_ms: int = 30_000,
     show_bodies: ShowBodies = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -159,34 +155,33 @@ def consume(
     Example: `queuekeeper fanout consume orders billing --show-bodies --json --follow`
 
     :param batch: Largest number of messages to claim at once.
-    :param lease: Time for which claimed messages belong to this worker. When it is over, another worker gets them.
+    :param lease_ms: Time for which claimed messages belong to this worker. When it is over, another worker gets them.
     """
     count = stale = 0
-    lease_ms = duration_ms("lease", lease)
     stopped = threading.Event()
-    queues = call.queues
+    store = call.store
     with stopped_by_signals(stopped.set):
         while not stopped.is_set() and count != limit:
             room = batch if limit is None else min(batch, limit - count)
-            claimed = queues.claim(queue, consumer=consumer, count=room, lease_ms=lease_ms)
+            claimed = store.claim(queue, consumer=consumer, count=room, lease_ms=lease_ms)
             ids = [message.id for message in claimed.messages]
             if ids:
                 try:
-                    sys.stdout.buffer.write(
-                        b"".join(_line(each, content=show_bodies, as_json=as_json) for each in claimed.messages)
+                    sys.stdout.buffer.writelines(
+                        _line(each, content=show_bodies, as_json=as_json) for each in claimed.messages
                     )
                     sys.stdout.buffer.flush()
                 except BaseException:
                     with suppress(QueuekeeperError):
-                        queues.return_claimed(queue, consumer=consumer, token=claimed.token, ids=ids)
+                        store.return_claimed(queue, consumer=consumer, token=claimed.token, ids=ids)
                     raise
-                stale += queues.ack(queue, consumer=consumer, token=claimed.token, ids=ids).stale
+                stale += store.ack(queue, consumer=consumer, token=claimed.token, ids=ids).stale
                 count += len(ids)
             elif claimed.more:
                 continue
             elif follow:
                 # A second is how long a signal, or a retry that falls due, may wait.
-                queues.await_wake(queue, consumer=consumer, timeout_s=1)
+                store.await_wake(queue, consumer=consumer, timeout_s=1)
             else:
                 break
     out = screen(stderr=True)
@@ -200,41 +195,13 @@ def _line(message: fanout.FanoutMessage, *, content: bool, as_json: bool) -> byt
         return message_line(message, content=content)
     shown = shown_bytes(message.body) if content else f"{len(message.body):,} bytes"
     remark = f"attempt {message.attempt}" if message.attempt > 1 else ""
-    order_key = printable(message.order_key or "")
-    fields = (str(message.id), instant(message.published_ms) or "", order_key, remark, printable(shown))
-    return ("\t".join(fields).rstrip() + "\n").encode()
+    return line(message.id, instant(message.published_ms), message.order_key, remark, shown)
 
 
-@command(app)
-def inspect(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
-    """Show where a queue and its consumers stand.
-
-    It shows what waits and since when, who works on what, what has failed, and what only one consumer keeps from being
-    freed. Nothing is changed.
-
-    Examples: `queuekeeper fanout inspect orders`
-
-    `queuekeeper fanout inspect orders billing`
-    """
-    view = call.queues.inspect(queue)
+def _standing(_: OnQueues, view: fanout.QueueView, queue: str, consumer: ConsumerOrAll = None) -> Shown:
     if consumer is not None:
-        found = _consumer_of(view, consumer)
-        options = found.options or {"mode": "leaving"}
-        return Shown(found, lambda: _standing(f"Consumer {found.consumer} of {queue}", found, options))
-
-    def pretty() -> Iterator[Any]:
-        yield from _standing(f"Queue {queue}", view, view.options)
-        if view.consumers:
-            columns = ("consumer", "mode", "ready", "leased", "delayed", "dead", "oldest ready", "last seen", "")
-            yield table("Consumers", columns, [_consumer_row(each) for each in view.consumers])
-
-    return Shown(view, pretty)
-
-
-def _standing(title: str, view: fanout.QueueView | fanout.ConsumerView, options: Any) -> Iterator[Any]:
-    yield pairs(title, told(view) | told(options))
-    if view.counters:
-        yield pairs("So far", plain(view.counters))
+        return Shown(_consumer_of(view, consumer), f"Consumer {consumer} of {queue}")
+    return Shown(view, lambda: parts(f"Queue {queue}", view, consumers=STANDING))
 
 
 def _consumer_of(view: fanout.QueueView, consumer: str) -> fanout.ConsumerView:
@@ -247,105 +214,71 @@ def _consumer_of(view: fanout.QueueView, consumer: str) -> fanout.ConsumerView:
     )
 
 
-def _consumer_row(view: fanout.ConsumerView) -> tuple[Any, ...]:
+def _mode(view: fanout.ConsumerView) -> str | None:
     options = view.options
-    remarks = [
-        *(["leaving"] if options is None else []),
-        *(["paused"] if view.paused else []),
-        *(["adopting"] if view.adopting else []),
-        *(["blocked"] if view.blocked_until_ms is not None else []),
-        *([f"{view.overdue:,} overdue"] if view.overdue else []),
-        *([f"alone holds {view.only_holder:,} of {view.sampled:,}"] if view.only_holder else []),
-    ]
-    mode = None if options is None else f"{options.mode}, {options.lanes} lanes" if options.lanes > 1 else options.mode
-    counts = (view.ready, view.leased, view.delayed, view.dead)
-    times = (instant(view.oldest_ready_ms), instant(view.last_seen_ms))
-    return (view.consumer, mode, *counts, *times, ", ".join(remarks))
+    if options is None:
+        return None
+    return f"{options.mode}, {options.lanes} lanes" if options.lanes > 1 else options.mode
 
 
-@command(app)
-def peek(
-    call: OnQueues,
-    queue: QueueName,
-    consumer: ConsumerName,
-    *,
-    offset: Offset = 0,
-    limit: int = 20,
-    lane: int = 0,
-    show_bodies: ShowBodies = False,
+def _remarks(view: fanout.ConsumerView) -> str:
+    remarks = {
+        "leaving": view.options is None,
+        "paused": view.paused,
+        "adopting": view.adopting,
+        "blocked": view.blocked_until_ms is not None,
+        f"{view.overdue:,} overdue": view.overdue,
+        f"alone holds {view.only_holder:,} of {view.sampled:,}": view.only_holder,
+    }
+    return ", ".join(remark for remark, holds in remarks.items() if holds)
+
+
+STANDING = headed("consumer", mode=_mode) | headed("ready", "leased", "delayed", "dead", "oldest_ready_ms")
+STANDING |= {"last seen": "last_seen_ms", "": _remarks}
+WAITING = headed("id", "published_ms", "order_key", bytes=lambda each: len(each.body), type="content_type")
+WAITING |= {"attempts": "attempt", "stalls": "stalls"}
+LETTER = headed(
+    "id", "died_ms", "reason", "attempts", "stalls", bytes=lambda each: each.message and len(each.message.body)
+)
+
+queues.command(fanout.FanoutQueues.inspect, _standing, "orders", "orders billing")
+
+
+def _waiting(
+    _: OnQueues, messages: Any, queue: str, consumer: str, *, limit: Limit = 20, show_bodies: ShowBodies = False
 ) -> Shown:
-    """Show messages that wait, and take none.
-
-    The next in line comes first.
-
-    Example: `queuekeeper fanout peek orders billing --limit 5 --show-bodies`
-
-    :param limit: Number of messages to show, up to 1,000.
-    :param lane: Lane to show, for an ordered consumer that has several; the first is 0.
-    """
-    messages = call.queues.peek(queue, consumer=consumer, offset=offset, limit=limit, lane=lane)
-    columns: dict[str, Any] = {"id": "id", "published": "published_ms", "order key": "order_key"}
-    columns |= {"bytes": lambda each: len(each.body), "type": "content_type", "attempts": "attempt", "stalls": "stalls"}
-    if show_bodies:
-        columns["body"] = lambda each: shown_bytes(each.body)
-    nothing = f"Nothing waits for {printable(consumer)} there."
+    facts = [message_facts(each, content=show_bodies) for each in messages]
+    body: Columns = {"body": lambda each: shown_bytes(each.body)} if show_bodies else {}
+    nothing = f"Nothing waits for {consumer} there."
     return Shown(
-        {
-            "queue": queue,
-            "consumer": consumer,
-            "messages": [message_facts(message, content=show_bodies) for message in messages],
-        },
-        lambda: [listing(f"Waiting for {consumer}", messages, columns) if messages else nothing],
+        {"queue": queue, "consumer": consumer, "messages": facts},
+        lambda: [listing(f"Waiting for {consumer}", messages, {**WAITING, **body}, nothing=nothing)],
     )
 
 
-@command(app)
-def size(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
-    """Count messages, all or those of a consumer.
-
-    Counted are all that are stored, or those that a consumer has yet to acknowledge. The number stands alone on its
-    line. A consumer's dead letters are not counted.
-
-    Example: `queuekeeper fanout size orders billing`
-    """
-    count = call.queues.size(queue, consumer=consumer)
-    return Shown({"queue": queue, "consumer": consumer, "messages": count}, lambda: [str(count)])
+queues.command(fanout.FanoutQueues.peek, _waiting, "orders billing --limit 5 --show-bodies", more=["offset", "lane"])
+queues.command(
+    fanout.FanoutQueues.size,
+    lambda _, count, **names: Shown(names | {"messages": count}, lambda: [str(count)]),
+    "orders billing",
+    words="The number stands alone on its line.",
+)
 
 
-@command(dead, "list")
-def list_dead(
-    call: OnQueues,
-    queue: QueueName,
-    consumer: ConsumerName,
-    *,
-    offset: Offset = 0,
-    limit: int = 20,
-    show_bodies: ShowBodies = False,
+def _letters(
+    _: OnQueues, page: fanout.DeadPage, queue: str, consumer: str, *, limit: Limit = 20, show_bodies: ShowBodies = False
 ) -> Shown:
-    """Show a consumer's dead letters and why they died, oldest first.
-
-    Example: `queuekeeper fanout dead list orders billing`
-
-    :param limit: Number of dead letters to show, up to 1,000.
-    """
-    page = call.queues.list_dead(queue, consumer=consumer, offset=offset, limit=limit)
-
-    def of_body(shown: Any) -> Any:
-        def made(letter: fanout.DeadLetter) -> Any:
-            return None if letter.message is None else shown(letter.message.body)
-
-        return made
-
-    columns = {"id": "id", "died": "died_ms", "reason": "reason", "attempts": "attempts", "stalls": "stalls"}
-    columns |= {"bytes": of_body(len)} | ({"body": of_body(shown_bytes)} if show_bodies else {})
-    title = f"Dead letters of {consumer}: {page.total:,}"
-    nothing = f"There are no dead letters of {printable(consumer)} there."
     facts = {"queue": queue, "consumer": consumer, "total": page.total, "next_offset": page.next_offset}
+    body: Columns = {"body": lambda each: each.message and shown_bytes(each.message.body)} if show_bodies else {}
+    title, nothing = f"Dead letters of {consumer}: {page.total:,}", f"There are no dead letters of {consumer} there."
     return Shown(
         facts | {"letters": [letter_facts(each, content=show_bodies) for each in page.letters]},
-        lambda: [listing(title, page.letters, columns) if page.letters else nothing],
+        lambda: [listing(title, page.letters, {**LETTER, **body}, nothing=nothing)],
         then="" if page.next_offset is None else f"More: --offset {page.next_offset}",
     )
+
+
+letters.command(fanout.FanoutQueues.list_dead, _letters, "orders billing", name="list", more=["offset"])
 
 
 def _wanted(ids: list[int] | None, *, everything: bool) -> list[int] | None:
@@ -366,7 +299,7 @@ def retry_dead(
     `queuekeeper fanout dead retry orders billing --all`
     """
     wanted = _wanted(ids, everything=everything)
-    return Shown(call.queues.retry_dead(queue, consumer=consumer, ids=wanted), "Retried")
+    return Shown(call.store.retry_dead(queue, consumer=consumer, ids=wanted), "Retried")
 
 
 @command(dead, "purge", also=PLANS)
@@ -379,7 +312,7 @@ def purge_dead(
     """
     wanted = _wanted(ids, everything=everything)
     report = call.carry_out(
-        lambda only_count: call.queues.purge_dead(queue, consumer=consumer, ids=wanted, dry_run=only_count),
+        lambda dry_run: call.store.purge_dead(queue, consumer=consumer, ids=wanted, dry_run=dry_run),
         lambda found: f"{found.released:,} dead letters of {printable(consumer)} will be removed.",
     )
     return Shown(report, call.title("Purge"))
@@ -387,12 +320,7 @@ def purge_dead(
 
 @command(app, more=OF_CONSUMER)
 def register(
-    call: OnQueues,
-    queue: QueueName,
-    consumer: ConsumerName,
-    *,
-    start: Literal["new", "held", "retained"] = "new",
-    **given: Any,
+    call: OnQueues, queue: QueueName, consumer: ConsumerName, *, start: fanout.Start = fanout.Start.NEW, **given: Any
 ) -> Shown:
     """Register a consumer.
 
@@ -406,13 +334,12 @@ def register(
     :param start: Which earlier messages the consumer gets: none, those held because nobody was registered, or all that
         are stored.
     """
-    wanted: fanout.ConsumerOptions = forms.consumer_options(**given)
-    report = call.queues.register(queue, consumer=consumer, options=wanted, start=forms.start(start))
-
+    wanted = forms.consumer_options(**given)
+    report = call.store.register(queue, consumer=consumer, options=wanted, start=start)
     before = "It was registered before, and keeps the options that it has: `configure` changes them."
     return Shown(
         report,
-        lambda: [pairs("Registered", told(report) | told(report.options))],
+        "Registered",
         then=before if not report.created and report.options != wanted else "",
     )
 
@@ -421,7 +348,7 @@ def register(
 def unregister(
     call: OnQueues,
     queue: QueueName,
-    consumer: Annotated[str | None, typer.Argument(metavar="[CONSUMER]")] = None,
+    consumer: str | None = None,
     *,
     idle: bool = False,
     force: bool = False,
@@ -443,12 +370,12 @@ def unregister(
     if idle and force:
         raise UsageError("--force is for one consumer: --idle removes nobody who works on messages")
 
-    def remove(only_count: bool) -> list[Any]:
+    def remove(dry_run: bool) -> list[fanout.UnregisterReport]:
         if consumer is None:
-            return call.queues.unregister_idle(queue, dry_run=only_count)
-        return [call.queues.unregister(queue, consumer=consumer, force=force, dry_run=only_count)]
+            return call.store.unregister_idle(queue, dry_run=dry_run)
+        return [call.store.unregister(queue, consumer=consumer, force=force, dry_run=dry_run)]
 
-    def question(found: list[Any]) -> str:
+    def question(found: list[fanout.UnregisterReport]) -> str:
         names = ", ".join(printable(each.consumer) for each in found)
         count = sum(each.released for each in found)
         return f"{names} will be removed from {printable(queue)}, with {count:,} messages that are not acknowledged."
@@ -458,20 +385,15 @@ def unregister(
     nobody = "No consumer was unseen for as long as its options allow."
     return Shown(
         {"queue": queue, "dry_run": call.dry_run, "consumers": found},
-        lambda: [listing(call.title("Unregistered"), found, columns) if found else nobody],
+        lambda: [listing(call.title("Unregistered"), found, columns, nothing=nobody)],
     )
 
 
-@command(app)
-def touch(call: OnQueues, queue: QueueName, consumer: ConsumerName) -> Shown:
-    """Note that a consumer is alive.
-
-    So it is not removed as idle. A consumer that claims messages does so with every claim.
-
-    Example: `queuekeeper fanout touch orders nightly-export`
-    """
-    seen_ms = call.queues.touch(queue, consumer=consumer)
-    return Shown({"queue": queue, "consumer": consumer, "last_seen_ms": seen_ms}, "Touched")
+queues.command(
+    fanout.FanoutQueues.touch,
+    lambda _, seen_ms, **names: Shown(names | {"last_seen_ms": seen_ms}, "Touched"),
+    "orders nightly-export",
+)
 
 
 @command(app, more={**OF_CONSUMER, **OF_QUEUE})
@@ -492,111 +414,64 @@ def configure(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None, 
         raise UsageError(f"{'a queue' if consumer is None else 'a consumer'} is configured by {names}")
     before: Any
     after: Any
-    view = call.queues.inspect(queue)
+    view = call.store.inspect(queue)
     if consumer is None:
         before, after = view.options, forms.queue_options(view.options, **wanted)
     else:
         before = _consumer_of(view, consumer).options
         after = forms.consumer_options(before, **wanted)
-    call.queues.configure(queue, consumer=consumer, options=after)
+    call.store.configure(queue, consumer=consumer, options=after)
     return Shown(
         {"queue": queue, "consumer": consumer, "before": before, "after": after},
         lambda: [record(f"Options of {queue if consumer is None else consumer}", after)],
     )
 
 
-@command(app)
-def pause(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
-    """Hand no more messages out, to one consumer or to any.
+def _turned(state: str, *, paused: bool) -> Callable[..., Shown]:
+    def shown(_: OnQueues, changed: bool, queue: str, consumer: str | None) -> Shown:
+        words = f"is {state} now" if changed else f"was {state} before"
+        return Shown(
+            {"queue": queue, "consumer": consumer, "paused": paused, "changed": changed},
+            lambda: [f"{printable(consumer or queue)} {words}."],
+        )
 
-    Messages that are handed out already can be finished, and publishes go on.
-
-    Example: `queuekeeper fanout pause orders billing`
-    """
-    return _paused(queue, consumer, paused=True, changed=call.queues.pause(queue, consumer=consumer))
-
-
-@command(app)
-def resume(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
-    """Hand messages out again.
-
-    This also restarts a consumer that has halted at a dead letter.
-
-    Example: `queuekeeper fanout resume orders billing`
-    """
-    return _paused(queue, consumer, paused=False, changed=call.queues.resume(queue, consumer=consumer))
+    return shown
 
 
-def _paused(queue: str, consumer: str | None, *, paused: bool, changed: bool) -> Shown:
-    state = f"{'is' if changed else 'was'} {'paused' if paused else 'at work'}{' now' if changed else ' before'}"
+queues.command(fanout.FanoutQueues.pause, _turned("paused", paused=True), "orders billing")
+queues.command(fanout.FanoutQueues.resume, _turned("at work", paused=False), "orders billing")
+queues.command(
+    fanout.FanoutQueues.purge,
+    "Purge",
+    "orders billing --dry-run",
+    asks="{found.released:,} messages that wait for {consumer} will be removed.",
+)
+
+
+def _verified(_: OnQueues, report: fanout.VerifyReport, queue: str) -> Shown:
+    words = f"the keys of {queue!r} disagree in {report.found:,} places: `queuekeeper fanout repair` mends them"
     return Shown(
-        {"queue": queue, "consumer": consumer, "paused": paused, "changed": changed},
-        lambda: [f"{printable(queue if consumer is None else consumer)} {state}."],
+        verify_facts(queue, report),
+        f"Queue {queue}",
+        failed=words if report.found else None,
+        then="Next: queuekeeper fanout repair QUEUE --dry-run" if report.findings else "",
     )
 
 
-@command(app, also=PLANS)
-def purge(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
-    """Remove what waits, for one consumer or for all.
-
-    For all, messages that the queue holds go too. Messages that a worker holds stay, and so do dead letters. A question
-    says first how many messages go.
-
-    Example: `queuekeeper fanout purge orders billing --dry-run`
-    """
-    whose = "all consumers" if consumer is None else printable(consumer)
-    report = call.carry_out(
-        lambda only_count: call.queues.purge(queue, consumer=consumer, dry_run=only_count),
-        lambda found: f"{found.released:,} messages that wait for {whose} will be removed.",
-    )
-    return Shown(report, call.title("Purge"))
-
-
-@command(app)
-def verify(call: OnQueues, queue: QueueName, *, findings: int = 100) -> Shown:
-    """Check that the keys of a queue agree. The exit code is 1 when they do not.
-
-    Nothing is changed, and others go on meanwhile.
-
-    Example: `queuekeeper fanout verify orders`
-
-    :param findings: Largest number of findings to list.
-    """
-    facts = verify_facts(queue, call.queues.verify(queue, findings=findings))
-
-    def pretty() -> Iterator[Any]:
-        yield record(f"Queue {queue}", facts)
-        if facts["findings"]:
-            columns = {name: name for name in ("problem", "id", "consumer", "found", "expected")}
-            yield listing("Findings", facts["findings"], columns)
-
-    found = facts["found"]
-    words = f"the keys of {queue!r} disagree in {found:,} places: `queuekeeper fanout repair` mends them"
-    mend = "Next: queuekeeper fanout repair QUEUE --dry-run" if facts["findings"] else ""
-    return Shown(facts, pretty, failed=words if found else None, then=mend)
-
-
-@command(app, also=PLANS)
-def repair(call: OnQueues, queue: QueueName) -> Shown:
-    """Put right what `verify` finds.
-
-    Messages that nobody owes an acknowledgement are freed, what leads nowhere is dropped, counts are set right.
-
-    Example: `queuekeeper fanout repair orders --dry-run`
-    """
-    report = call.carry_out(
-        lambda only_count: call.queues.repair(queue, dry_run=only_count),
-        lambda found: f"{sum(found.repaired.values()):,} places in the keys of {printable(queue)} will be put right.",
-        needed=lambda found: sum(found.repaired.values()),
-    )
-
-    def pretty() -> Iterator[Any]:
-        yield record(call.title("Repair"), report)
-        if report.repaired:
-            yield table("Found", ("problem", "places"), list(plain(report.repaired).items()))
-
-    return Shown(report, pretty)
-
+queues.command(
+    fanout.FanoutQueues.verify,
+    _verified,
+    "orders",
+    words="The exit code is 1 when they do not agree.",
+    more=["findings"],
+)
+queues.command(
+    fanout.FanoutQueues.repair,
+    "Repair",
+    "orders --dry-run",
+    asks="{found.found:,} places in the keys of {queue} will be put right.",
+    needed=attrgetter("found"),
+)
 
 REPAIR_ALL = """Set right what is wrong in fan-out queues.
 

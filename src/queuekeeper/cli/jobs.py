@@ -131,7 +131,7 @@ def command_of(
         return carry_out(call, kind, parameters, go_on=go_on, report_directory=report_directory)
 
     job.__doc__, job.__annotations__["call"] = help_text, on
-    return takes(lambda: model_of(kind), argument=argument, fixed=fixed)(with_call(job, also=PLANS))
+    return with_call(job, also=PLANS, asks=takes(lambda: model_of(kind), argument=argument, fixed=fixed))
 
 
 def model_of(kind: str) -> type[Parameters]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import Taken, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
 from queuekeeper.migration.ledger.model import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -62,7 +62,7 @@ class OnPlan(OnServers):
         self.confirm(question, note=partial(record_answer, self.connection, subject=plan_id, kind=kind))
 
 
-def _asks(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _asks(*names: str) -> Taken:
     """Return what lets the command of a step take the cohorts that it works on, and parameters of these names."""
     return takes(lambda: StepWish, only=["cohorts", *names])
 

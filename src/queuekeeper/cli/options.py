@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -20,13 +19,14 @@ from queuekeeper.cli import context
 if TYPE_CHECKING:
     from queuekeeper.jobs.parameters import Described, Parameters
 
-_TAKEN = "queuekeeper_parameters"
+
+TAKEN = "queuekeeper_parameters"
 """Under this name a call carries the parameters to its command."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Taken:
-    """What a command takes of a model.
+    """What a command takes of a job's model; it is called with the checked model as ``parameters``.
 
     :param model: imports and returns it.
     :param argument: the parameter that is given by position; the others are options.
@@ -36,10 +36,11 @@ class Taken:
     """
 
     model: Callable[[], type[Parameters]]
-    argument: str
-    fixed: Mapping[str, Any]
-    only: Collection[str]
-    names: Mapping[str, Collection[str]]
+    _: KW_ONLY
+    argument: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    only: Collection[str] = ()
+    names: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def described(self) -> dict[str, Described]:
         """Return the parameters that the command asks for."""
@@ -91,44 +92,12 @@ class Taken:
             yield old, _option(each, [f"--{old.replace('_', '-')}"], hidden=True)
 
 
-def takes(
-    model: Callable[[], type[Parameters]],
-    *,
-    argument: str = "",
-    fixed: Mapping[str, Any] = MappingProxyType({}),
-    only: Collection[str] = (),
-    names: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take a job's parameters; it is called with the checked model as ``parameters``.
-
-    The command is registered with ``cls=JobCommand``. See :class:`Taken` for the arguments.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        def checked(ctx: typer.Context, **given: Any) -> None:
-            command(parameters=ctx.meta[_TAKEN], **given)
-
-        call: Any = checked
-        call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
-        # The model's own name is known to the type checker only.
-        call.__annotations__ = {name: each for name, each in command.__annotations__.items() if name != "parameters"}
-        hints = get_type_hints(call, globalns=command.__globals__, include_extras=True)
-        own = [
-            each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for each in inspect.signature(command).parameters.values()
-            if each.name != "parameters"
-        ]
-        ctx = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-        call.__signature__ = inspect.Signature([ctx, *own])
-        call.__annotations__ = {"ctx": typer.Context, **hints}
-        call.taken = Taken(model=model, argument=argument, fixed=fixed, only=only, names=names)
-        return checked
-
-    return decorate
+takes = Taken
+"""As declarations read: ``@command(app, asks=takes(lambda: SessionRules))``."""
 
 
 class JobCommand(TyperCommand):
-    """A command that takes parameters, if it says so by :func:`takes`, or any other."""
+    """A command that takes parameters, if its callback is told so by ``taken``, or any other."""
 
     _options: list[Any] | None = None
 
@@ -154,7 +123,7 @@ class JobCommand(TyperCommand):
         if self._taken is not None:
             own = {each.name for each in self._own}
             given = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
-            ctx.meta[_TAKEN] = self._taken.read(given)
+            ctx.meta[TAKEN] = self._taken.read(given)
         return super().invoke(ctx)
 
 

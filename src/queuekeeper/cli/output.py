@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime
@@ -14,7 +14,8 @@ from enum import Enum
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
@@ -40,9 +41,25 @@ _DURATIONS = frozenset(
 """Spans of time in milliseconds, and so is what ends with ``_age_ms``; all other ``_ms`` are instants."""
 _NAMES = frozenset(
     {"acked", "acked_up_to", "epoch", "id", "incarnation", "last_id", "new_acked", "old_acked", "sent", "sequence"}
-    | {"dead_letter_id", "incident_id", "known_issue_id", "last_packet_id", "packet_id", "serial", "version"}
+    | {
+        "dead_letter_id",
+        "incident_id",
+        "known_issue_id",
+        "last_packet_id",
+        "packet_id",
+        "quarantine_id",
+        "serial",
+        "serial_number",
+        "version",
+    }
 )
 """Numbers that name something and count nothing, and so is what ends with ``_sequence``."""
+
+
+Column: TypeAlias = str | Callable[[Any], Any]
+"""The field that a column shows, such as ``event.topic``, or what makes it of a record."""
+Columns: TypeAlias = Mapping[str, Column]
+"""Columns by their headings."""
 
 
 def screen(*, stderr: bool = False) -> Console:
@@ -85,8 +102,8 @@ class Shown:
     """What a command has to show: one result, of which tables and JSON are two renderings.
 
     :param facts: record or mapping; all of it is in the JSON.
-    :param view: title of a table of the facts, or makes what people see instead, top to bottom: tables, texts, which
-        stay on their lines, and strings, which are wrapped.
+    :param view: title of tables of the facts, see :func:`parts`, or makes what people see instead, top to bottom:
+        tables, texts, which stay on their lines, and strings, which are wrapped.
     :param failed: makes the exit code 1, and goes to stderr; empty where what is shown says it; an error, where it has
         an exit code of its own.
     :param then: what to do next, or to know besides; people see it below, behind an empty line.
@@ -108,8 +125,8 @@ def show_result(shown: Shown, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(plain(shown.facts), ensure_ascii=False, indent=2) + "\n")
         sys.stdout.flush()
     else:
-        parts = [record(view, shown.facts)] if isinstance(view, str) else view()
-        print_parts(screen(), chain(parts, [f"\n{shown.then}"] if shown.then else []))
+        shown_parts = parts(view, shown.facts) if isinstance(view, str) else view()
+        print_parts(screen(), chain(shown_parts, [f"\n{shown.then}"] if shown.then else []))
     if isinstance(failed, QueuekeeperError):
         raise failed
     if failed is not None:
@@ -194,22 +211,53 @@ def record(title: str, value: Any) -> Table:
     return pairs(title, told(value))
 
 
+def parts(
+    title: str, value: Any, *, headings: Mapping[str, str] = MappingProxyType({}), **columns: Columns
+) -> Iterator[Table | str]:
+    """Yield all that a record, or a mapping, holds: its facts, then records, mappings and lists of records inside.
+
+    :param headings: of what is inside, by field; the field's name where they are not said.
+    :param columns: of a list, by the name of its field; all facts of its records where they are not said.
+    """
+    yield record(title, value)
+    for name, inside in _items(value):
+        heading = headings.get(name) or _label(name).capitalize()
+        if is_dataclass(inside):
+            yield record(heading, inside)
+        elif isinstance(inside, Mapping) and inside:
+            yield pairs(heading, plain(inside))
+        elif (
+            isinstance(inside, list | tuple) and inside and (is_dataclass(inside[0]) or isinstance(inside[0], Mapping))
+        ):
+            yield listing(heading, inside, columns.get(name) or headed(*(each for each, _ in _items(inside[0]))))
+
+
+def _items(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return ((str(plain(name)), each) for name, each in value.items())
+    return ((each.name, getattr(value, each.name)) for each in fields(value))
+
+
 def told(value: Any) -> dict[str, Any]:
     """Return the facts of a record or a mapping as people read them, by their titles; lists and records are left out.
 
     The name of a field says what it holds: ``_ms`` is an instant or a duration, some numbers are names.
     """
-    items = (
-        value.items()
-        if isinstance(value, Mapping)
-        else ((each.name, getattr(value, each.name)) for each in fields(value))
-    )
     shown: dict[str, Any] = {}
-    for name, fact in items:
+    for name, fact in _items(value):
         if isinstance(fact, str | int | float | datetime | date | Path | Enum | None):
-            label = name.removesuffix("_ms").replace("_", " ")
+            label = _label(name)
             shown[label if label not in shown else f"{label} last"] = fact_of(name, fact)
     return shown
+
+
+def _label(name: str) -> str:
+    return name.rpartition(".")[2].removesuffix("_ms").replace("_", " ")
+
+
+def headed(*names: str, **others: Column) -> dict[str, Column]:
+    """Return columns with the titles of their fields, then others with titles of their own."""
+    return {_label(name): name for name in names} | others
 
 
 def fact_of(name: str, value: Any) -> Any:
@@ -228,19 +276,26 @@ def fact_of(name: str, value: Any) -> Any:
     return str(value) if name in _NAMES or name.endswith("_sequence") else value
 
 
-def listing(title: str, items: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> Table:
+def listing(title: str, items: Collection[Any], columns: Columns, *, nothing: str = "") -> Table | str:
     """Return a table of records, one to a line.
 
-    :param columns: by heading, the field that it shows, such as ``event.topic``, or what makes it of a record.
+    :param nothing: sentence in its place where there are none.
     """
+    if nothing and not items:
+        return printable(nothing)
 
-    def shown(item: Any, column: str | Callable[[Any], Any]) -> Any:
+    def shown(item: Any, column: Column) -> Any:
         if not isinstance(column, str):
             return column(item)
         found = item.get(column) if isinstance(item, Mapping) else attrgetter(column)(item)
         return fact_of(column.rpartition(".")[2], found)
 
     return table(title, list(columns), [[shown(item, column) for column in columns.values()] for item in items])
+
+
+def line(*values: Any) -> bytes:
+    """Return values as a line of their own, with tabs between them."""
+    return ("\t".join("" if each is None else printable(str(each)) for each in values).rstrip() + "\n").encode()
 
 
 def instant(at_ms: int | None) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnPostgres
-from queuekeeper.cli.output import Shown, record, screen, table
+from queuekeeper.cli.output import Shown, parts, screen
 from queuekeeper.clock import system_clock
 
 if TYPE_CHECKING:
@@ -66,10 +65,4 @@ def sample(
         call.confirm(f"All sessions and messages in {target} will be replaced by made-up ones.")
     with screen(stderr=True).status(f"Filling in {messages:,} messages"):
         report = fill(call.connection, parameters)
-
-    def pretty() -> Iterator[Any]:
-        yield record("Sample", report)
-        if report.hostile:
-            yield table("Hostile rows", ("kind", "rows"), report.hostile.items())
-
-    return Shown(report, pretty)
+    return Shown(report, lambda: parts("Sample", report, headings={"hostile": "Hostile rows"}))

@@ -15,7 +15,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, ClientId, opened
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, screen, table
+from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, parts, plain, printable, screen, table
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import quarantine as aside
@@ -89,16 +89,8 @@ def peek(
             f"{_product(store)} holds no message of {client_id!r} with packet id {packet_id}: "
             "`queuekeeper sessions inspect` lists those that are there"
         )
-    facts = message_facts(message, content=content)
-
-    def pretty() -> Iterator[Any]:
-        shown = {
-            name.removesuffix("_ms").replace("_", " "): instant(value) if name.endswith("_ms") else _text(value)
-            for name, value in facts.items()
-        }
-        yield pairs(f"Packet {packet_id} of {client_id} in {_product(store)}", shown)
-
-    return Shown({"client_id": client_id, "store": store} | facts, pretty)
+    facts = {"client_id": client_id, "store": store} | message_facts(message, content=content)
+    return Shown(facts, f"Packet {packet_id} of {client_id} in {_product(store)}")
 
 
 @command(app, "export", also=CONFIRMS, asks=_TOLD_LIFE)
@@ -212,16 +204,13 @@ def quarantine(
     status = None if replayed else "open"
     rows = [_aside_facts(each) for each in opened.rows(status=status, reason=reason, client_id=client_id, limit=limit)]
     counts = [dict(zip(("reason", "open", "replayed"), each, strict=True)) for each in opened.counts()]
+    columns = {"row": "quarantine_id", "client": "client_id", "serial": "serial_number", "reason": "reason"}
+    columns |= {"status": "status", "what keeps it from coming back": "fault"}
 
     def pretty() -> Iterator[Any]:
-        if not counts:
-            yield "No message was set aside."
-            return
-        yield table("Set aside", ("reason", "open", "replayed"), [tuple(each.values()) for each in counts])
-        columns = ("quarantine_id", "client_id", "serial_number", "reason", "status", "fault")
-        names = ("row", "client", "serial", "reason", "status", "what keeps it from coming back")
-        lines = [tuple(_text(each[name]) for name in columns) for each in rows]
-        yield table(f"Messages, at most {limit:,}", names, lines)
+        yield listing("Set aside", counts, headed("reason", "open", "replayed"), nothing="No message was set aside.")
+        if counts:
+            yield listing(f"Messages, at most {limit:,}", rows, columns)
 
     return Shown({"counts": counts, "rows": rows}, pretty)
 
@@ -305,15 +294,8 @@ def replay(
 
 def replay_shown(call: Call, done: Any) -> Shown:
     """Return what became of rows of a quarantine, and of some of them why."""
-    why = {str(row): words for row, words in done.why.items()}
-    facts = plain(done) | {"why": why}
-
-    def pretty() -> Iterator[Any]:
-        yield pairs(call.title("Replay"), {name: value for name, value in facts.items() if name != "why"})
-        if why:
-            yield table("Not replayed", ("row", "why"), list(why.items()))
-
-    return Shown(facts, pretty)
+    facts = plain(done)
+    return Shown(facts, lambda: parts(call.title("Replay"), facts, headings={"why": "Not replayed"}))
 
 
 def _whole(view: SessionView) -> dict[str, Any]:

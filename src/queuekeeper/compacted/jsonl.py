@@ -95,10 +95,7 @@ def rewind_facts(client_id: str, report: RewindReport) -> dict[str, Any]:
 def verify_facts(report: VerifyReport) -> dict[str, Any]:
     """Return what a verification says by its fields, with keys that are text."""
     return {
-        "client_id": report.client_id,
-        "checked": report.checked,
-        "healthy": report.healthy,
-        "found": report.found,
+        **attributes(report, "client_id checked healthy found"),
         "violations": [
             {"rule": each.rule, **({} if each.key is None else encoded("key", each.key)), "sequence": each.sequence}
             for each in report.violations

@@ -167,12 +167,14 @@ class Append:
     """A value to keep for a key, in the place of the one before.
 
     :param key: any bytes, also none.
-    :param tombstone: the key is deleted: the consumer is told, and later nothing of it is left. It has no value.
+    :param tombstone: delete the key: the consumer gets the deletion as a message, and later nothing of it is left. It
+        has no value.
     :param properties: names and texts that go with the value; :class:`Properties` where a name comes several times.
+    :param content_type: MQTT content type of the value, such as application/json.
     :param published_ms: the producer's own time; the queue's order does not depend on it.
-    :param expected_sequence: store only if the key's value has this sequence number; 0: if the key has no value. What
-        counts is the value before the append, also for a key that comes twice in it. An append with such an entry is
-        stored at once, so it is bounded: 200 entries, 1 MB.
+    :param expected_sequence: store only if the key's newest value has this sequence number; 0: only if the key has no
+        value. What counts is the value before the append, also for a key that comes twice in it. An append with such
+        an entry is stored at once, so it is bounded: 200 entries, 1 MB.
     :raises UsageError: naming field, value and rule.
     """
 

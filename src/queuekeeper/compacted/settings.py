@@ -24,13 +24,13 @@ MAX_TIMEOUT_MS = int(1_000 * DAY_S)
 class EcqSettings:
     """What can be configured of the original.
 
-    :param writer_pool_size: clients whose values are stored at once; 0 for the default.
+    :param writer_pool_size: number of clients whose values are stored at once, up to 10,240; 0 for the default.
     :param data_retention_ms: age at which messages are collected, acknowledged or not.
     :param gc_interval_ms: time between two collections; read and checked, and otherwise for whoever sets the schedule
         of the collector, which no setting of a queue starts.
-    :param reader_batch_size: messages that a consumer has in flight.
-    :param write_timeout_ms: how long the store may take to answer a write; a day at most.
-    :param read_timeout_ms: how long it may take to answer a read, likewise.
+    :param reader_batch_size: largest number of messages that a consumer has in flight, 1 to 31.
+    :param write_timeout_ms: time within which a value must be stored, a day at most.
+    :param read_timeout_ms: time within which the store must answer a read, a day at most.
     :raises UsageError: naming setting, value and limits.
     """
 

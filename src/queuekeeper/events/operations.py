@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from queuekeeper.checks import check_instant, check_integer, check_seconds
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events.model import (
+    MAX_DELAY_MS,
     MAX_EVENTS_PER_CALL,
     MAX_PAGE,
     DeadLetter,
@@ -141,17 +142,30 @@ class EventOperations:
         )
         return published
 
-    def schedule(self, event: NewEvent, *, due_at: datetime, subscription_id: str | None = None) -> Operation[str]:
+    def schedule(
+        self,
+        event: NewEvent,
+        *,
+        due_at: datetime | None = None,
+        delay_ms: int | None = None,
+        subscription_id: str | None = None,
+    ) -> Operation[str]:
         """Publish an event later, however much later.
 
         :param due_at: when; an instant with a time zone.
+        :param delay_ms: in which time from now, by the server's clock; one of the two.
         :param subscription_id: for whom alone it is.
         :returns: its id.
-        :raises UsageError: when the instant has no time zone.
+        :raises UsageError: when the instant has no time zone, or both say when the event is due, or none.
         :raises RefusedError: when there is no such subscription.
         """
-        check_instant("due_at", due_at)
-        parameters = _columns([event]) | {"due_at": due_at, "subscription_id": subscription_id}
+        if (due_at is None) is (delay_ms is None):
+            raise UsageError("due_at and delay_ms say when the event is due: name one of them")
+        if due_at is not None:
+            check_instant("due_at", due_at)
+        if delay_ms is not None:
+            check_integer("delay_ms", delay_ms, 0, MAX_DELAY_MS, "ten years at most")
+        parameters = _columns([event]) | {"due_at": due_at, "delay_ms": delay_ms, "subscription_id": subscription_id}
         rows: Rows = yield Query(name="schedule_event", parameters=parameters)
         return str(rows[0][0])
 
@@ -308,10 +322,12 @@ class EventOperations:
     def dead_letters(
         self, *, group_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Operation[tuple[DeadLetter, ...]]:
-        """List dead letters that have not been replayed, the oldest first.
+        """List events on which a handler has given up, and why.
+
+        The oldest come first. Replayed ones are left out.
 
         :param group_id: of one group; of all when absent.
-        :param after: last id of the page before.
+        :param after: list those after this number: the last one of the page before.
         """
         check_integer("limit", limit, 1, MAX_PAGE)
         parameters = {"group_id": group_id, "after": after, "limit": limit}

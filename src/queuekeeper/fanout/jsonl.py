@@ -69,34 +69,17 @@ def message_line(message: FanoutMessage, *, content: bool) -> bytes:
 
 def letter_facts(letter: DeadLetter, *, content: bool) -> dict[str, Any]:
     """Return a dead letter by its fields; what its message holds only when asked for."""
-    return {
-        "id": letter.id,
-        "died_ms": letter.died_ms,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "stalls": letter.stalls,
-        "message": None if letter.message is None else message_facts(letter.message, content=content),
-    }
+    message = None if letter.message is None else message_facts(letter.message, content=content)
+    return {**attributes(letter, "id died_ms reason attempts stalls"), "message": message}
 
 
 def verify_facts(queue: str, report: VerifyReport) -> dict[str, Any]:
     """Return what a verification says by its fields, with keys that are text."""
     return {
         "queue": queue,
-        "checked": report.checked,
-        "healthy": report.healthy,
-        "found": report.found,
+        **attributes(report, "checked healthy found"),
         "counts": {problem.value: count for problem, count in report.counts.items()},
-        "findings": [
-            {
-                "problem": each.problem.value,
-                "id": each.id,
-                "consumer": each.consumer,
-                "found": each.found,
-                "expected": each.expected,
-            }
-            for each in report.findings
-        ],
+        "findings": [attributes(each, "problem id consumer found expected") for each in report.findings],
     }
 
 

@@ -170,11 +170,12 @@ class NewMessage:
     time; then it is next behind what waits, also among messages of its order key. An instant that has passed means at
     once.
 
-    :param order_key: messages with the same one are kept in order by ordered consumers with several lanes.
-    :param ttl_ms: life from the moment it is published, or is due.
-    :param delay_ms: how long nobody gets it, by the server's clock.
+    :param content_type: MIME type of the payload, such as application/json.
+    :param order_key: messages with the same one are kept in order, also by ordered consumers with several lanes.
+    :param ttl_ms: time after which the message expires. It begins when the message is published, or due.
+    :param delay_ms: time for which nobody gets the message yet, by the server's clock.
     :param due_at: the same as an instant with a time zone; one of the two.
-    :param deduplication_id: a publish that is repeated with the same one is one message.
+    :param deduplication_id: a second publish with the same id stores nothing.
     :param deduplication_ms: how long the queue remembers that id; none for as long as its options say, and no longer.
     :raises UsageError: naming field, value and rule; ``InvalidLife`` for a life of 0 or less.
     """
@@ -583,6 +584,11 @@ class RepairReport:
     repaired: Mapping[Problem, int]
     freed: int
     dry_run: bool
+
+    @property
+    def found(self) -> int:
+        """How many findings there are of all kinds."""
+        return sum(self.repaired.values())
 
 
 def _check_name(kind: str, name: Any, *, separators: str = "") -> None:

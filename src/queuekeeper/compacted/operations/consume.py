@@ -236,7 +236,9 @@ class ConsumeOperations(CommonOperations):
         )
 
     def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
-        """Acknowledge a message that holds the consumer up, as an operator.
+        """Acknowledge a message that its consumer cannot.
+
+        It is for operators. The message stays in the queue.
 
         :raises UnknownQueue: when there is no such queue.
         """

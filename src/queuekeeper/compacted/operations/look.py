@@ -51,8 +51,11 @@ class LookOperations(CommonOperations):
     def peek(
         self, client_id: str, *, after_sequence: int = 0, limit: int = 100
     ) -> Operation[tuple[CompactedMessage, ...]]:
-        """Return messages in order without consuming.
+        """Look at messages in order, and consume nothing.
 
+        Acknowledged messages come too, until retention or a newer value of their key removes them.
+
+        :param after_sequence: number of the message behind which to begin; 0 for the first.
         :param limit: at most; fewer come when they have more than a megabyte together, and none behind the last one.
         """
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "the number of a message, or 0")
@@ -66,7 +69,9 @@ class LookOperations(CommonOperations):
         return tuple(_message(client_id, row.key, row) for row in rows)
 
     def inspect(self, client_id: str) -> Operation[QueueView]:
-        """Say where a queue stands, changing nothing.
+        """Say where a queue stands.
+
+        It says what waits and for how long, who consumes, and what was lost. Nothing is changed.
 
         :raises ScriptError: when its state is damaged.
         """

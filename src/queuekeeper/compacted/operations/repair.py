@@ -36,7 +36,10 @@ class RepairOperations(LookOperations):
     """Verify, repair."""
 
     def verify(self, client_id: str) -> Operation[VerifyReport]:
-        """Check in bounded steps that a queue's keys agree; what changes meanwhile is looked at again."""
+        """Check that the keys of a queue agree.
+
+        Nothing is changed, and what others change meanwhile is looked at again. It takes bounded steps.
+        """
         survey = yield from self._survey(client_id)
         return VerifyReport(
             client_id=client_id,
@@ -46,7 +49,10 @@ class RepairOperations(LookOperations):
         )
 
     def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
-        """Drop what :meth:`verify` finds to lead nowhere, and put numbers right."""
+        """Put right what `verify` finds.
+
+        What leads nowhere is dropped, and numbers are counted again.
+        """
         survey = yield from self._survey(client_id)
         found = len(survey.violations)
         indexed = dropped = strays = numbers = 0

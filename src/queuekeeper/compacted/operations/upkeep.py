@@ -31,7 +31,10 @@ class UpkeepOperations(LookOperations):
         yield from self._note(client_id, "earlier")
 
     def purge(self, client_id: str, *, what: Purge, dry_run: bool = False) -> Operation[PurgeReport]:
-        """Remove messages in bounded steps; those appended meanwhile stay."""
+        """Remove messages of a queue.
+
+        Its numbers, its cursor and what is appended meanwhile stay. It takes bounded steps.
+        """
         if type(what) is not Purge:
             raise UsageError(f"what to purge is {what!r}: it must be a Purge")
         up_to = what.sequence if what.sequence is not None else (yield from self.inspect(client_id)).sequence

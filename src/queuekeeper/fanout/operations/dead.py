@@ -27,7 +27,11 @@ class DeadOperations(CommonOperations):
     def list_dead(
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE
     ) -> Operation[DeadPage]:
-        """Return a page of a consumer's dead letters, oldest first."""
+        """List a consumer's dead letters and why they died, oldest first.
+
+        :param offset: number of dead letters to pass over before the first one.
+        :param limit: at most.
+        """
         check_page(offset, limit, most=MAX_PAGE)
         keys, own = self._own_keys(queue, consumer)
         yield from self._member(queue, consumer)

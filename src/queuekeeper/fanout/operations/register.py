@@ -147,7 +147,9 @@ class RegisterOperations(CommonOperations):
         self._forget(queue)
 
     def touch(self, queue: str, *, consumer: str) -> Operation[int]:
-        """Note that a consumer is alive, so that it is not removed as idle; a claim notes it too.
+        """Note that a consumer is alive.
+
+        So it is not removed as idle. A consumer that claims messages does so with every claim.
 
         :returns: the instant that was noted, in milliseconds.
         """

@@ -85,12 +85,12 @@ class RepairOperations(CommonOperations):
     """Verify, repair."""
 
     def verify(self, queue: str, *, findings: int = DEFAULT_FINDINGS) -> Operation[VerifyReport]:
-        """Look through all of a queue for what does not fit together, in bounded steps, changing nothing.
+        """Check that the keys of a queue agree.
 
-        Whatever looks wrong while others go on is looked at again, all of it at once, before it is reported. A message
-        that has expired and that consumers will pass over is no finding.
+        Nothing is changed, and others go on meanwhile: what looks wrong is looked at again, all of it at once, before
+        it is reported. A message that has expired and that consumers will pass over is no finding.
 
-        :param findings: most that are named.
+        :param findings: largest number of findings to list.
         """
         check_integer("findings", findings, 0, MAX_FINDINGS)
         walk = yield from self._walk_through(queue)
@@ -110,7 +110,10 @@ class RepairOperations(CommonOperations):
         )
 
     def repair(self, queue: str, *, dry_run: bool = True, over_too: bool = True) -> Operation[RepairReport]:
-        """Set right what :meth:`verify` finds, in bounded steps.
+        """Put right what `verify` finds.
+
+        Messages that nobody owes an acknowledgement are freed, what leads nowhere is dropped, counts are set right, in
+        bounded steps.
 
         :param over_too: also messages whose time is over; else they are left to an ``expire``.
         """

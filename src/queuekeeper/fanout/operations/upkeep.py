@@ -66,7 +66,10 @@ class UpkeepOperations(DeadOperations):
         return expired
 
     def purge(self, queue: str, *, consumer: str | None = None, dry_run: bool = False) -> Operation[PurgeReport]:
-        """Remove what waits, in bounded steps; what somebody works on, and dead letters, stay.
+        """Remove what waits for one consumer or for all.
+
+        For all, messages that the queue holds go, too. Messages that a worker holds stay, and so do dead letters. It
+        takes bounded steps.
 
         :param consumer: none for all of them, and for what is held.
         """
@@ -94,7 +97,9 @@ class UpkeepOperations(DeadOperations):
         return PurgeReport(released=released, freed=None if dry_run else freed, dry_run=dry_run)
 
     def pause(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
-        """Let nothing be claimed, by one consumer or by any; what is claimed can be finished.
+        """Hand no more messages out, to one consumer or to any.
+
+        Messages that are handed out already can be finished, and publishes go on.
 
         :returns: whether it was not paused before.
         """
@@ -102,7 +107,9 @@ class UpkeepOperations(DeadOperations):
         return bool((yield from ask(scripts.pause(keys, paused=paused, consumer=consumer or ""))))
 
     def resume(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
-        """Let messages be claimed again.
+        """Hand messages out again.
+
+        This also restarts a consumer that has halted at a dead letter.
 
         :returns: whether it was paused before.
         """
@@ -125,10 +132,13 @@ class UpkeepOperations(DeadOperations):
     def peek(
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE, lane: int = 0
     ) -> Operation[tuple[FanoutMessage, ...]]:
-        """Return messages that wait for a consumer, next in line first, changing nothing.
+        """Look at messages that wait, and take none.
 
+        The next in line comes first.
+
+        :param offset: number of messages to pass over before the first one.
         :param limit: at most; fewer come when they have more than a megabyte together.
-        :param lane: of an ordered consumer with several, from 0.
+        :param lane: lane to look at, of an ordered consumer that has several; the first is 0.
         """
         check_page(offset, limit, most=MAX_PAGE)
         keys = self._keys(queue)
@@ -144,14 +154,21 @@ class UpkeepOperations(DeadOperations):
         return tuple(message for message in messages if message is not None)
 
     def size(self, queue: str, *, consumer: str | None = None) -> Operation[int]:
-        """Return how many messages are stored, or how many wait for a consumer or are worked on for it."""
+        """Count messages, all or those of a consumer.
+
+        Counted are all that are stored, or those that a consumer has yet to acknowledge, without its dead letters.
+        """
         if consumer is None:
             return (yield from self._queue_facts(queue)).messages
         view = yield from self._consumer_view(queue, consumer, sample=0)
         return view.ready + view.leased + view.delayed
 
     def inspect(self, queue: str) -> Operation[QueueView]:
-        """Describe a queue and its consumers, changing nothing; a queue that does not exist, too."""
+        """Say where a queue and its consumers stand.
+
+        It says what waits and since when, how much is worked on, what has failed, and what only one consumer keeps from
+        being freed, also of a queue that does not exist. Nothing is changed.
+        """
         facts = yield from self._queue_facts(queue)
         membership = yield from self._membership(queue, fresh=True)
         views: list[ConsumerView] = []
