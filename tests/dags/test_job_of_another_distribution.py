@@ -108,19 +108,29 @@ def test_who_may_start_runs_of_its_dag_may_steer_its_runs(site_packages: Path, m
     assert asked == [KIND]
 
 
-def test_run_of_a_job_that_is_no_longer_installed_is_still_listed_and_says_so(
-    site_packages: Path, named_postgres: str, named_redis: str, own_home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trouble", ["it is gone", "it is broken"])
+def test_run_of_a_job_that_cannot_be_loaded_is_still_listed_and_says_so(
+    site_packages: Path, named_postgres: str, named_redis: str, own_home: Path, tmp_path: Path, trouble: str
 ) -> None:
     with postgres.connect(named_postgres, autocommit=True) as connection:
         postgres.migrate(connection)
         run_id = MaintenanceRuns(connection).save_plan(kind=KIND, parameters={}, plan={}).maintenance_run_id
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(site_packages)])
+    if trouble == "it is gone":
+        sys.path.remove(str(site_packages))
+    else:
+        (site_packages / "renaming_elsewhere.py").write_text("import nothing_of_this_name\n", "utf-8")
+        importlib.invalidate_caches()
+    stores = Stores(postgres_url=lambda: named_postgres, redis_url=lambda: named_redis)
+    browser = Browser(pages(settings=Settings(home=tmp_path), guards=OPEN, stores=stores))
 
     assert [(each["run"], each["job"]) for each in called("list")] == [(run_id, KIND)]
-    refused = CliRunner().invoke(app, ["run", "undo", run_id, "--yes"])
+    assert run_id in browser.get("/runs", page=True).text
+    refused = CliRunner().invoke(app, ["run", "undo", run_id, "--yes"], env={"COLUMNS": "10000"})
 
     assert refused.exit_code == 2
-    assert f"is a {KIND}, of which nothing is installed here" in " ".join(refused.stderr.split())
+    why = f"there is no job '{KIND}'" if trouble == "it is gone" else "No module named 'nothing_of_this_name'"
+    assert f"is a {KIND}: " in refused.stderr
+    assert why in refused.stderr
 
 
 def test_process_of_its_own_knows_it_by_its_installation_alone(

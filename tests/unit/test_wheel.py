@@ -99,10 +99,16 @@ def test_an_installed_wheel_knows_every_kind_of_run_also_without_what_draws_page
         [find_uv_bin(), "pip", "install", "--quiet", "--offline", "--no-deps", "--target", str(tmp_path), str(wheel)],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
+    # Another distribution that names a job of ours changes nothing.
+    facts = tmp_path / "later" / "another-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: another\nVersion: 1.0\n", "utf-8")
+    (facts / "entry_points.txt").write_text("[queuekeeper.jobs]\nfanout_repair = nowhere:Nothing\n", "utf-8")
     # Neither the checkout nor what is installed of it says what there is.
     code = f"""
 import sys
-sys.path = [{str(tmp_path)!r}] + [path for path in sys.path if not path.startswith({str(ROOT / "src")!r})]
+sys.path = [path for path in sys.path if not path.startswith({str(ROOT / "src")!r})]
+sys.path[:0] = {[str(tmp_path), str(tmp_path / "later")]!r}
 sys.modules["jinja2"] = sys.modules["altair"] = None
 from queuekeeper import assets
 from queuekeeper.jobs.registry import kind_of, kinds

@@ -24,7 +24,11 @@ _added: dict[str, type[AnyJob]] = {}
 
 @cache
 def _declared_on(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    found = {each.name: each for each in entry_points(group=GROUP)}
+    # No other distribution takes a name of ours.
+    ours_last = sorted(
+        entry_points(group=GROUP), key=lambda each: each.dist is not None and each.dist.name == "queuekeeper"
+    )
+    found = {each.name: each for each in ours_last}
     if checkout := assets.checkout():
         # What is installed of a checkout is as old as its installation.
         project = tomllib.loads((checkout / assets.PROJECT).read_text("utf-8"))["project"]
@@ -81,5 +85,8 @@ def _found(kind: str) -> RunKind | type[AnyJob]:
     if kind in _added:
         return _added[kind]
     check_kind(kind)
-    found: RunKind | type[AnyJob] = _declared()[kind].load()
+    try:
+        found: RunKind | type[AnyJob] = _declared()[kind].load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"{kind} cannot be loaded: {error}") from error
     return found

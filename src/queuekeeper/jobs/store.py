@@ -76,14 +76,12 @@ class MaintenanceRun:
 
     @property
     def of(self) -> RunKind:
-        """What is to be known of its kind; of one that is not installed here, no more than its name."""
+        """What is to be known of its kind; of one that cannot be loaded here, no more than its name and why."""
         try:
             return kind_of(self.kind)
-        except UsageError:
-            return RunKind(
-                name=self.kind, dag=self.kind, noun=self.kind,
-                no_undo=lambda run: f"run {run.maintenance_run_id} is a {run.kind}, of which nothing is installed here",
-            )  # fmt: skip
+        except UsageError as error:
+            why = f"run {self.maintenance_run_id} is a {self.kind}: {error}"
+            return RunKind(name=self.kind, dag=self.kind, noun=self.kind, no_undo=lambda _: why)
 
     @property
     def unit(self) -> str:
