@@ -14,19 +14,7 @@ import typer
 from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
-from queuekeeper.cli.output import (
-    Shown,
-    headed,
-    instant,
-    line,
-    listing,
-    parts,
-    plain,
-    printable,
-    record,
-    screen,
-    shown_bytes,
-)
+from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, plain, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.compacted import forms
 from queuekeeper.compacted.jsonl import append_lines, gone_on, message_facts, message_line, rewind_facts, verify_facts
@@ -266,7 +254,7 @@ def get(
         return None
     facts = {"client_id": client_id} | message_facts(message, content=show_values)
     properties = {name: str(fact) for name, fact in facts.items() if name == "properties"}
-    return Shown(facts, lambda: [record(f"Key {key}", facts | properties)])
+    return Shown(facts, lambda: parts(f"Key {key}", facts | properties))
 
 
 @command(app, also=CONFIRMS)
@@ -375,5 +363,5 @@ def configure(call: OnQueues, client_id: ClientId, *, inherit: bool = False, **g
     inherits = f"The queue of {printable(client_id)} has the collector's retention now."
     return Shown(
         {"client_id": client_id, "before": before, "after": after},
-        lambda: [inherits if after is None else record(f"Retention of {client_id}", after)],
+        lambda: [inherits] if after is None else parts(f"Retention of {client_id}", after),
     )

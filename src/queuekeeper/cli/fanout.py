@@ -18,19 +18,7 @@ from queuekeeper.cli import jobs, runs, work
 from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, named_texts, opened
 from queuekeeper.cli.options import JobCommand
-from queuekeeper.cli.output import (
-    Columns,
-    Shown,
-    headed,
-    instant,
-    line,
-    listing,
-    parts,
-    printable,
-    record,
-    screen,
-    shown_bytes,
-)
+from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
 from queuekeeper.fanout import forms
@@ -248,11 +236,11 @@ def _waiting(
     _: OnQueues, messages: Any, queue: str, consumer: str, *, limit: Limit = 20, show_bodies: ShowBodies = False
 ) -> Shown:
     facts = [message_facts(each, content=show_bodies) for each in messages]
-    body: Columns = {"body": lambda each: shown_bytes(each.body)} if show_bodies else {}
+    body = headed(body=lambda each: shown_bytes(each.body)) if show_bodies else {}
     nothing = f"Nothing waits for {consumer} there."
     return Shown(
         {"queue": queue, "consumer": consumer, "messages": facts},
-        lambda: [listing(f"Waiting for {consumer}", messages, {**WAITING, **body}, nothing=nothing)],
+        lambda: [listing(f"Waiting for {consumer}", messages, WAITING | body, nothing=nothing)],
     )
 
 
@@ -269,11 +257,11 @@ def _letters(
     _: OnQueues, page: fanout.DeadPage, queue: str, consumer: str, *, limit: Limit = 20, show_bodies: ShowBodies = False
 ) -> Shown:
     facts = {"queue": queue, "consumer": consumer, "total": page.total, "next_offset": page.next_offset}
-    body: Columns = {"body": lambda each: each.message and shown_bytes(each.message.body)} if show_bodies else {}
+    body = headed(body=lambda each: each.message and shown_bytes(each.message.body)) if show_bodies else {}
     title, nothing = f"Dead letters of {consumer}: {page.total:,}", f"There are no dead letters of {consumer} there."
     return Shown(
         facts | {"letters": [letter_facts(each, content=show_bodies) for each in page.letters]},
-        lambda: [listing(title, page.letters, {**LETTER, **body}, nothing=nothing)],
+        lambda: [listing(title, page.letters, LETTER | body, nothing=nothing)],
         then="" if page.next_offset is None else f"More: --offset {page.next_offset}",
     )
 
@@ -423,7 +411,7 @@ def configure(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None, 
     call.store.configure(queue, consumer=consumer, options=after)
     return Shown(
         {"queue": queue, "consumer": consumer, "before": before, "after": after},
-        lambda: [record(f"Options of {queue if consumer is None else consumer}", after)],
+        lambda: parts(f"Options of {consumer or queue}", after),
     )
 
 

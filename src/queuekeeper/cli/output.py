@@ -41,17 +41,8 @@ _DURATIONS = frozenset(
 """Spans of time in milliseconds, and so is what ends with ``_age_ms``; all other ``_ms`` are instants."""
 _NAMES = frozenset(
     {"acked", "acked_up_to", "epoch", "id", "incarnation", "last_id", "new_acked", "old_acked", "sent", "sequence"}
-    | {
-        "dead_letter_id",
-        "incident_id",
-        "known_issue_id",
-        "last_packet_id",
-        "packet_id",
-        "quarantine_id",
-        "serial",
-        "serial_number",
-        "version",
-    }
+    | {"dead_letter_id", "incident_id", "known_issue_id", "last_packet_id", "packet_id", "quarantine_id", "version"}
+    | {"delivered_serial", "last_serial", "serial", "serial_number"}
 )
 """Numbers that name something and count nothing, and so is what ends with ``_sequence``."""
 
@@ -225,7 +216,9 @@ def parts(
         if is_dataclass(inside):
             yield record(heading, inside)
         elif isinstance(inside, Mapping) and inside:
-            yield pairs(heading, plain(inside))
+            # Codes of a choice stay as they are.
+            counts = {_label(each) if type(each) is str else str(plain(each)): each for each in inside}
+            yield pairs(heading, {label: plain(inside[each]) for label, each in counts.items()})
         elif (
             isinstance(inside, list | tuple) and inside and (is_dataclass(inside[0]) or isinstance(inside[0], Mapping))
         ):

@@ -15,7 +15,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, ClientId, opened
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, parts, plain, printable, screen, table
+from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, parts, plain, printable, screen, table, told
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import quarantine as aside
@@ -309,13 +309,14 @@ def _whole(view: SessionView) -> dict[str, Any]:
 
 def _side_by_side(source: SessionView, target: SessionView) -> Iterator[Any]:
     names = ("exists", "messages", "last_packet_id", "last_serial", "delivered_serial", "owner", "epoch")
-    rows: list[tuple[Any, ...]] = [
-        (name.replace("_", " "), _text(getattr(source, name)), _text(getattr(target, name))) for name in names
-    ]
-    rows += (
-        (name, *(_text(getattr(view.counts, name, None)) for view in (source, target)))
-        for name in ("trimmed", "expired", "refused", "quarantined")
+    counts = ("trimmed", "expired", "refused", "quarantined")
+    at_source, at_target = (
+        told(
+            {name: getattr(view, name) for name in names} | {name: getattr(view.counts, name, None) for name in counts}
+        )
+        for view in (source, target)
     )
+    rows = [(name, value, at_target[name]) for name, value in at_source.items()]
     yield table(f"Session {source.client_id}", ("", "PostgreSQL", "Redis"), rows)
     if target.imported is not None:
         yield pairs("Import", plain(target.imported))
@@ -330,10 +331,6 @@ def _side_by_side(source: SessionView, target: SessionView) -> Iterator[Any]:
     more = source.next_offset or target.next_offset
     if more is not None:
         yield f"\nMore: --offset {more}"
-
-
-def _text(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _line(serial: int, source: MessageView | None, target: MessageView | None) -> tuple[Any, ...]:
@@ -351,10 +348,10 @@ def _line(serial: int, source: MessageView | None, target: MessageView | None) -
         remark = f"differs: {', '.join(differing)}" if differing else ""
     return (
         str(serial),
-        _text(one.packet_id),
+        None if one.packet_id is None else str(one.packet_id),
         one.packet_type,
-        _text(one.qos),
-        None if one.topic is None else printable(one.topic),
+        one.qos,
+        one.topic,
         one.payload_bytes,
         instant(source.expires_at_ms) if source else None,
         instant(target.expires_at_ms) if target else None,
