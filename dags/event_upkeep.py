@@ -19,25 +19,17 @@ Step by step, with commands: `docs/runbooks/event_upkeep.md`. Owner: queuekeeper
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import ON_SCHEDULE, Pool, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.event_upkeep import (
-    MendEventsOperator,
-    ReportUpkeepOperator,
-    WatchBrokerOperator,
-)
-from queuekeeper.airflow.operators.jobs import CheckReportOperator, PlanJobOperator
+from queuekeeper.airflow.operators.event_upkeep import WatchBrokerOperator
+from queuekeeper.airflow.operators.jobs import plan_do_report
 from queuekeeper.jobs.common import DryRun, PostgresConnection
 from queuekeeper.maintenance.events.upkeep import UpkeepParameters
 
-JOB = Path(__file__).stem
-POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=1)}
-OF_JOB: dict[str, Any] = {**POSTGRES, "job": JOB}
+LIMIT = timedelta(hours=1)
 
 with DAG(
     **of_file(__file__, __doc__),
@@ -48,25 +40,13 @@ with DAG(
     tags=tags(Tag.MAINTENANCE, Tag.POSTGRES),
     **ON_SCHEDULE,
 ):
-    plan = PlanJobOperator(task_id="plan", **OF_JOB)
-    mend = [
-        MendEventsOperator(task_id=remedy, remedy=remedy, planned=plan.output, **OF_JOB)
-        for remedy in ("expire_subscriptions", "reenqueue_events")
-    ]
-    # What is wrong is of interest most when something was not done.
-    watch = WatchBrokerOperator(task_id="watch", trigger_rule=TriggerRule.ALL_DONE, **POSTGRES)
-    report = ReportUpkeepOperator(
-        task_id="report",
-        maintenance_run_id="{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') or '' }}",
-        watch=watch.output,
-        trigger_rule=TriggerRule.ALL_DONE,
-        **OF_JOB,
+    plan_do_report(
+        "event_upkeep",
+        do=("expire_subscriptions", "reenqueue_events"),
+        done="upkept",
+        limit=LIMIT,
+        # What is wrong is of interest most when something was not done.
+        watch=WatchBrokerOperator(
+            task_id="watch", pool=Pool.POSTGRES, execution_timeout=LIMIT, trigger_rule=TriggerRule.ALL_DONE
+        ),
     )
-    # The run's own verdict: a report alone must not turn a task that failed green.
-    upkept = CheckReportOperator(
-        task_id="upkept", report=report.output, trigger_rule=TriggerRule.NONE_FAILED, **POSTGRES
-    )
-
-    mend >> watch >> report
-    [plan, *mend] >> report
-    mend >> upkept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import pytest
 from airflow.sdk.definitions.param import ParamsDict
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.event_upkeep import MendEventsOperator
-from queuekeeper.airflow.operators.jobs import PlanJobOperator
+from queuekeeper.airflow.defaults import Pool
+from queuekeeper.airflow.operators.jobs import ApplyPlannedShareOperator, PlanJobOperator
 from queuekeeper.events.schema import install
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.events import watch as event_watch
@@ -132,12 +133,12 @@ def test_its_run_is_on_record_and_waits_while_it_is_paused(
     monkeypatch.setattr(PlanJobOperator, "make_plan", plan_and_pause)
     parked: list[str] = []
 
-    def park(self: MendEventsOperator) -> None:
+    def park(self: ApplyPlannedShareOperator) -> None:
         parked.append(self.share)
         MaintenanceRuns(broker).set_paused(self.maintenance_run_id, False)
         self.work({})
 
-    monkeypatch.setattr(MendEventsOperator, "park", park)
+    monkeypatch.setattr(ApplyPlannedShareOperator, "park", park)
     assert upkeep.test(run_conf={"max_operations_per_s": 50, "max_stall_s": 3_600}).state == "success"
     assert len(parked) == 1
     (run,) = MaintenanceRuns(broker).newest(limit=5)
@@ -247,3 +248,5 @@ def test_it_is_wired_as_it_is_drawn(upkeep: DAG) -> None:
         "report": {"plan", "expire_subscriptions", "reenqueue_events", "watch"},
         "upkept": {"expire_subscriptions", "reenqueue_events", "report"},
     }
+    assert {task.pool for task in upkeep.tasks} == {Pool.POSTGRES}, "it loads no other store"
+    assert {task.execution_timeout for task in upkeep.tasks} == {timedelta(hours=1)}, "the next run comes soon"

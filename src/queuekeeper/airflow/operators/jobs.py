@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -273,21 +273,45 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
         return asdict(report)
 
 
+class ApplyPlannedShareOperator(ApplyJobShareOperator):
+    """Do one share of a plan in a task of its own; it is skipped where nothing is to be done.
+
+    :param share: one of the job's.
+    :param planned: what :class:`PlanJobOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*ApplyJobShareOperator.template_fields, "planned")
+
+    def __init__(self, *, planned: Any, **kwargs: Any) -> None:
+        super().__init__(maintenance_run_id="", **kwargs)
+        self.planned = planned
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Return what was done."""
+        for each in self.planned or ():
+            if each["share"] == self.share:
+                self.maintenance_run_id = each[RUN_KEY]
+                return super().work(context)
+        raise AirflowSkipException("nothing is to be done")
+
+
 class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
     """Look a second time, and write what was planned, done and left as HTML and JSON.
 
     :cvar reports: kind of all of its reports, where the form chooses the job.
 
     :param maintenance_run_id: the run; empty when there is no plan (templated).
+    :param given: what another task has found for the report; none: the job looks itself (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY)
+    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "given")
     reports: ReportKind | None = None
     plan_only = Ask(DryRun, name="dry_run")
 
-    def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
+    def __init__(self, *, maintenance_run_id: str, given: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.maintenance_run_id = maintenance_run_id
+        self.given = given
         self.operator_extra_links = (ReportLink(self.reports or self.kind.report),)
 
     def work(self, context: Context) -> dict[str, Any]:
@@ -299,7 +323,9 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
             raise AirflowSkipException("there is no plan, so there is nothing to report")
         job = self.kind
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
-            outcome = self.engine(client, runs).report(runs, self.maintenance_run_id, dry_run=self.read(DryRun).dry_run)
+            outcome = replace(self.engine(client, runs), given=self.given).report(
+                runs, self.maintenance_run_id, dry_run=self.read(DryRun).dry_run
+            )
         files = write_report(job, outcome, AirflowSettings().reports)
         where = publish(files, context)
         words = verdict(job, outcome)
@@ -318,45 +344,67 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
         }
 
 
-def plan_do_report(job: str, *, do: str, done: str, question: str = "") -> None:
+def plan_do_report(
+    job: str,
+    *,
+    do: str | Sequence[str],
+    done: str,
+    question: str = "",
+    limit: timedelta = timedelta(hours=6),
+    watch: BaseOperator | None = None,
+) -> None:
     """Make the tasks of a job: a plan, a question if the job asks, a task per share, a report, the verdict.
 
-    :param do: task that works on a share.
+    :param do: task that works on a share; or the names of shares, each of which is a task of this name.
     :param done: task that is green when all that had to be done was done.
     :param question: what a person is asked, with ``{count}`` for the number of changes; else that of the job's words.
+    :param limit: how long plan and report may take where nobody is asked: a run on a schedule must not hold up the next
+        ones for long.
+    :param watch: looks at what is worked on before the report, which is given what it returns and says what of it must
+        not wait; then the run is red.
     """
     kind = job_of(job)
-    # A run on a schedule must not hold up the next ones for long; one that a person waits for may.
-    short: dict[str, Any] = {} if kind.asks else {"execution_timeout": timedelta(hours=6)}
-    pool = Pool.REDIS if kind.on_redis else Pool.POSTGRES
-    plan = PlanJobOperator(task_id="plan", job=job, pool=pool, **short)
+    common: dict[str, Any] = {"job": job, "pool": Pool.REDIS if kind.on_redis else Pool.POSTGRES}
+    short: dict[str, Any] = common if kind.asks else {**common, "execution_timeout": limit}
+    plan = PlanJobOperator(task_id="plan", **short)
     run_id = f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}"
     agreed = _asked(plan, job, run_id, question or f"{{count}} {kind.words.to_do}: go on?") if kind.asks else plan
-    share = ApplyJobShareOperator.partial(
-        task_id=do,
-        job=job,
-        map_index_template="{{ task.share }}",
-        pool=pool,
-        execution_timeout=timedelta(days=7 if kind.asks else 1),
-    ).expand_kwargs(agreed.output)
+    shares: list[Any] = (
+        [
+            ApplyJobShareOperator.partial(
+                task_id=do,
+                map_index_template="{{ task.share }}",
+                execution_timeout=timedelta(days=7 if kind.asks else 1),
+                **common,
+            ).expand_kwargs(agreed.output)
+        ]
+        if isinstance(do, str)
+        else [ApplyPlannedShareOperator(task_id=each, share=each, planned=agreed.output, **short) for each in do]
+    )
     # What was done is of interest most when a share was not finished. Without an approval there is nothing to report;
     # where nobody is asked, the plan is all there is when nothing is to be done, and in a dry run.
     report = ReportJobOperator(
         task_id="report",
-        job=job,
         maintenance_run_id=run_id,
-        pool=pool,
+        given=None if watch is None else watch.output,
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS if kind.asks else TriggerRule.ALL_DONE,
         **short,
     )
     # The run's own verdict: a report alone must not turn a share that failed green. No share may be there to be done.
-    verdict_of_run = EmptyOperator(
-        task_id=done, trigger_rule=TriggerRule.ALL_SUCCESS if kind.asks else TriggerRule.NONE_FAILED
+    rule = TriggerRule.ALL_SUCCESS if kind.asks else TriggerRule.NONE_FAILED
+    verdict_of_run = (
+        EmptyOperator(task_id=done, trigger_rule=rule)
+        if watch is None
+        else CheckReportOperator(
+            task_id=done, report=report.output, trigger_rule=rule, pool=common["pool"], execution_timeout=limit
+        )
     )
 
-    agreed >> share
-    [agreed, share] >> report
-    [share, report] >> verdict_of_run
+    agreed >> shares >> report >> verdict_of_run
+    agreed >> report
+    shares >> verdict_of_run
+    if watch is not None:
+        shares >> watch
 
 
 def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> CheckJobApprovalOperator:
