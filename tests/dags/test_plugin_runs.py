@@ -123,6 +123,21 @@ def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
         finished_run_has_no_button_that_does_nothing(browser, runs, kind, run_id)
 
 
+@pytest.mark.parametrize("kind", PARTITIONS)
+def test_page_of_a_run_leads_to_its_latest_report(
+    control: Connection, browser: Browser, own_home: Path, tmp_path: Path, kind: str
+) -> None:
+    run_id = planned(control, kind, own_home)
+    assert "Its report" not in shown(browser, kind, run_id)
+    tell = Runs(control).load(run_id).of.report
+    assert tell is not None
+    for now_ms in (1_700_000_000_000, 1_800_000_000_000):
+        files = tell(None, Runs(control).load(run_id), now_ms=now_ms).write(Settings(home=tmp_path).reports)
+
+    assert f'<a href="/queuekeeper/reports/{files.html.name}">Its report</a>' in shown(browser, kind, run_id)
+    assert browser.get(f"/reports/{files.html.name}").text == files.html.read_text("utf-8")
+
+
 def test_list_of_runs_asks_the_database_as_often_for_many_as_for_one(
     browser: Browser, control: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,11 +96,15 @@ def pages(
         # Made on first use: a home that cannot be written to costs the pages that name clients, and no others.
         return hash_key(chosen)
 
+    def report_of(run_id: str) -> str | None:
+        found = list_reports(chosen.reports)
+        return next((each.name for each in found if (each.subject_id, each.kind) == (run_id, "html")), None)
+
     app = FastAPI(dependencies=[Depends(asked.read)], docs_url=None, redoc_url=None, openapi_url=None)
     shown.explain_errors(app)
     app.include_router(overview.routes(shown, opened))
     app.include_router(migration.routes(shown, opened, asked, airflow, key))
-    app.include_router(steering.routes(shown, opened, asked))
+    app.include_router(steering.routes(shown, opened, asked, report_of))
     app.include_router(queue.routes(shown, opened, asked, key, chosen.key_prefix))
     app.include_router(partitions.routes(shown, opened))
     app.include_router(quality.routes(shown, opened))

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id
-from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.control import chosen, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, kind_of, kinds
@@ -22,8 +22,11 @@ from queuekeeper.report.figures import number
 _LISTED = 50
 
 
-def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
-    """Return the routes of runs that can be told something."""
+def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str], str | None]) -> APIRouter:
+    """Return the routes of runs that can be told something.
+
+    :param report_of: names the latest report of a run, if there is one.
+    """
     router = APIRouter()
 
     @router.get("/runs")
@@ -57,6 +60,7 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
             progress=progress,
             progress_words=progress_words(run, whole),
             rate=rate_words(run),
+            report=panel(lambda: report_of(run_id)),
         )
 
     @router.post("/runs/{kind}/{run_id}/throttle", dependencies=[Depends(guards.steer)])
