@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from queuekeeper import compacted, events
 from queuekeeper.errors import TimeLimitExceeded
-from queuekeeper.fanout import handler
+from queuekeeper.fanout import App, Middleware, Start, handler
 
 DONE = Path(__file__).with_name("done")
 
@@ -69,6 +69,41 @@ def show_in_time(message):
         show(message)
     except ValueError:
         for_ever()
+
+class Notes(Middleware):
+    def before(self, message):
+        note("begins")
+
+app = App(middleware=[Notes()])
+
+@app.handler("orders", consumer="billing", start=Start.RETAINED)
+@handler(max_attempts=8)
+def bill_orders(message):
+    bill(message)
+
+@app.handler("refunds", consumer="billing")
+async def bill_refunds(message):
+    bill(message)
+
+events_app = events.App(group_id="billing")
+
+@events_app.handler(name="paid", interest=events.Interest.topics("order.paid"))
+def bill_paid(delivery):
+    bill_events(delivery)
+
+@events_app.handler(name="refunded", interest=events.Interest.topics("order.refunded"))
+@events.handler(retries_s=(0.1,))
+def bill_refunded(delivery):
+    bill_events(delivery)
+
+compacted_app = compacted.App()
+compacted_app.handler("meter-7")(show_async)
+compacted_app.handler("meter-8")(lambda message: note(message.value.decode()))
+
+mixed_app = events.App(group_id="billing")
+mixed_app.handler(name="paid")(bill_paid)
+mixed_app.handler(name="refunded")(bill_async)
+empty_app = App()
 
 NUMBER = 7
 """
@@ -143,6 +178,90 @@ def test_handler_works_on_all_messages_and_ends_by_a_signal(
 
     assert sorted(int(line[0]) for line in done(folder)) == list(range(50))
     assert queues.size("orders", consumer="billing") == 0
+
+
+def test_app_has_its_handlers_work_on_their_consumers_messages_with_its_middleware(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path
+) -> None:
+    queues.register("refunds", consumer="billing")
+    queues.register("orders", consumer="others")
+    publish(queues, range(10))
+    queues.publish("refunds", [NewMessage(body=str(number).encode()) for number in range(10, 20)])
+
+    process = started("fanout", "work", "billing:app", "--processes", "2")
+    until(lambda: len(done(folder)) == 40)
+    stop(process)
+
+    words = [line[0] for line in done(folder)]
+    assert sorted(int(word) for word in words if word != "begins") == list(range(20))
+    assert words.count("begins") == 20
+    assert [queues.size(queue, consumer="billing") for queue in ("orders", "refunds")] == [0, 0]
+
+
+def test_consumer_of_an_app_that_cannot_go_on_ends_the_others_in_good_order(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path
+) -> None:
+    queues.register("refunds", consumer="billing")
+    queues.publish("refunds", [NewMessage(body=b"1")])
+    queues.register("orders", consumer="billing")
+    process = started("fanout", "work", "billing:app")
+    until(lambda: len(done(folder)) == 2)
+
+    queues.unregister("orders", consumer="billing", force=True)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 2
+    assert "no consumer of this name is registered with the queue (queue 'orders'" in " ".join(errors.split())
+    assert queues.size("refunds", consumer="billing") == 0
+
+
+def test_app_of_events_and_app_of_compacted_queues_do_the_same(
+    started: Callable[..., subprocess.Popen[str]], postgres_url: str, valkey_url: str, folder: Path
+) -> None:
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        schema.install(connection)
+        broker = EventBroker(connection)
+        for topic in ("order.paid", "order.refunded", "order.lost"):
+            broker.subscribe("billing", Interest.topics(topic))
+        url = ["--postgres-url", postgres_url]
+        worker = started("events", "work", "billing:events_app", *url)
+        for number, topic in enumerate(("order.paid", "order.refunded", "order.lost", "order.paid")):
+            broker.publish([NewEvent(topic=topic, payload=number)])
+        broker.poll()
+        until(lambda: len(done(folder)) >= 3)
+        stop(worker)
+    assert sorted(line[0] for line in done(folder)) == ["0", "1", "3"]
+
+    with connect(valkey_url) as client:
+        displays = CompactedQueues(client)
+        process = started("compacted", "work", "billing:compacted_app")
+        for client_id in ("meter-7", "meter-8"):
+            displays.append(client_id, [Append(key=b"k", value=client_id.encode())])
+        until(lambda: len(done(folder)) >= 5)
+        stop(process)
+        assert {line[0] for line in done(folder)} >= {"meter-7", "meter-8"}
+        assert [displays.inspect(client_id).lag for client_id in ("meter-7", "meter-8")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fanout", "work", "billing:app", "orders", "--workers", "2"), "says that itself: leave out QUEUE, --workers"),
+        (("events", "work", "billing:app"), "billing:app is an app of fan-out queues: run it by `fanout work`"),
+        (("fanout", "work", "billing:empty_app"), "the app has no handlers: put @app.handler(...) over a function"),
+        (("events", "work", "billing:mixed_app"), "handlers are coroutine functions and others are not"),
+        (("fanout", "work", "billing:bill", "orders"), "billing:bill is a function: say where it works, by CONSUMER"),
+        (("compacted", "work", "billing:show"), "billing:show is a function: say where it works, by CLIENT_ID"),
+    ],
+)  # fmt: skip
+def test_app_with_a_place_besides_and_function_without_one_are_refused(
+    started: Callable[..., subprocess.Popen[str]], words: tuple[str, ...], said: str
+) -> None:
+    process = started(*words, "--processes", "2")
+    _, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 2
+    assert said in " ".join(errors.split())
 
 
 def test_process_that_dies_is_replaced_and_nothing_is_lost(

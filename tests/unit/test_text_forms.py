@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 import redis
 
-from queuekeeper import postgres, redis_async
+import queuekeeper.compacted
+from queuekeeper import events, fanout, postgres, redis_async
 from queuekeeper.closing import AsyncClosing
 from queuekeeper.compacted import (
     AsyncCompactedConsumer,
@@ -151,6 +152,7 @@ def test_text_form_of_what_is_used_says_server_and_subject_and_no_password(postg
             CompactedConsumer(compacted, "meter-1"), CompactedProducer(compacted), PostgresSessionStore(connection),
             OwnerStore(connection), Dispatcher(postgres_url), EventConsumer(postgres_url, group_id="billing"),
             Webhook(hook), EventStream(listener, cast("Any", None), StreamRules()), listener,
+            queuekeeper.compacted.App(), fanout.App(), events.App(group_id="billing"),
         ]  # fmt: skip
         texts = [(each, repr(each)) for each in blocking] + asyncio.run(made())
         with EventProducer(broker) as producer:

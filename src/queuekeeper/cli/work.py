@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,18 +15,23 @@ import typer
 from queuekeeper import compacted, events, fanout
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
-from queuekeeper.operation import is_coroutine_function
+from queuekeeper.errors import UsageError
 from queuekeeper.redis_async import connect
-from queuekeeper.service.aio import AsyncService
-from queuekeeper.service.blocking import BlockingService
-from queuekeeper.service.handlers import Handler, handler_of
+from queuekeeper.service.app import App, Service, run_together, stop_all
+from queuekeeper.service.handlers import handler_of
 from queuekeeper.service.processes import Processes, end_with_parent, is_worker, load
 
+A = TypeVar("A", bound=App)
 Queues = TypeVar("Queues")
 Target = Annotated[
-    str, typer.Argument(metavar="MODULE:NAME", help="Function that handles a message, such as billing:bill.")
+    str,
+    typer.Argument(
+        metavar="MODULE:NAME", help="Function that handles a message, such as billing:bill, or an app of several."
+    ),
 ]
-Workers = Annotated[int, typer.Option(min=1, max=1_000, help="Messages that one process handles at once.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=1_000, help="Messages that one process handles at once; 8 by default.")
+]
 ProcessCount = Annotated[int, typer.Option("--processes", min=1, max=64, help="Number of processes.")]
 Reload = Annotated[
     bool, typer.Option("--reload", help="Start the processes anew when a Python file of the current folder changes.")
@@ -42,80 +47,76 @@ class OutOfRedis(Call):
 def fanout_work(
     call: OutOfRedis,
     target: Target,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
-    consumer: Annotated[str, typer.Argument(metavar="CONSUMER")],
+    queue: Annotated[str | None, typer.Argument(metavar="QUEUE")] = None,
+    consumer: Annotated[str | None, typer.Argument(metavar="CONSUMER")] = None,
     *,
-    workers: Workers = 8,
+    workers: Workers = None,
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
-    """Run a handler on a consumer's messages until SIGTERM or Ctrl-C.
+    """Run a handler on a consumer's messages until SIGTERM or Ctrl-C, or an app's handlers on those of several.
 
     Handlers at work are finished first. A process that dies is replaced. A coroutine function runs in an event loop.
 
     Example: `queuekeeper fanout work billing:bill orders billing --processes 2`
 
-    :param queue: Name of the queue.
+    :param queue: Name of the queue; without an app.
     :param consumer: Name of the consumer; registered if it is new.
     """
-    rules = fanout.WorkRules(workers=workers)
+    app = _app(target, fanout.App, {"QUEUE": queue, "CONSUMER": consumer}, {"--workers": workers})
+    if app is None:
+        app = fanout.App(rules=fanout.WorkRules() if workers is None else fanout.WorkRules(workers=workers))
+        app.handler(queue or "", consumer=consumer or "")(load(target))
 
-    def in_threads(handler: Any) -> None:
-        queues = fanout.FanoutQueues(call.client, prefix=call.key_prefix)
-        _serve(fanout.FanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
-
-    async def in_a_loop(handler: Any) -> None:
+    async def serve() -> None:
         async with _opened(call, fanout.AsyncFanoutQueues) as queues:
-            await _serve_async(fanout.AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
+            await _serve(app.services(fanout.FanoutQueues(call.client, prefix=call.key_prefix), queues))
 
-    _run(target, fanout.Handler, in_threads, in_a_loop, processes=processes, reload=reload)
+    _run(app, serve, processes=processes, reload=reload)
 
 
 def events_work(
     call: OutOfPostgres,
     target: Target,
-    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    group: Annotated[str | None, typer.Argument(metavar="GROUP")] = None,
     *,
     topics: Annotated[list[str] | None, typer.Option("--topic")] = None,
     retry: Annotated[list[float] | None, typer.Option(metavar="SECONDS")] = None,
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
-    """Run a handler on a group's events until SIGTERM or Ctrl-C.
+    """Run a handler, or an app's handlers, on a group's events until SIGTERM or Ctrl-C.
 
     Of several processes one reads, and another goes on where it stopped.
 
     Example: `queuekeeper events work billing:bill billing --topic order.paid --retry 1 --retry 10`
 
-    :param group: Name of the consumer group.
+    :param group: Name of the consumer group; without an app.
     :param topics: Topic to handle; may be repeated. Without it, all topics.
     :param retry: Pause before a retry, one per retry; after the last failure events become dead letters. Without it,
         the order is kept and a delivery comes again until it is done. A handler made by events.handler has its own.
     """
-    name, interest = target.partition(":")[2], events.Interest.topics(*topics) if topics else events.Interest()
+    app = _app(target, events.App, {"GROUP": group}, {"--topic": topics, "--retry": retry})
+    if app is None:
+        app = events.App(group_id=group or "")
+        interest = events.Interest.topics(*topics) if topics else None
+        app.handler(name=target.partition(":")[2], interest=interest, retries_s=retry)(load(target))
 
-    def in_threads(handler: Any) -> None:
-        consumer = events.EventConsumer(context.postgres_address(call.postgres_url), group_id=group)
-        consumer.handle(handler, name=name, interest=interest, retries_s=retry)
-        _serve(consumer)
+    async def serve() -> None:
+        await _serve(await app.services(context.postgres_address(call.postgres_url)))
 
-    async def in_a_loop(handler: Any) -> None:
-        consumer = events.AsyncEventConsumer(context.postgres_address(call.postgres_url), group_id=group)
-        await consumer.handle(handler, name=name, interest=interest, retries_s=retry)
-        await _serve_async(consumer)
-
-    _run(target, events.Handler, in_threads, in_a_loop, processes=processes, reload=reload)
+    _run(app, serve, processes=processes, reload=reload)
 
 
 def compacted_work(
     call: OutOfRedis,
     target: Target,
-    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID")],
+    client_id: Annotated[str | None, typer.Argument(metavar="CLIENT_ID")] = None,
     *,
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
-    """Run a handler on the messages of a compacted queue, in order.
+    """Run a handler on the messages of a compacted queue, in order, or an app's handlers on those of several.
 
     It works until SIGTERM or Ctrl-C.
 
@@ -124,14 +125,37 @@ def compacted_work(
 
     Example: `queuekeeper compacted work display:show meter-7 --processes 2`
 
-    :param client_id: Client whose queue it is.
+    :param client_id: Client whose queue it is; without an app.
     """
+    app = _app(target, compacted.App, {"CLIENT_ID": client_id}, {})
+    if app is None:
+        app = compacted.App()
+        app.handler(client_id or "")(load(target))
 
-    async def in_a_loop(handler: Any) -> None:
+    async def serve() -> None:
         async with _opened(call, compacted.AsyncCompactedQueues) as queues:
-            await _serve_async(compacted.CompactedWorker(queues, client_id, handler))
+            await _serve(app.services(queues))
 
-    _run(target, compacted.Handler, None, in_a_loop, processes=processes, reload=reload)
+    _run(app, serve, processes=processes, reload=reload)
+
+
+def _app(target: str, kind: type[A], place: dict[str, str | None], options: dict[str, Any]) -> A | None:
+    """Return the app that is named, or none for a function, which has its place in the command.
+
+    :param place: arguments that say where a function works; an app says it itself.
+    :param options: of a function, by their names; an app has its own.
+    """
+    found = load(target)
+    if not isinstance(found, App):
+        handler_of(kind.kind, found, name=target)
+        if missing := [name for name, value in place.items() if value is None]:
+            raise UsageError(f"{target} is a function: say where it works, by {' and '.join(missing)}")
+        return None
+    if not isinstance(found, kind):
+        raise UsageError(f"{target} is an app of {found.kind.of}: run it by `{found.kind.store} work`")
+    if given := [name for name, value in (place | options).items() if value]:
+        raise UsageError(f"{target} is an app, which says that itself: leave out {', '.join(given)}")
+    return found
 
 
 @asynccontextmanager
@@ -140,29 +164,13 @@ async def _opened(call: OutOfRedis, queues: Callable[..., Queues]) -> AsyncItera
         yield queues(caller, prefix=call.key_prefix)
 
 
-def _run(
-    target: str,
-    kind: type[Handler[Any]],
-    in_threads: Callable[[Any], None] | None,
-    in_a_loop: Callable[[Any], Coroutine[Any, Any, None]],
-    *,
-    processes: int,
-    reload: bool,
-) -> None:
-    """Serve a handler, in this process or in several.
-
-    :param kind: of handlers with rules; those of another store are refused, as their rules would not count.
-    :param in_threads: serves one that is no coroutine function; without it, the loop serves any.
-    """
+def _run(app: App, serve: Callable[[], Coroutine[Any, Any, None]], *, processes: int, reload: bool) -> None:
+    """Serve an app, in this process or in several."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
-    # A wrong name or handler is told before anything starts.
-    handler = load(target)
-    work = handler_of(kind, handler, name=target).work
+    # What is wrong with it is told before anything starts.
+    app.check()
     if is_worker() or (processes == 1 and not reload):
-        if in_threads is None or is_coroutine_function(work):
-            asyncio.run(in_a_loop(handler))
-        else:
-            in_threads(handler)
+        asyncio.run(serve())
         return
     command = [sys.executable, "-m", "queuekeeper", *sys.argv[1:]]
     code = Processes(command, count=processes, watched=[Path.cwd()] if reload else []).run()
@@ -170,14 +178,8 @@ def _run(
         raise typer.Exit(code)
 
 
-def _serve(service: BlockingService[Any]) -> None:
-    if is_worker():
-        end_with_parent(service.stop)
-    service.run()
-
-
-async def _serve_async(service: AsyncService[Any] | compacted.CompactedWorker) -> None:
+async def _serve(services: Sequence[Service]) -> None:
     if is_worker():
         loop = asyncio.get_running_loop()
-        end_with_parent(lambda: loop.call_soon_threadsafe(service.stop))
-    await service.run()
+        end_with_parent(lambda: loop.call_soon_threadsafe(stop_all, services))
+    await run_together(services)

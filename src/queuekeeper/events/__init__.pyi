@@ -1,5 +1,6 @@
 """What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
 
+from .app import App as App
 from .broker import AsyncEventBroker as AsyncEventBroker, EventBroker as EventBroker
 from .consumer import AsyncEventConsumer as AsyncEventConsumer, EventConsumer as EventConsumer
 from .dispatcher import AsyncDispatcher as AsyncDispatcher, DispatchRules as DispatchRules, Dispatcher as Dispatcher

@@ -1,5 +1,6 @@
 """What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
 
+from .app import App as App
 from .consumer import (
     AsyncFanoutConsumer as AsyncFanoutConsumer,
     FanoutConsumer as FanoutConsumer,

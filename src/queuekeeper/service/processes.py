@@ -16,6 +16,7 @@ from typing import Any
 
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import UsageError
+from queuekeeper.service.app import App
 from queuekeeper.service.signals import stopped_by_signals
 
 WORKER = "QUEUEKEEPER_WORKER"
@@ -33,10 +34,10 @@ BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
 _log = logging.getLogger(__name__)
 
 
-def load(target: str) -> Callable[..., Any]:
-    """Return what ``MODULE:NAME`` names; modules of the current folder are found, too.
+def load(target: str) -> Any:
+    """Return the function or app that ``MODULE:NAME`` names; modules of the current folder are found, too.
 
-    :raises UsageError: when there is no such module or name, or it cannot be called.
+    :raises UsageError: when there is no such module or name, or it is neither.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -55,9 +56,9 @@ def load(target: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if found is None:
         raise UsageError(f"module {module_name} has no {name!r}")
-    if not callable(found):
-        raise UsageError(f"{target} is a {type(found).__name__}: it must be a function, or made one by a decorator")
-    return found  # type: ignore[no-any-return]
+    if not callable(found) and not isinstance(found, App):
+        raise UsageError(f"{target} is a {type(found).__name__}: it must be a function or an app")
+    return found
 
 
 def is_worker() -> bool:

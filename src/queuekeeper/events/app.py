@@ -1,0 +1,69 @@
+"""An app of events: handlers of one group that one consumer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from queuekeeper.checks import checked
+from queuekeeper.errors import UsageError
+from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
+from queuekeeper.events.handlers import Handler, Middleware
+from queuekeeper.events.model import Interest, ReadRules, Splitter
+from queuekeeper.service import app as service
+from queuekeeper.text_form import shows
+
+
+@shows(group="group_id", handlers=lambda app: len(app._posts))
+class App(service.App):
+    """Handlers of a group's events, which ``queuekeeper events work MODULE:NAME`` runs together.
+
+    All of them are coroutine functions, or none is: one consumer of a group reads.
+
+    :param group_id: whose events they are.
+    :param rules: of reading.
+    :param middleware: looks on or wraps, whichever handler works.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    kind = Handler
+
+    @checked
+    def __init__(self, *, group_id: str, rules: ReadRules | None = None, middleware: Sequence[Middleware] = ()) -> None:
+        super().__init__(middleware=middleware)
+        self.group_id = group_id
+        self._rules = rules
+
+    @checked
+    def handler(
+        self,
+        *,
+        name: str,
+        interest: Interest | None = None,
+        retries_s: Sequence[float] | None = None,
+        split: Splitter | None = None,
+    ) -> Callable[[service.W], service.W]:
+        """Have the function below work on a subscription's events; parameters are :meth:`EventConsumer.handle`'s."""
+        return self._takes(name=name, interest=interest, retries_s=retries_s, split=split)
+
+    def check(self) -> None:
+        """Refuse an app that has nothing to do, or that mixes functions with coroutine functions."""
+        super().check()
+        if len({post.is_awaited for post in self._posts}) > 1:
+            raise UsageError(
+                "some of the app's handlers are coroutine functions and others are not, and one consumer of a group "
+                "reads: make all of them the same"
+            )
+
+    async def services(self, url: str) -> list[service.Service]:
+        """Return the consumer that has the handlers."""
+        given: dict[str, Any] = {"group_id": self.group_id, "rules": self._rules, "middleware": self._middleware}
+        if not self._posts[0].is_awaited:
+            consumer = EventConsumer(url, **given)
+            for post in self._posts:
+                consumer.handle(post.handler, **post.given)
+            return [consumer]
+        async_consumer = AsyncEventConsumer(url, **given)
+        for post in self._posts:
+            await async_consumer.handle(post.handler, **post.given)
+        return [async_consumer]

@@ -1,0 +1,120 @@
+"""Apps: handlers of one store that run together, each with its place and its options."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+
+from queuekeeper.errors import UsageError
+from queuekeeper.operation import is_coroutine_function
+from queuekeeper.service.aio import stopped_by_signals
+from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.handlers import Handler, Middleware, handler_of
+
+W = TypeVar("W", bound=Callable[..., Any])
+
+
+class Post(NamedTuple):
+    """A handler of an app.
+
+    :param given: options of whatever has it work.
+    """
+
+    handler: Handler[Any]
+    given: Mapping[str, Any]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it works in an event loop."""
+        return is_coroutine_function(self.handler.work)
+
+
+class App:
+    """Handlers that run together; see the one of each store.
+
+    :cvar kind: of its handlers.
+    :param middleware: looks on or wraps, whichever handler works.
+    """
+
+    kind: ClassVar[type[Handler[Any]]]
+
+    def __init__(self, *, middleware: Sequence[Middleware[Any]] = ()) -> None:
+        self._middleware = tuple(middleware)
+        self._posts: list[Post] = []
+
+    def _takes(self, **given: Any) -> Callable[[W], W]:
+        """Return a decorator that adds a function or handler to the app and leaves it as it is."""
+
+        def add(work: W) -> W:
+            self._posts.append(Post(handler_of(self.kind, work), given))
+            return work
+
+        return add
+
+    def check(self) -> None:
+        """Refuse an app that has nothing to do.
+
+        :raises UsageError: saying what to write.
+        """
+        if not self._posts:
+            raise UsageError("the app has no handlers: put @app.handler(...) over a function")
+
+
+class Service(Protocol):
+    """What works until it is stopped."""
+
+    def run(self) -> Any:
+        """Work until it is stopped; a coroutine method for asyncio."""
+
+    def stop(self) -> None:
+        """End it in good order."""
+
+
+async def run_together(services: Sequence[Service]) -> None:
+    """Run services until the first SIGTERM or Ctrl-C; when one ends by itself, the others are stopped, too.
+
+    Those that block work in threads.
+    """
+    with stopped_by_signals(partial(stop_all, services)):
+        running = [
+            asyncio.ensure_future(_in_thread(service.run) if isinstance(service, BlockingService) else service.run())
+            for service in services
+        ]
+        try:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop_all(services)
+        await asyncio.gather(*running)
+
+
+def stop_all(services: Sequence[Service]) -> None:
+    """End services in good order; call it in their event loop."""
+    for service in services:
+        service.stop()
+
+
+def _in_thread(run: Callable[[], Any]) -> Awaitable[None]:
+    """Run a service in a thread that keeps no process from ending; those of a pool would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
+
+    def work() -> None:
+        failure: BaseException | None = None
+        try:
+            run()
+        except BaseException as error:
+            failure = error
+        # A loop that was given up has nobody who waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(partial(settle, failure))
+
+    threading.Thread(target=work, name="queuekeeper-app", daemon=True).start()
+    return future
