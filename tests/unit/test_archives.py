@@ -206,4 +206,4 @@ def test_a_form_takes_a_path_or_a_url(place: str, fits: bool) -> None:
         assert PartitionWish(archive_directory=place).archive_directory == place
     else:
         with pytest.raises((UsageError, ValueError), match="it must be an absolute path or an object store's URL"):
-            PartitionWish.one("archive_directory", place)
+            PartitionWish(archive_directory=place)

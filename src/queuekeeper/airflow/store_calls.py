@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -46,12 +46,14 @@ class StoreCall:
     """A call; its arguments are all that its functions take behind the first.
 
     :param opens: opens the store for the length of a ``with`` block.
+    :param subject: what the log calls what it is about, made of arguments.
     :param does: does it in the store, and returns what it came to.
     :param told: what the log says then, made of arguments and result.
     :param options: whose arguments ``does`` takes as well.
     """
 
     opens: Callable[..., AbstractContextManager[Any]]
+    subject: str
     does: Callable[..., Any]
     told: str
     options: Callable[..., Any] | None = None
@@ -95,7 +97,8 @@ class StoreCall:
         with self.opens(task, **{name: value for name, value in values.items() if name in of_store}) as store:
             result = self.does(store, **{name: value for name, value in values.items() if name not in of_store})
         facts = as_dict(values | {"changed": result} if isinstance(result, bool) else result)
-        told = self.told.format_map({name: each.default for name, each in self.arguments.items()} | values | facts)
+        known = {name: each.default for name, each in self.arguments.items()} | values | facts
+        told = f"{self.subject}: {self.told}".format_map(known)
         return facts, f"only counted: {told}" if values.get("dry_run") else told
 
 
@@ -119,7 +122,7 @@ def _sessions(
 ) -> Iterator[SessionStore]:
     if store not in STORES:
         raise UsageError(f"the store is {store!r}: it must be {' or '.join(STORES)}")
-    rules = transfer.rules(default_ttl_s=SessionRules.one("default_ttl_s", default_ttl_s))
+    rules = transfer.rules(default_ttl_s=SessionRules(default_ttl_s=default_ttl_s).default_ttl_s)
     if store == "postgres":
         with task.postgres_hook.connect() as connection:
             yield PostgresSessionStore(connection, rules=rules)
@@ -168,13 +171,10 @@ def _import_session(store: SessionStore, *, client_id: str, path: str) -> Any:
         return store.import_session(client_id, lines)
 
 
-@contextmanager
-def _compacted(task: StoresOperator, *, key_prefix: str = "") -> Iterator[CompactedQueues]:
-    with task.redis_hook.compacted_queues(key_prefix=key_prefix) as queues:
-        yield queues
+def _compacted(task: StoresOperator, *, key_prefix: str = "") -> AbstractContextManager[CompactedQueues]:
+    return task.redis_hook.compacted_queues(key_prefix=key_prefix)
 
 
-@contextmanager
 def _bounded(
     task: StoresOperator,
     *,
@@ -182,10 +182,9 @@ def _bounded(
     max_keys: int = QueueRules.max_keys,
     max_bytes: int = QueueRules.max_bytes,
     when_full: WhenFull = QueueRules.when_full,
-) -> Iterator[CompactedQueues]:
+) -> AbstractContextManager[CompactedQueues]:
     rules = QueueRules(max_keys=max_keys, max_bytes=max_bytes, when_full=when_full)
-    with task.redis_hook.compacted_queues(key_prefix=key_prefix, rules=rules) as queues:
-        yield queues
+    return task.redis_hook.compacted_queues(key_prefix=key_prefix, rules=rules)
 
 
 def _append(
@@ -218,10 +217,8 @@ def _verify_compacted(queues: CompactedQueues, *, client_id: str) -> dict[str, A
     return compacted_lines.verify_facts(report)
 
 
-@contextmanager
-def _fanout(task: StoresOperator, *, key_prefix: str = "") -> Iterator[FanoutQueues]:
-    with task.redis_hook.fanout_queues(key_prefix=key_prefix) as queues:
-        yield queues
+def _fanout(task: StoresOperator, *, key_prefix: str = "") -> AbstractContextManager[FanoutQueues]:
+    return task.redis_hook.fanout_queues(key_prefix=key_prefix)
 
 
 def _inspect_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
@@ -265,76 +262,43 @@ def _verify_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
     return facts
 
 
-_SESSION, _OF_CLIENT, _QUEUE = "Session {client_id!r}: ", "Queue of {client_id!r}: ", "Queue {queue!r}: "
+_session = partial(StoreCall, _sessions, "Session {client_id!r}")
+_OF_CLIENT = "Queue of {client_id!r}"
+_compact = partial(StoreCall, _compacted, _OF_CLIENT)
+_queue = partial(StoreCall, _fanout, "Queue {queue!r}")
 
 CALLS: Mapping[str, StoreCall] = {
-    "sessions.inspect": StoreCall(_sessions, _inspect_session, _SESSION + "exists {exists}, {messages} messages"),
-    "sessions.peek": StoreCall(
-        _sessions, _peek, _SESSION + "packet id {packet_id}, serial {serial}, {payload_bytes} bytes"
-    ),
-    "sessions.purge_session": StoreCall(
-        _sessions, _purge_session, _SESSION + "{messages} messages removed, {kept} kept"
-    ),
-    "sessions.export_session": StoreCall(_sessions, _export_session, _SESSION + "{messages} messages written"),
-    "sessions.import_session": StoreCall(
-        _sessions, _import_session, _SESSION + "{stored} messages stored, {expired} expired"
-    ),
-    "compacted.inspect": StoreCall(
-        _compacted,
-        CompactedQueues.inspect,
-        _OF_CLIENT + "exists {exists}, {live} keys, lag {lag}, {in_flight} in flight",
-    ),
+    "sessions.inspect": _session(_inspect_session, "exists {exists}, {messages} messages"),
+    "sessions.peek": _session(_peek, "packet id {packet_id}, serial {serial}, {payload_bytes} bytes"),
+    "sessions.purge_session": _session(_purge_session, "{messages} messages removed, {kept} kept"),
+    "sessions.export_session": _session(_export_session, "{messages} messages written"),
+    "sessions.import_session": _session(_import_session, "{stored} messages stored, {expired} expired"),
+    "compacted.inspect": _compact(CompactedQueues.inspect, "exists {exists}, {live} keys, {in_flight} in flight"),
     "compacted.append": StoreCall(
-        _bounded, _append, _OF_CLIENT + "{appended} appended, {replayed} stored before, {evicted} evicted"
+        _bounded, _OF_CLIENT, _append, "{appended} appended, {replayed} stored before, {evicted} evicted"
     ),
-    "compacted.rewind": StoreCall(
-        _compacted, _rewind, _OF_CLIENT + "cursor from {old_acked} to {new_acked}, {to_deliver} to deliver"
-    ),
-    "compacted.configure": StoreCall(
-        _compacted, _configure, _OF_CLIENT + "retention {after}", compacted_forms.retention
-    ),
-    "compacted.purge": StoreCall(
-        _compacted, _purge, _OF_CLIENT + "{messages} messages removed, {unacked} of them not acknowledged"
-    ),
-    "compacted.drop": StoreCall(
-        _compacted, CompactedQueues.drop, _OF_CLIENT + "dropped, with {messages} messages, {lag} of them not delivered"
-    ),
-    "compacted.verify": StoreCall(_compacted, _verify_compacted, _OF_CLIENT + "{checked} looked at, {found} wrong"),
-    "compacted.repair": StoreCall(
-        _compacted,
-        CompactedQueues.repair,
-        _OF_CLIENT + "{found} wrong, {indexed} keys put back, {dropped} dropped, {remaining} left",
-    ),
-    "fanout.inspect": StoreCall(
-        _fanout,
+    "compacted.rewind": _compact(_rewind, "cursor from {old_acked} to {new_acked}, {to_deliver} to deliver"),
+    "compacted.configure": _compact(_configure, "retention {after}", compacted_forms.retention),
+    "compacted.purge": _compact(_purge, "{messages} messages removed, {unacked} of them not acknowledged"),
+    "compacted.drop": _compact(CompactedQueues.drop, "dropped with {messages} messages, {lag} not delivered"),
+    "compacted.verify": _compact(_verify_compacted, "{checked} looked at, {found} wrong"),
+    "compacted.repair": _compact(CompactedQueues.repair, "{found} wrong, {dropped} keys dropped, {remaining} left"),
+    "fanout.inspect": _queue(
         _inspect_fanout,
-        _QUEUE + "exists {exists}, {messages} messages, {held} held, {consumer_count} consumers, {dead} dead letters",
+        "exists {exists}, {messages} messages, {held} held, {consumer_count} consumers, {dead} dead letters",
     ),
-    "fanout.publish": StoreCall(
-        _fanout,
-        _publish,
-        _QUEUE + "{published} published, {duplicates} published before, {held} held, {dropped} dropped",
+    "fanout.publish": _queue(
+        _publish, "{published} published, {duplicates} published before, {held} held, {dropped} dropped"
     ),
-    "fanout.register": StoreCall(
-        _fanout,
-        _register,
-        _QUEUE + "consumer {consumer!r} registered, new {created}, {adopted} messages adopted",
-        fanout_forms.consumer_options,
+    "fanout.register": _queue(
+        _register, "{consumer!r} registered, new {created}, adopts {adopted}", fanout_forms.consumer_options
     ),
-    "fanout.unregister": StoreCall(
-        _fanout, FanoutQueues.unregister, _QUEUE + "consumer {consumer!r} removed, with {released} messages"
-    ),
-    "fanout.retry_dead": StoreCall(
-        _fanout,
-        FanoutQueues.retry_dead,
-        _QUEUE + "{retried} dead letters of {consumer!r} wait again, {missing} were gone",
-    ),
-    "fanout.purge_dead": StoreCall(
-        _fanout, FanoutQueues.purge_dead, _QUEUE + "{released} dead letters of {consumer!r} removed"
-    ),
-    "fanout.pause": StoreCall(_fanout, FanoutQueues.pause, _QUEUE + "paused for {consumer!r}, changed {changed}"),
-    "fanout.resume": StoreCall(_fanout, FanoutQueues.resume, _QUEUE + "resumed for {consumer!r}, changed {changed}"),
-    "fanout.verify": StoreCall(_fanout, _verify_fanout, _QUEUE + "{checked} looked at, {found} wrong"),
+    "fanout.unregister": _queue(FanoutQueues.unregister, "{consumer!r} removed, with {released} messages"),
+    "fanout.retry_dead": _queue(FanoutQueues.retry_dead, "{retried} dead letters of {consumer!r} wait again"),
+    "fanout.purge_dead": _queue(FanoutQueues.purge_dead, "{released} dead letters of {consumer!r} removed"),
+    "fanout.pause": _queue(FanoutQueues.pause, "paused for {consumer!r}, changed {changed}"),
+    "fanout.resume": _queue(FanoutQueues.resume, "resumed for {consumer!r}, changed {changed}"),
+    "fanout.verify": _queue(_verify_fanout, "{checked} looked at, {found} wrong"),
 }
 """What there is, by store and by the verb that the store itself has for it."""
 

@@ -328,14 +328,6 @@ class Parameters(BaseModel):
 
         return cls(**dict(_renamed(known, texts, read)))
 
-    @classmethod
-    def one(cls, name: str, value: Any) -> Any:
-        """Return one parameter of what a template says, for an operator that needs no others.
-
-        :raises UsageError: as the model itself refuses a value.
-        """
-        return getattr(cls.of_texts({name: value}), name)
-
     def to_argv(self) -> list[str]:
         """Return the arguments from which a program of its own makes the same parameters, by :meth:`take`."""
         return [
