@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from queuekeeper.clock import system_clock
+from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.report.gather import Evidence
 from queuekeeper.postgres import Connection, migrate
-from queuekeeper.quality.judge.checks import Severity
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incidents, Look
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.sessions.sample import SampleParameters, fill

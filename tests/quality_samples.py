@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from queuekeeper.quality.judge.checks import CHECKS, Priority, Severity
-from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.jobs.checks import CHECKS, Priority, Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident, State
 from queuekeeper.quality.judge.known_issues import KnownIssue
 from queuekeeper.quality.judge.store import (

@@ -65,16 +65,16 @@ VALUES (
 -- name: results
 -- Read what a judgement of quality found, suite by suite.
 -- params: quality_run_id
--- rows: (suite, expectation, check_id, severity, status, description, unexpected_count, observed, examples, remedy,
+-- rows: (check_id, severity, description, status, suite, expectation, unexpected_count, observed, examples, remedy,
 -- remedy_conf, place)
 -- index: quality_results_pkey
 SELECT
-    suite,
-    expectation,
     check_id,
     severity,
-    status,
     description,
+    status,
+    suite,
+    expectation,
     unexpected_count,
     observed,
     examples,

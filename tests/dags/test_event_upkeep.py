@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,11 @@ def test_dry_run_changes_nothing(upkeep: DAG, broker: Connection, tmp_path: Path
     assert report["expiry"] == {"found": 1, "removed": 0}
     assert report["reenqueued"] == {"remedy": "reenqueue_events", "planned": 1, "done": 0}
     assert report["watch"]["findings"][0]["words"].startswith("1 stored events were never dispatched")
+    (found,) = [each for each in report["watch"]["findings"] if each["kind"] == "never_dispatched"]
+    assert (found["check_id"], found["remedy"]) == ("Q31", "event_upkeep")
+    assert found["remedy_conf"] == {"dry_run": True, "postgres_conn_id": "queuekeeper_postgres"}
+    (page,) = (tmp_path / "reports").glob("events-*.html")
+    assert f'<a href="{escape(found["remedy_url"])}">event_upkeep</a>' in page.read_text("utf-8")
 
 
 def test_its_run_is_on_record_and_waits_while_it_is_paused(

@@ -16,19 +16,26 @@ from queuekeeper.airflow.forms import reject_unknown
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.plugin.forms import Field, fields
 from queuekeeper.airflow.plugin.pages import pages
-from queuekeeper.quality.judge.checks import CHECKS, Severity
-from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.jobs.checks import CHECKS, Severity
+from queuekeeper.jobs.findings import Finding, Status
+from queuekeeper.maintenance.events import watch
+from queuekeeper.maintenance.partitions import findings as partitions
 from tests.dags.test_plugin_pages import FORM, Airflow, Browser
 from tests.plugin_world import open_guards
 
 pytestmark = pytest.mark.dags
 
 FORMS = "http://airflow/queuekeeper/trigger"
+TABLE = "pgmb.events"
 CONNECTIONS = {"postgres_conn_id": "control", "redis_conn_id": "target"}
 
 
 def _findings() -> Iterator[Finding]:
-    """Yield a finding of every kind that a DAG mends, of a run over all queues and of one over some of them."""
+    """Yield a finding of every kind that a DAG mends.
+
+    Those of queues come of a run over all of them, and of one over some; others of a look at partitions or the event
+    broker.
+    """
     for check in CHECKS.values():
         for severity in Severity:
             of_check = severity in {check.severity, check.milder and check.milder.severity}
@@ -44,6 +51,11 @@ def _findings() -> Iterator[Finding]:
                     default_ttl_s=86_400,
                 )  # fmt: skip
                 yield filled.with_form(CONNECTIONS, forms_url=FORMS)
+    looked = [
+        *(partitions.finding(kind, table=TABLE, subject=f"{TABLE}_p1", words="w") for kind in partitions.FindingKind),
+        *(watch.finding(kind, TABLE, "w") for kind in watch.FindingKind),
+    ]
+    yield from (each.with_form(CONNECTIONS, forms_url=FORMS) for each in looked if each.is_mendable)
 
 
 FINDINGS = [*_findings()]
@@ -57,7 +69,7 @@ def _sent(shown: tuple[Field, ...]) -> dict[str, str]:
 @pytest.mark.parametrize(
     "finding",
     FINDINGS,
-    ids=lambda each: f"{each.check_id}-{each.severity}-{each.remedy_conf.get('key_prefix') or 'all'}",
+    ids=lambda each: f"{each.check_id}-{each.severity}-{each.kind or each.remedy_conf.get('key_prefix') or 'all'}",
 )
 def test_form_behind_the_link_of_a_finding_takes_what_is_filled_in(dag_bag: DagBag, finding: Finding) -> None:
     dag = copy.deepcopy(dag_bag.dags[finding.remedy])
@@ -105,7 +117,8 @@ def _take(dag: DAG, started: dict[str, object]) -> None:
             wish = task.read(model)
             for name in type(wish).model_fields:
                 if name in started and started[name] is not None:
-                    assert getattr(wish, name) == started[name], name
+                    value = getattr(wish, name)
+                    assert (list(value) if isinstance(value, tuple) else value) == started[name], name
 
 
 def test_remedies_of_every_dag_that_mends_are_among_the_findings() -> None:
@@ -113,3 +126,19 @@ def test_remedies_of_every_dag_that_mends_are_among_the_findings() -> None:
         remedy.dag_id for check in CHECKS.values() for remedy in (check.remedy, check.milder_remedy) if remedy
     }
     assert len(FINDINGS) > 30
+
+
+def test_what_is_wrong_with_partitions_and_the_event_broker_is_mended_by_the_dag_of_its_table() -> None:
+    mended = {each.kind: (each.remedy, each.remedy_conf) for each in FINDINGS if each.kind}
+
+    maintained = ("partition_maintenance", {"dry_run": True, "tables": [TABLE], "postgres_conn_id": "control"})
+    assert mended == {
+        "gap": maintained,
+        "short": maintained,
+        "cut_short": maintained,
+        "default_rows": maintained,
+        "drain_left": maintained,
+        "pending_detach": maintained,
+        "overflow": maintained,
+        "never_dispatched": ("event_upkeep", {"dry_run": True, "postgres_conn_id": "control"}),
+    }

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,12 @@ def test_dry_run_ends_with_the_plans(world: World, tmp_path: Path) -> None:
     assert len(table["plans"]["creation"]["steps"]) == 3
     assert len(table["plans"]["retirement"]["steps"]) == 2
     assert table["applied"] == {}
+    (short,) = [each for each in table["coverage"]["findings"] if each["kind"] == "short"]
+    assert (short["remedy"], short["remedy_conf"]["tables"]) == ("partition_maintenance", ["public.visits"])
+    (page,) = (tmp_path / "reports").glob("partitions-*.html")
+    assert f'<a href="{escape(short["remedy_url"])}">Open partition_maintenance' in page.read_text("utf-8")
+    told = next(task for task in run.get_task_instances() if task.task_id == "report").xcom_pull(task_ids="report")
+    assert {"table": "public.visits", **short} in told["findings"]
 
 
 @pytest.mark.spark

@@ -23,8 +23,8 @@ from queuekeeper.airflow.operators.quality import (
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.checks import CHECKS
 from queuekeeper.jobs.parameters import describe
-from queuekeeper.quality.judge.checks import CHECKS
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
 from queuekeeper.quality.report.gather import FORMS_PATH

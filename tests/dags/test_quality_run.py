@@ -124,6 +124,11 @@ def test_critical_finding_is_reported_and_keeps_dependents_waiting_until_it_is_m
         "postgres_conn_id": "queuekeeper_postgres",
         "redis_conn_id": "queuekeeper_redis",
     }
+    sent = found["Q11"]
+    assert set(finding) <= set(sent)
+    # What stands as text has the order in which the database keeps it.
+    assert {name for name in finding if sent[name] != finding[name]} <= {"trigger", "remedy_url"}
+    assert sent["remedy_url"].startswith("http://airflow.example.org/ops/queuekeeper/trigger/session_repair?")
     assert finding["remedy_url"].startswith("http://airflow.example.org/ops/queuekeeper/trigger/session_repair?")
     page = Path(returned["report"]["html"]).read_text("utf-8")
     assert CLIENTS[7] not in page + json.dumps([written, returned])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from queuekeeper.quality.judge.findings import Status
+from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.run import QualityReport, run_quality
 from tests.golden_defects.defect import Finding
 

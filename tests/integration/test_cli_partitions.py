@@ -55,6 +55,10 @@ def test_from_policy_to_drop_and_back(connection: Connection) -> None:
     assert [each["kind"] for each in retirement["steps"]] == ["detach"]
     assert drop["empty"]
     fails("status", code=1, words="public.readings needs maintenance")
+    (short,) = [each for each in as_json("status", code=1)["tables"][0]["findings"] if each["kind"] == "short"]
+    assert (short["check_id"], short["severity"], short["words"]) == ("Q27", "warning", short["description"])
+    assert (short["subject"], short["command"]) == ("public.readings", "queuekeeper partitions plan")
+    assert (short["remedy"], short["remedy_conf"]["tables"]) == ("partition_maintenance", ["public.readings"])
 
     dry = as_json("create", "--dry-run")
     assert dry["plans"][0]["steps"] == creation["steps"]

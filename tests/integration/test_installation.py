@@ -83,12 +83,13 @@ print(charts.pictures(lambda width: bars.properties(width=width), label="Message
 JUDGED_TABLE = """
 import os
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.judge import suites
+from queuekeeper.quality.judge import suites, validation
 with connect(os.environ["POSTGRES_URL"], autocommit=True) as connection:
     migrate(connection)
     connection.execute("CREATE TABLE rows AS SELECT * FROM queuekeeper.ledger")
-report = suites.validate(suites.load("migration_ledger"), postgres_url=os.environ["POSTGRES_URL"], table="public.rows")
-print([failure.expectation.description for failure in report.failures])
+suite = suites.load("migration_ledger")
+report = validation.validate(suite, postgres_url=os.environ["POSTGRES_URL"], table="public.rows")
+print([failure.description for failure in report.failures])
 """
 
 DAGS = """

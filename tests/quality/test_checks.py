@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.quality.judge.checks import CHECKS, Priority, Severity, check
+from queuekeeper.jobs.checks import CHECKS, Priority, Severity, check
 
 
 def test_checks_are_numbered_without_a_gap_and_each_says_what_to_do() -> None:

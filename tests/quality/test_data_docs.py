@@ -7,7 +7,7 @@ import os
 from html.parser import HTMLParser
 from pathlib import Path
 
-from queuekeeper.quality.judge import suites
+from queuekeeper.quality.judge import suites, validation
 
 SUITE = suites.parse(
     json.dumps(
@@ -61,7 +61,7 @@ class Found(HTMLParser):
 def test_data_docs_load_nothing_from_other_hosts_and_lead_from_suite_to_suite(
     postgres_url: str, tmp_path: Path
 ) -> None:
-    report = suites.validate(SUITE, postgres_url=postgres_url, query=ROWS, data_docs=tmp_path / "docs")
+    report = validation.validate(SUITE, postgres_url=postgres_url, query=ROWS, data_docs=tmp_path / "docs")
 
     pages = {path.name: path.read_text("utf-8") for path in (tmp_path / "docs").iterdir()}
     assert set(pages) == {"index.html", "own.html", "own.suite.html"}

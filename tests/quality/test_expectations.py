@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.judge import suites
+from queuekeeper.quality.judge import suites, validation
 from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.profile.tables import SPARK_ROWS
 from tests.quality_rows import hash_of, queue, save_profile
@@ -91,7 +91,7 @@ def suite(*expectations: dict[str, Any], **ours: Any) -> suites.Suite:
     return suites.parse(text_of(*expectations, **ours), name="own")
 
 
-def outcome(report: suites.SuiteReport) -> list[tuple[bool, int, set[str], str]]:
+def outcome(report: validation.SuiteReport) -> list[tuple[bool, int, set[str], str]]:
     assert [result.broken for result in report.results if result.broken] == []
     return [
         (
@@ -113,7 +113,7 @@ def profiled(postgres_url: str) -> str:
 
 
 def test_a_rule_finds_the_queues_that_break_it_beyond_what_is_tolerated(profiled: str) -> None:
-    report = suites.validate(
+    report = validation.validate(
         suite(*(asked for asked, _ in ASKED)),
         postgres_url=profiled,
         table="queuekeeper.queue_profiles",
@@ -139,9 +139,9 @@ def test_spark_finds_in_parquet_what_is_found_in_postgres(profiled: str, spark: 
         " FROM queuekeeper.queue_profiles AS queues"
     )
     chosen = suites.load("sessions_redis")
-    assert outcome(in_spark) == outcome(suites.validate(chosen, postgres_url=profiled, query=with_neighbours))
+    assert outcome(in_spark) == outcome(validation.validate(chosen, postgres_url=profiled, query=with_neighbours))
     found = {
-        (result.expectation.check, str(result.expectation.severity)): {row["client_hash"] for row in result.examples}
+        (result.check_id, str(result.severity)): {row["client_hash"] for row in result.examples}
         for result in in_spark.failures
     }
     wanted = {key: {hash_of(client_id) for client_id in clients} for key, clients in FOUND_IN_REDIS.items()}
@@ -150,7 +150,7 @@ def test_spark_finds_in_parquet_what_is_found_in_postgres(profiled: str, spark: 
         rule_of("messages IS NOT DISTINCT FROM last_packet_id", "messages", "last_packet_id"),
         rule_of("dead <= 0.4 * messages", "messages", "dead"),
     )
-    assert [result.unexpected_count for result in suites.validate(two, frame=frame).results] == [len(QUEUES), 1]
+    assert [result.unexpected_count for result in validation.validate(two, frame=frame).results] == [len(QUEUES), 1]
 
 
 def test_what_is_no_parquet_of_a_profile_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_is_no_parquet_of_a_profile_is_refused(spark: SparkSession, tmp_pat
 
 
 def test_a_missing_column_is_a_broken_check_that_names_it(postgres_url: str) -> None:
-    report = suites.validate(
+    report = validation.validate(
         suite(ORPHANS, EXPIRE),
         postgres_url=postgres_url,
         query="SELECT 'ab' AS client_hash, 1 AS messages, 0 AS without_ttl",
@@ -174,9 +174,9 @@ def test_a_missing_column_is_a_broken_check_that_names_it(postgres_url: str) -> 
 def test_rows_that_cannot_be_told_apart_are_refused(postgres_url: str) -> None:
     chosen = suite(EXPIRE)
     with pytest.raises(UsageError, match="the rows to check have no column 'client_hash', which tells them apart"):
-        suites.validate(chosen, postgres_url=postgres_url, query="SELECT 1 AS a")
+        validation.validate(chosen, postgres_url=postgres_url, query="SELECT 1 AS a")
     with pytest.raises(UsageError, match=r"the query to check does not run: .*nowhere"):
-        suites.validate(suite(EXPIRE), postgres_url=postgres_url, query="SELECT * FROM nowhere")
+        validation.validate(suite(EXPIRE), postgres_url=postgres_url, query="SELECT * FROM nowhere")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_rows_that_cannot_be_told_apart_are_refused(postgres_url: str) -> None:
 )
 def test_an_argument_that_makes_no_sense_is_refused(postgres_url: str, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"(?s)expectation 1, {asked['type']}: .*{message}"):
-        suites.validate(suite(asked), postgres_url=postgres_url, query="SELECT 'ab' AS client_hash")
+        validation.validate(suite(asked), postgres_url=postgres_url, query="SELECT 'ab' AS client_hash")
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from queuekeeper.compacted.model import Position, Retention, RetentionPolicy
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.jobs.checks import check
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.quality.judge.checks import check
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.live_queues import part_of_turn
 from queuekeeper.quality.judge.run import QualityReport

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from queuekeeper import postgres, redis_client
+from queuekeeper.jobs.checks import CHECKS
 from queuekeeper.keyspace import session_keys
-from queuekeeper.quality.judge.checks import CHECKS
 from queuekeeper.redis_client import RedisClient
 from tests.golden_defects import broker_defects, source_defects, table, untold
 from tests.golden_defects.defect import act_out

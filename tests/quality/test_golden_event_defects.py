@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from queuekeeper.embedded import PostgresServer
+from queuekeeper.jobs.findings import Status
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.judge.findings import Status
 from queuekeeper.quality.judge.run import EVENT_SUITES, QualityReport, run_quality
 from queuekeeper.quality.judge.store import Verdict
 from tests.event_clock import install_with_clock

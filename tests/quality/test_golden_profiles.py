@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.jobs.checks import Severity
 from queuekeeper.migration.ledger.model import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.quality.judge import run
-from queuekeeper.quality.judge.checks import Severity
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
-from queuekeeper.quality.judge.findings import Status
+from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.run import run_quality
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from queuekeeper.cli.application import app
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.judge.checks import Severity
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident, Incidents, Look, State
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.run import QualityReport, run_quality

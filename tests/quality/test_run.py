@@ -12,11 +12,11 @@ import pytest
 from queuekeeper import assets
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.findings import Status
 from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.judge import run, suites
-from queuekeeper.quality.judge.findings import Status
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.run import QualityReport, run_quality, suites_for
 from queuekeeper.quality.judge.store import QualityStore, Verdict

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.checks import Priority, Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, connect, migrate
-from queuekeeper.quality.judge.checks import Priority, Severity
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.tables import ProfileTables

@@ -18,9 +18,9 @@ from queuekeeper.errors import MaintenanceRunning, RefusedError, ServerUnavailab
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
-    FindingKind,
     PartitionPlan,
     RetiredState,
     StepKind,

@@ -35,6 +35,7 @@ from queuekeeper.errors import (
 from queuekeeper.events import schema
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.manifest import (
     FORMAT,
     ArchivedFile,
@@ -48,7 +49,6 @@ from queuekeeper.maintenance.partitions.manifest import (
 )
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
-    FindingKind,
     PartitionPlan,
     RetiredPartition,
     RetiredState,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import typer
 
 from queuekeeper.errors import CheckFailed, QueuekeeperError
+from queuekeeper.jobs.findings import Finding
 from queuekeeper.jsonl import encoded
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def screen(*, stderr: bool = False) -> Console:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it; records become objects."""
+    """Return a value as JSON knows it; records become objects, findings with all that they say."""
+    if isinstance(value, Finding):
+        value = value.facts()
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):

@@ -309,7 +309,9 @@ def _coverage(found: Coverage) -> Iterator[Any]:
     }
     yield pairs(found.table, facts)
     if found.findings:
-        yield listing("Findings", found.findings, {"kind": "kind", "where": "subject", "what": "words"})
+        yield listing(
+            "Findings", found.findings, {"kind": "kind", "where": "subject", "what": "words", "mended by": "remedy"}
+        )
 
 
 def _plans(plans: Sequence[PartitionPlan], errors: Sequence[str]) -> Shown:

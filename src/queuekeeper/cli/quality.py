@@ -17,8 +17,8 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked,
 from queuekeeper.cli.run_control import RunIdOrNewest
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
-from queuekeeper.quality.judge.checks import CHECKS, Check, check
-from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.jobs.checks import CHECKS, Check, check
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident, Incidents
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.judge.run import (
@@ -31,6 +31,7 @@ from queuekeeper.quality.judge.run import (
     suites_for,
 )
 from queuekeeper.quality.judge.store import QualityRun, QualityStore, TrendRun, Verdict
+from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.profile.model import JudgeWish, ProfileReport, ProfileWish, RunWish
 
 if TYPE_CHECKING:
@@ -234,21 +235,23 @@ def judge(
             show_client_ids=show_client_ids,
             data_docs=_folder(parameters.data_docs),
         )
-
-    def status(each: Any) -> Text:
-        return _verdict("broken" if each.broken else "passed" if each.passed else "failed")
-
+    expectations = {each.number: each for each in load(suite).expectations}
+    facts = [
+        each.facts() | {"expectation": expectations[each.expectation], "passed": each.passed, "broken": each.broken}
+        for each in report.results
+    ]
     columns: dict[str, str | Callable[[Any], Any]] = {
-        "check": "expectation.check",
-        "status": status,
-        "what should hold": "expectation.description",
-        "found": lambda each: each.broken or each.observed,
+        "check": "check_id",
+        "status": lambda each: _verdict(each.status.value),
+        "what should hold": "description",
+        "found": "observed",
         "for example": _examples,
+        "remedy": "remedy_name",
     }
     words = f"{suite}: something critical is wrong with the queues in {parquet}"
     return Shown(
-        report,
-        lambda: [listing(f"{suite}, judged by Spark", report.results, columns)],
+        plain(vars(report) | {"results": facts}),
+        lambda: [listing(f"{suite}, judged by Spark", report.results, columns), *_advice(report.results)],
         failed=None if report.passed else words,
     )
 
@@ -295,10 +298,10 @@ def _results(results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> I
         "for example": _examples,
     }
     yield listing("What was found", trouble, columns)
+    yield from _advice(trouble)
     worst: dict[str, Finding] = {}
     for result in trouble:
         worst.setdefault(result.check_id, result)
-    yield table("What to do", ("check", "advice"), [(number, each.check.advice) for number, each in worst.items()])
     commands: dict[str, list[str]] = {}
     for number, result in worst.items():
         if command := result.command(shell_prefix=context.settings().key_prefix):
@@ -307,6 +310,13 @@ def _results(results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> I
         # Outside of the table, which would break it: it is there to be copied.
         yield ""
         yield cell(f"Next for {', '.join(numbers)}: {command}")
+
+
+def _advice(results: Sequence[Finding]) -> Iterator[Any]:
+    """Show what to do about each check that did not pass."""
+    advice = {each.check_id: each.check.advice for each in results if each.check and not each.passed}
+    if advice:
+        yield table("What to do", ("check", "advice"), list(advice.items()))
 
 
 def _priority(found: Finding | Incident) -> Text:

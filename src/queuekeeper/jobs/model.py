@@ -102,6 +102,7 @@ class Table:
 
     :param empty: sentence in the place of a table without rows.
     :param note: sentence below it.
+    :param links: per row, the address that its last cell leads to on a page; empty for none.
     """
 
     heading: str
@@ -109,6 +110,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     empty: str
     note: str = ""
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.jobs import DatabaseOperator
+from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.maintenance.events.watch import UpkeepLimits, watch_broker
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ class WatchBrokerOperator(AskedOperator, DatabaseOperator):
             watch = watch_broker(connection, limits=limits)
         for finding in watch.findings:
             self.log.warning("%s: %s", finding.subject, finding.words)
-        return asdict(watch)
+        return watch.facts(form_values={"postgres_conn_id": self.postgres_conn_id}, forms_url=forms_url())

@@ -16,6 +16,7 @@ from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_ans
 from queuekeeper.airflow.operators.asked import Ask, AskedOperator
 from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
@@ -436,7 +437,9 @@ class ReportPartitionsOperator(PartitionOperator):
         self.log.info("%s: report %s", report.verdict, where["html"])
         is_short = report.verdict is Verdict.IN_DANGER and not report.dry_run
         trouble = "inserts will fail, or a table cannot be looked at" if is_short else ""
-        return {"verdict": str(report.verdict), "trouble": trouble, **where}
+        looked = [(each.table, each.coverage.findings) for each in report.tables if each.coverage]
+        findings = [{"table": table, **each.facts()} for table, found in looked for each in found]
+        return {"verdict": str(report.verdict), "trouble": trouble, "findings": findings, **where}
 
     def _table(self, connection: Connection, table: str, index: int, context: Context) -> TableReport:
         def left(task_id: str, key: str = "return_value") -> Any:
@@ -451,7 +454,8 @@ class ReportPartitionsOperator(PartitionOperator):
         problem, stands = "", None
         try:
             policy = load_policy(connection, table)
-            stands = coverage(connection, policy=policy, now_ms=system_clock())
+            form_values = {"postgres_conn_id": self.postgres_conn_id}
+            stands = coverage(connection, policy=policy, now_ms=system_clock()).with_forms(form_values, forms_url())
         except QueuekeeperError as error:
             problem = str(error)
         return TableReport(

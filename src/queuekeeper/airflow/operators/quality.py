@@ -149,7 +149,8 @@ class RunQualityOperator(AskedOperator, StoresOperator):
         )
         if wish.data_docs:
             self.log.info("Data Docs: %s", Path(wish.data_docs) / "index.html")
-        findings = [finding.summary() for finding in report.findings]
+        connections = {"postgres_conn_id": self.postgres_conn_id, "redis_conn_id": self.redis_conn_id}
+        findings = [each.with_form(connections, forms_url=forms_url()).summary() for each in report.findings]
         for finding in findings:
             self.log.warning("%(priority)s %(check)s %(status)s: %(description)s (%(unexpected)s found)", finding)
         for issue in report.overdue:

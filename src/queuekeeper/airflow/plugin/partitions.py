@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Panel, Stores, panel
+from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policies import load_policies
@@ -59,7 +60,7 @@ def _table(connection: Connection, policy: PartitionPolicy, now_ms: int) -> Tabl
     return Table(
         policy=policy,
         timeline=timeline,
-        coverage=coverage(connection, policy=policy, now_ms=now_ms, only_read=True),
+        coverage=coverage(connection, policy=policy, now_ms=now_ms, only_read=True).with_forms({}, forms_url()),
         charts=coverage_charts(timeline),
     )
 

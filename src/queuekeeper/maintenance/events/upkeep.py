@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from queuekeeper.errors import UsageError
@@ -213,7 +213,7 @@ class EventUpkeep(BrokerJob):
 
     def facts(self) -> dict[str, Any]:
         """Return how the broker stands: as somebody has just seen it, or as it is now."""
-        watch = self.world.given or asdict(watch_broker(self.database, limits=self.world.parameters))
+        watch = self.world.given or watch_broker(self.database, limits=self.world.parameters).facts()
         urgent = [f"{each['subject']}: {each['words']}" for each in watch["findings"] if each["urgent"]]
         return {"watch": watch, "trouble": "; ".join(urgent)}
 
@@ -239,7 +239,7 @@ class EventUpkeep(BrokerJob):
         """Return what needs a look, and the tables of the broker."""
         watch = outcome.facts.get("watch") or {"findings": (), "tables": ()}
         findings = tuple(
-            (each["subject"], each["words"] + (" (must not wait)" if each["urgent"] else ""))
+            (each["subject"], each["words"] + (" (must not wait)" if each["urgent"] else ""), each.get("remedy") or "–")
             for each in watch["findings"]
         )
         tables = tuple(
@@ -253,7 +253,13 @@ class EventUpkeep(BrokerJob):
             for each in watch["tables"]
         )
         return [
-            Table(heading="What needs a look", heads=("what", "why"), rows=findings, empty="Nothing."),
+            Table(
+                heading="What needs a look",
+                heads=("what", "why", "mended by"),
+                rows=findings,
+                empty="Nothing.",
+                links=tuple(each.get("remedy_url", "") for each in watch["findings"]),
+            ),
             *super().shown(outcome),
             Table(
                 heading="Tables",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
+from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, percent, seconds
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, statement, translated_errors
@@ -42,18 +46,39 @@ class UpkeepLimits(Parameters):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpkeepFinding:
-    """Something that a person should look at.
+class FindingKind(StrEnum):
+    """What may be wrong with the event broker."""
+
+    FOREIGN_RECORD = "foreign_record"  # of what is dispatched; it came with a restore
+    STALLED = "stalled"  # polls have stopped
+    NEVER_DISPATCHED = "never_dispatched"
+    OVERDUE = "overdue"
+    QUARANTINED = "quarantined"
+    OVERFLOW = "overflow"  # events are written to it
+    FAILING_CONDITION = "failing_condition"
+    OLD_ROWS = "old_rows"  # autovacuum does not freeze them
+    BLOAT = "bloat"
+
+
+_CHECKS: Mapping[FindingKind, tuple[str, Severity]] = {
+    FindingKind.FOREIGN_RECORD: ("", Severity.CRITICAL),
+    FindingKind.STALLED: ("", Severity.CRITICAL),
+    FindingKind.NEVER_DISPATCHED: ("Q31", Severity.WARNING),
+    FindingKind.OVERFLOW: ("Q28", Severity.CRITICAL),
+    FindingKind.FAILING_CONDITION: ("Q32", Severity.WARNING),
+    FindingKind.OLD_ROWS: ("Q33", Severity.CRITICAL),
+}
+"""Check that a finding is part of, and how bad it is: critical where events are held up or a database is in danger."""
+
+
+def finding(kind: FindingKind, subject: str, words: str) -> Finding:
+    """Return a finding, with the form that mends it filled in where a DAG does.
 
     :param subject: table, condition by its key, or part of the broker; never the text of a condition.
     :param words: what it is, and what to do.
-    :param urgent: whether events are held up, or the database is in danger.
     """
-
-    subject: str
-    words: str
-    urgent: bool
+    found = Finding.of_kind(kind, _CHECKS, subject=subject, words=words)
+    return found.with_remedy(besides={"tables": [subject]} if kind is FindingKind.OVERFLOW else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,12 +118,21 @@ class BrokerWatch:
     reenqueued: int
     dead_letters: int
     tables: tuple[BrokerTable, ...]
-    findings: tuple[UpkeepFinding, ...]
+    findings: tuple[Finding, ...]
 
     @property
-    def urgent(self) -> tuple[UpkeepFinding, ...]:
+    def urgent(self) -> tuple[Finding, ...]:
         """What must not wait."""
         return tuple(each for each in self.findings if each.urgent)
+
+    def facts(self, *, form_values: Mapping[str, Any] | None = None, forms_url: str = "") -> dict[str, Any]:
+        """Return it as JSON knows it, with all that its findings say.
+
+        :param form_values: connections, for forms that take them.
+        :param forms_url: address below which forms of DAGs are opened; empty for none.
+        """
+        found = (each.with_form(form_values or {}, forms_url=forms_url) for each in self.findings)
+        return asdict(self) | {"findings": [each.facts() for each in found]}
 
 
 def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch:
@@ -128,32 +162,32 @@ def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch
     findings = [
         *_of_dispatching(broker, limits, overdue=overdue, quarantined=quarantined, overflow_in_use=overflow_in_use),
         *(
-            UpkeepFinding(
-                subject=f"condition {row['name']}",
-                words=f"it fails on the latest events, or takes too long, and a poll still evaluates it for "
+            finding(
+                FindingKind.FAILING_CONDITION,
+                f"condition {row['name']}",
+                f"it fails on the latest events, or takes too long, and a poll still evaluates it for "
                 f"{number(row['subscriptions'] - row['quarantined'])} subscriptions: run the remedy "
                 "quarantine_subscription, mend the condition and release them",
-                urgent=False,
             )
             for row in failing
             if row["quarantined"] < row["subscriptions"]
         ),
         *(
-            UpkeepFinding(
-                subject=table,
-                words=f"its oldest row is at {percent:,.0f} % of the age at which autovacuum freezes it: autovacuum "
+            finding(
+                FindingKind.OLD_ROWS,
+                table,
+                f"its oldest row is at {percent:,.0f} % of the age at which autovacuum freezes it: autovacuum "
                 "does not do its work there; run the remedy freeze_partition, and look for what holds old rows",
-                urgent=True,
             )
             for table, percent in ages.items()
             if percent > limits.max_freeze_percent
         ),
         *(
-            UpkeepFinding(
-                subject=each.table,
-                words=f"{number(each.dead_rows)} of its rows are dead, {each.dead_percent:.0f} %: look for a long "
+            finding(
+                FindingKind.BLOAT,
+                each.table,
+                f"{number(each.dead_rows)} of its rows are dead, {each.dead_percent:.0f} %: look for a long "
                 "transaction or a replication slot that holds them, then VACUUM it",
-                urgent=False,
             )
             for each in tables
             if each.dead_rows >= FEWEST_DEAD_ROWS and each.dead_percent > limits.max_bloat_percent
@@ -176,28 +210,28 @@ def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch
 
 def _of_dispatching(
     broker: dict[str, Any], limits: UpkeepLimits, *, overdue: int, quarantined: int, overflow_in_use: bool
-) -> list[UpkeepFinding]:
+) -> list[Finding]:
     found = []
     if broker["is_foreign"]:
         words = (
             "the record of what is dispatched comes from another server, so polls refuse to work: after a restore run "
             "SELECT pgmb.resynchronize_dispatch()"
         )
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=True))
+        found.append(finding(FindingKind.FOREIGN_RECORD, "dispatching", words))
     stalled_s = broker["stalled_s"]
     if stalled_s is not None and stalled_s > limits.max_stall_s:
         words = f"the last poll was {duration(stalled_s)} ago: start `queuekeeper events dispatch`, or see why it fails"
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=True))
+        found.append(finding(FindingKind.STALLED, "dispatching", words))
     if broker["never_dispatched"]:
         words = f"{number(broker['never_dispatched'])} stored events were never dispatched: the next run repeats them"
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=False))
+        found.append(finding(FindingKind.NEVER_DISPATCHED, "dispatching", words))
     if overdue and stalled_s is not None and stalled_s <= limits.max_stall_s:
         words = f"{number(overdue)} scheduled events are due and wait for a poll"
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=False))
+        found.append(finding(FindingKind.OVERDUE, "dispatching", words))
     if quarantined:
         words = f"{number(quarantined)} subscriptions get nothing since their condition failed: mend and release them"
-        found.append(UpkeepFinding(subject="subscriptions", words=words, urgent=False))
+        found.append(finding(FindingKind.QUARANTINED, "subscriptions", words))
     if overflow_in_use:
         words = "events are written to the overflow, as no partition was made in time: run partition_maintenance"
-        found.append(UpkeepFinding(subject="pgmb.events", words=words, urgent=True))
+        found.append(finding(FindingKind.OVERFLOW, "pgmb.events", words))
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from queuekeeper.maintenance.partitions.model import Coverage, Finding, FindingKind, RetiredState
+from queuekeeper.maintenance.partitions.findings import FindingKind, finding
+from queuekeeper.maintenance.partitions.model import Coverage, RetiredState
 from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range
@@ -36,8 +37,9 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
     if not met:
         reached = "nothing" if prepared is None else key.text(prepared)
         found.append(
-            Finding(
-                kind=FindingKind.SHORT,
+            finding(
+                FindingKind.SHORT,
+                table=table.name,
                 subject=table.name,
                 words=f"partitions reach to {reached}, less than {policy.ahead} ahead: apply a plan of creation",
             )
@@ -52,8 +54,9 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
         )
         if any(own.overlaps(other) for other in table.ranges):
             found.append(
-                Finding(
-                    kind=FindingKind.QUARANTINE_OVERLAP,
+                finding(
+                    FindingKind.QUARANTINE_OVERLAP,
+                    table=table.name,
                     subject=f"{each.quarantine_schema}.{each.partition_name}",
                     words="its range has partitions again: it cannot be attached before they are detached",
                 )

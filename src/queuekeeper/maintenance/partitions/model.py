@@ -7,7 +7,8 @@ Airflow can keep a plan, show it to a person and apply it in another process.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from queuekeeper.jobs import common
+from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
+from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
 KIND = "partition_maintenance"
@@ -92,35 +95,6 @@ class StepKind(StrEnum):
     QUARANTINE = "quarantine"  # move to the quarantine schema what was detached before an interruption
     REATTACH = "reattach"  # attach again from the quarantine schema
     DROP = "drop"
-
-
-class FindingKind(StrEnum):
-    """What may be wrong with a table's partitions."""
-
-    GAP = "gap"
-    SHORT = "short"  # head-room is less than the policy asks for
-    STRANGER = "stranger"  # a table that is no partition has the name of one
-    FOREIGN_OWNER = "foreign_owner"
-    UNMANAGED = "unmanaged"  # its bounds cannot be read, or it lies far beyond what the policy asks for
-    PENDING_DETACH = "pending_detach"
-    DEFAULT_ROWS = "default_rows"
-    DRAIN_LEFT = "drain_left"  # copy and trigger of a drain that was interrupted, or is under way
-    FAR_FUTURE = "far_future"  # rows further in the future than the policy allows
-    CUT_SHORT = "cut_short"  # more partitions are missing than one plan creates
-    QUARANTINE_OVERLAP = "quarantine_overlap"  # a retired partition whose range was created again
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Something about a table that a person should know.
-
-    :param subject: partition or range.
-    :param words: what it is, and what to do.
-    """
-
-    kind: FindingKind
-    subject: str
-    words: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -406,6 +380,10 @@ class Coverage:
     observed_at_ms: int | None
     findings: tuple[Finding, ...]
 
+    def with_forms(self, values: Mapping[str, Any], forms_url: str) -> Coverage:
+        """Return it with the address of the form behind each finding, see :meth:`Finding.with_form`."""
+        return replace(self, findings=tuple(each.with_form(values, forms_url=forms_url) for each in self.findings))
+
     @property
     def healthy(self) -> bool:
         """Whether no key of the present or near future is refused, and none will be before maintenance is due again."""
@@ -413,11 +391,21 @@ class Coverage:
         return not any(each.kind in bad for each in self.findings)
 
 
-def to_json(value: PartitionPlan | ApplyReport | Coverage) -> str:
+def facts_of(value: PartitionPlan | Coverage) -> dict[str, Any]:
+    """Return a record as JSON knows it, with all that its findings say."""
+    return asdict(value) | {"findings": [each.facts() for each in value.findings]}
+
+
+def to_json(value: PartitionPlan | ApplyReport) -> str:
     """Return a record as JSON."""
-    return json.dumps(asdict(value), ensure_ascii=False)
+    return json.dumps(asdict(value) if isinstance(value, ApplyReport) else facts_of(value), ensure_ascii=False)
 
 
 def plan_from_json(text: str) -> PartitionPlan:
-    """Return the plan that :func:`to_json` has written."""
-    return TypeAdapter(PartitionPlan).validate_json(text)
+    """Return the plan that :func:`to_json` has written.
+
+    Findings of an earlier release, which lack fields, are left out: a plan is carried out without them.
+    """
+    plan = json.loads(text)
+    plan["findings"] = [each for each in plan["findings"] if "description" in each]
+    return TypeAdapter(PartitionPlan).validate_python(plan)

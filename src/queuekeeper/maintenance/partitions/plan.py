@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from queuekeeper.errors import ForeignOwner, KeyFromFuture, RefusedError, UsageError
+from queuekeeper.jobs.findings import Finding
 from queuekeeper.maintenance.partitions.catalog import (
     Partition,
     Relation,
@@ -19,9 +20,8 @@ from queuekeeper.maintenance.partitions.catalog import (
     is_detaching,
     relations,
 )
+from queuekeeper.maintenance.partitions.findings import FindingKind, finding
 from queuekeeper.maintenance.partitions.model import (
-    Finding,
-    FindingKind,
     HeldPartition,
     PartitionPlan,
     Piece,
@@ -85,8 +85,9 @@ def plan_creation(connection: Connection, *, policy: PartitionPolicy, now_ms: in
         found = findings(connection, seen, wanted)
         if len(wanted) >= policy.at_most:
             found.append(
-                Finding(
-                    kind=FindingKind.CUT_SHORT,
+                finding(
+                    FindingKind.CUT_SHORT,
+                    table=seen.table.name,
                     subject=seen.table.name,
                     words=f"more than {policy.at_most} partitions are missing: plan again after this one is applied",
                 )
@@ -352,8 +353,9 @@ def plan_drop(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -
             if relation is None or relation.is_partition:
                 state = "was dropped" if relation is None else "was attached"
                 found.append(
-                    Finding(
-                        kind=FindingKind.UNMANAGED,
+                    finding(
+                        FindingKind.UNMANAGED,
+                        table=seen.table.name,
                         subject=f"{each.quarantine_schema}.{each.partition_name}",
                         words=f"it {state} by somebody else",
                     )

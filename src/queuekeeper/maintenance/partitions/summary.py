@@ -24,7 +24,7 @@ def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> s
         lines += ["", f"and {_count(len(plan.steps) - shown, 'further step')} of the same kind, see the log"]
     for title, texts in (
         ("Stays", [f"{each.partition}: {each.reason}" for each in plan.held]),
-        ("Found", [f"{each.kind.value} {each.subject}: {each.words}" for each in plan.findings]),
+        ("Found", [f"{each.kind} {each.subject}: {each.words}" for each in plan.findings]),
         (
             "In the way now",
             [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psycopg
 
 from queuekeeper.errors import KeyFromFuture, UsageError
+from queuekeeper.jobs.findings import Finding
 from queuekeeper.maintenance.partitions.broker import LOWEST_NEEDED, NEVER_PASSED, TABLES
 from queuekeeper.maintenance.partitions.catalog import (
     PartitionedTable,
@@ -20,7 +21,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     steps_with_rows,
     taken_names,
 )
-from queuekeeper.maintenance.partitions.model import Finding, FindingKind
+from queuekeeper.maintenance.partitions.findings import FindingKind, finding
 from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
 from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
@@ -189,8 +190,8 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
     table, key = seen.table, seen.table.key
     found: list[Finding] = []
 
-    def add(kind: FindingKind, subject: str, words: str) -> None:
-        found.append(Finding(kind=kind, subject=subject, words=words))
+    def add(kind: FindingKind, subject: str, words: str, *, is_mended: bool = True) -> None:
+        found.append(finding(kind, table=table.name, subject=subject, words=words, is_mended=is_mended))
 
     ranges = table.ranges
     if ranges:
@@ -256,6 +257,7 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
             table.default.name,
             f"it holds rows of {len(near)} steps, from {key.text(near[0].start)}: "
             + (seen.undrainable or "a plan of creation drains it"),
+            is_mended=not seen.undrainable,
         )
     if beyond:
         add(

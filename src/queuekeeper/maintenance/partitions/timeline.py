@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.keys import KeyKind
-from queuekeeper.maintenance.partitions.model import Finding, RetiredState
+from queuekeeper.maintenance.partitions.model import RetiredState
 from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range, gaps
@@ -81,7 +81,6 @@ class Timeline:
     seconds_per_position: float | None
     bars: tuple[Bar, ...]
     marks: tuple[Mark, ...]
-    findings: tuple[Finding, ...]
     cursor_problem: str
 
 
@@ -95,7 +94,7 @@ def table_timeline(
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises InvalidPolicy: when the policy does not suit it.
     """
-    with judged(connection, policy=policy, now_ms=now_ms, only_read=only_read) as (seen, found):
+    with judged(connection, policy=policy, now_ms=now_ms, only_read=only_read) as (seen, _):
         retired = [
             Range(
                 lower=None if each.lower is None else seen.table.key.position(each.lower),
@@ -124,7 +123,6 @@ def table_timeline(
         seconds_per_position=seen.table.key.seconds(1),
         bars=tuple(joined(bars)),
         marks=tuple(marks),
-        findings=tuple(found),
         cursor_problem=problem,
     )
 

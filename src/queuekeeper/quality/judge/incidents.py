@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.checks import Priority, Severity, check
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.judge.checks import Priority, Severity, check
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 
 _MISSING = "run `queuekeeper database migrate` first"

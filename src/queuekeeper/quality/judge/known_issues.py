@@ -8,8 +8,8 @@ from datetime import date, datetime
 from typing import Any
 
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.checks import check
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.judge.checks import check
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 _MISSING = "run `queuekeeper database migrate` first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.errors import AnalysisException
@@ -9,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from queuekeeper.errors import UsageError
-from queuekeeper.quality.judge.suites import SuiteReport, load, validate
+from queuekeeper.quality.judge.suites import load
+from queuekeeper.quality.judge.validation import SuiteReport, validate
 
 
 def judge_parquet(
@@ -23,6 +25,8 @@ def judge_parquet(
     data_docs: Path | None = None,
 ) -> SuiteReport:
     """Judge the queues of a profile by a suite of one store's sessions.
+
+    Nothing is on record, so the forms of remedies name no quality run, no limit and no prefix of keys.
 
     :param path: folder that the profile has written.
     :param suite: name of a file in ``expectations/``.
@@ -43,9 +47,12 @@ def judge_parquet(
     frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
     try:
         asked = chosen if contents else chosen.without_contents()
-        return validate(asked, frame=frame, show_client_ids=show_client_ids, data_docs=data_docs)
+        report = validate(asked, frame=frame, show_client_ids=show_client_ids, data_docs=data_docs)
     finally:
         frame.unpersist()
+    if not chosen.is_mended:
+        return report
+    return replace(report, results=tuple(each if each.passed else each.with_remedy() for each in report.results))
 
 
 def _with_neighbours(queues: DataFrame, *, is_clustered: bool) -> DataFrame:

@@ -8,8 +8,9 @@ import psycopg
 
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.keys import KeyKind, parse_span
-from queuekeeper.maintenance.partitions.model import Coverage, FindingKind
+from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection, statement, translated_errors

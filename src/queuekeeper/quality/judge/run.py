@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,20 @@ from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import hash_key
+from queuekeeper.jobs.checks import Priority, Severity, Store
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
-from queuekeeper.quality.judge.checks import Priority, Severity, Store
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incidents, Look
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.judge.live_queues import PARTS, QueueSums, part_of_turn
 from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
 from queuekeeper.quality.judge.store import Profile, QualityStore, Verdict
-from queuekeeper.quality.judge.suites import SHOWN_VALUES, ExpectationResult, Suite, check_expectations, load, validate
+from queuekeeper.quality.judge.suites import Suite, load
+from queuekeeper.quality.judge.validation import SHOWN_VALUES, check_expectations, validate
 from queuekeeper.quality.profile.servers import read_servers, redis_target
 from queuekeeper.redis_client import connect as connect_redis
 
@@ -354,8 +355,6 @@ class _Judge:
     def judge(self, suite: Suite, *, place: str) -> list[Finding]:
         """Return what a suite finds at a place."""
         read = all(self._profiles[store].contents for store in suite.stores)
-        numbered = list(enumerate(suite.expectations, start=1))
-        asked = [(number, each) for number, each in numbered if read or not each.needs_contents]
         self.not_judged |= {each.check for each in suite.expectations if each.needs_contents and not read}
         report = validate(
             suite if read else suite.without_contents(),
@@ -366,10 +365,7 @@ class _Judge:
             shown=SHOWN_VALUES + len({issue.client_hash for issue in self._issues if issue.client_hash}),
             data_docs=self._data_docs,
         )
-        return [
-            self._result(suite, number, result, place=place)
-            for (number, _), result in zip(asked, report.results, strict=True)
-        ]
+        return [self._judged(suite, found, place=place) for found in report.results]
 
     def _query(self, suite: Suite) -> str:
         values = {"quality_run_id": self._quality_run_id} | {
@@ -381,25 +377,13 @@ class _Judge:
         }
         return statement(f"quality/{suite.rows}") % literals
 
-    def _result(self, suite: Suite, number: int, found: ExpectationResult, *, place: str) -> Finding:
-        expectation = found.expectation
-        known = self._known_hashes(expectation.check, place)
+    def _judged(self, suite: Suite, found: Finding, *, place: str) -> Finding:
+        """Return a finding with its place, whether somebody answers for it, and what mends it."""
+        known = self._known_hashes(found.check_id, place)
         status = _status(found, known)
-        # Of the queues only those in Redis are mended.
-        mended = status is not Status.PASSED and suite.stores != (Store.POSTGRES,)
-        finding = Finding(
-            suite=suite.name,
-            expectation=number,
-            check_id=expectation.check,
-            severity=expectation.severity,
-            status=status,
-            description=expectation.description,
-            unexpected_count=found.unexpected_count,
-            observed=found.broken or found.observed,
-            examples=_examples(found, known if status is Status.FAILED else None),
-            place=place,
-        )
-        if not mended:
+        examples = _unknown(found, known if status is Status.FAILED else None)
+        finding = replace(found, status=status, examples=examples[:SHOWN_VALUES], place=place)
+        if finding.passed or not suite.is_mended:
             return finding
         return finding.with_remedy(
             quality_run_id=self._quality_run_id, key_prefix=self._key_prefix or None, **self._choice(suite)
@@ -423,18 +407,14 @@ class _Judge:
         return choice | {"cohorts": "all"}
 
 
-def _status(found: ExpectationResult, known: set[str] | None) -> Status:
-    if found.broken:
-        return Status.BROKEN
-    if found.passed:
-        return Status.PASSED
+def _status(found: Finding, known: set[str] | None) -> Status:
+    """Return whether somebody answers for all that a failure has found."""
+    if found.status is not Status.FAILED:
+        return found.status
     whole = len(found.examples) == found.unexpected_count > 0
-    if known is None or (whole and all(example.get("client_hash") in known for example in found.examples)):
-        return Status.KNOWN
-    return Status.FAILED
+    return Status.KNOWN if known is None or (whole and not _unknown(found, known)) else Status.FAILED
 
 
-def _examples(found: ExpectationResult, known: set[str] | None) -> tuple[Mapping[str, Any], ...]:
-    """Return the first offenders; where some are known, those that are not."""
-    news = [example for example in found.examples if example.get("client_hash") not in (known or set())]
-    return tuple(news[:SHOWN_VALUES])
+def _unknown(found: Finding, known: set[str] | None) -> tuple[Mapping[str, Any], ...]:
+    """Return the examples that nobody answers for; all, where nobody or somebody answers for the whole."""
+    return tuple(each for each in found.examples if each.get("client_hash") not in (known or ()))

@@ -11,14 +11,14 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.judge.checks import Severity
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.profile.model import FAULTS
 
 _MISSING = "run `queuekeeper database migrate` first"
 _KNOWN = 5
-_STORED = tuple(each.name for each in fields(Finding) if each.name != "remedy_url")
+_STORED = tuple(each.name for each in fields(Finding) if each.name not in {"remedy_url", "kind", "subject"})
 
 _OF_QUEUE = ("client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "payload_bytes")
 DEPTHS = (0, *(2**power for power in range(17)))

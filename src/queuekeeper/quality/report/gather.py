@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any, TypeVar, cast
 
 from queuekeeper import __version__
+from queuekeeper.jobs.checks import CHECKS, Check, Severity
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.judge.checks import CHECKS, Check, Severity
-from queuekeeper.quality.judge.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident, Incidents
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.judge.store import (

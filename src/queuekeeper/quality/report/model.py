@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 
-from queuekeeper.quality.judge.findings import Finding, Status
+from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident
 from queuekeeper.quality.judge.store import DepthBucket, Verdict
 from queuekeeper.report.files import Report

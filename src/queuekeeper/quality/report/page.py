@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from queuekeeper.quality.judge.findings import Status
+from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.store import DepthBucket, Verdict
 from queuekeeper.quality.report.model import (
     CohortLine,

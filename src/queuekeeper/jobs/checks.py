@@ -1,4 +1,4 @@
-"""The catalogue of checks on queues: what each finds, what that means and what mends it.
+"""The catalogue of checks on queues, partitions and the event broker: what each finds, what that means, what mends it.
 
 Numbers are for good: reports, known issues and trends name a check by them.
 """
@@ -40,6 +40,11 @@ class Priority(StrEnum):
         """What it is for a suite."""
         known = {Priority.P0: Severity.CRITICAL, Priority.P1: Severity.WARNING}
         return known.get(self, Severity.INFO)
+
+    @classmethod
+    def of(cls, severity: Severity) -> Priority:
+        """Return the most urgent priority of a severity."""
+        return next(each for each in cls if each.severity is severity)
 
 
 class Area(StrEnum):
@@ -85,12 +90,15 @@ class Remedy:
     def filled(self, **values: Any) -> dict[str, Any]:
         """Return the form for one run.
 
-        :param values: what stands in braces in the form -> what to write there.
+        :param values: what stands in braces in the form -> what to write there; a field without a value is left out.
         """
-        return {
-            name: values[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
-            for name, value in self.conf.items()
-        }
+        filled = {}
+        for name, value in self.conf.items():
+            if not (isinstance(value, str) and value.startswith("{")):
+                filled[name] = value
+            elif value[1:-1] in values:
+                filled[name] = values[value[1:-1]]
+        return filled
 
     def command_line(self, form: Mapping[str, Any], *, shell_prefix: str = "") -> str:
         """Return the command that begins to mend a finding, and plans first.
