@@ -39,12 +39,13 @@ from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, of_file, spark_jobs, tags
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.approval import ApprovePlanOperator, CheckApprovalOperator, SummarisePlanOperator
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.migration import (
     CopySessionsOperator,
     PlanMigrationOperator,
     VerifyMigrationOperator,
 )
+from queuekeeper.airflow.operators.migration_approval import CheckApprovalOperator, SummarisePlanOperator
 from queuekeeper.airflow.operators.online import (
     ArmCohortsOperator,
     CatchUpOperator,

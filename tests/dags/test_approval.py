@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuekeeper import postgres, redis_client
-from queuekeeper.airflow.operators.approval import (
-    ApprovePlanOperator,
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator, answer_of
+from queuekeeper.airflow.operators.migration_approval import (
     CheckApprovalOperator,
     SummarisePlanOperator,
-    answer_of,
     check_plan,
 )
 from queuekeeper.airflow.summary import cohort_groups, summarise

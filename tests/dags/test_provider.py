@@ -20,7 +20,7 @@ from airflow.providers_manager import ProvidersManager
 from airflow.sdk import BaseOperator
 
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
-from queuekeeper.airflow.operators.approval import CheckApprovalOperator
+from queuekeeper.airflow.operators.migration_approval import CheckApprovalOperator
 from queuekeeper.airflow.plugin import QueuekeeperPlugin
 from queuekeeper.embedded import RedisServer
 

@@ -1,0 +1,116 @@
+"""Tells the plan of a migration in short, and shares out its cohorts once a person has approved it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.asked import Ask, AsksOperator
+from queuekeeper.airflow.operators.stores import StoresOperator
+from queuekeeper.airflow.summary import cohort_groups, summarise
+from queuekeeper.audit import Answer
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.common import FourEyes
+from queuekeeper.migration.ledger.ledger import MigrationLedger
+from queuekeeper.migration.ledger.model import CopyGroups, MigrationPlan, PlanState
+from queuekeeper.migration.online.checks import check_four_eyes
+from queuekeeper.migration.preflight import check_same_source
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import facts
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class SummarisePlanOperator(StoresOperator):
+    """Read the plan of a run and return it in short: numbers, and the same as Markdown.
+
+    :param run_id: run that made the plan (templated).
+    :param postgres_conn_id: where plans are kept (templated).
+    :param redis_conn_id: target, asked for its memory (templated).
+    """
+
+    template_fields: Sequence[str] = ("run_id", *StoresOperator.template_fields)
+
+    def __init__(self, *, run_id: str = "{{ run_id }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.run_id = run_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return plan id, numbers and Markdown."""
+        with self.postgres_hook.ledger() as ledger:
+            plan = ledger.load_plan(ledger.plan_of_run(self.run_id))
+        if plan.state is PlanState.REFUSED:
+            raise RefusedError(f"plan {plan.plan_id} was refused: {plan.state_reason}")
+        with self.redis_hook.connect() as client:
+            summary = summarise(plan, facts(client))
+        self.log.info("Plan %s in short:\n%s", summary.plan_id, summary.markdown)
+        return asdict(summary)
+
+
+class CheckApprovalOperator(AsksOperator):
+    """Read the answer, check that the plan still describes the source, note who agreed, and share out the cohorts.
+
+    :param plan_id: plan that was put before the person (templated).
+    :param decision: what :class:`ApprovePlanOperator` returned (templated).
+    :param postgres_conn_id: source and control database (templated).
+    """
+
+    template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "postgres_conn_id")
+    copy_groups = Ask(CopyGroups)
+    four_eyes = Ask(FourEyes)
+
+    def __init__(
+        self,
+        *,
+        plan_id: str,
+        decision: Any,
+        run_id: str = "{{ run_id }}",
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.plan_id = plan_id
+        self.decision = decision
+        self.run_id = run_id
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> list[str]:
+        """Return the groups of cohorts to copy."""
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+            ledger = MigrationLedger(connection)
+            answer = take_answer(
+                self.plan_id,
+                self.decision,
+                note=lambda given: ledger.note_answer(self.plan_id, given),
+            )
+            if self.read(FourEyes).four_eyes:
+                check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
+            plan = ledger.load_plan(self.plan_id)
+            check_plan(plan, answer, connection, asked_for=ledger.plan_of_run(self.run_id))
+            ledger.set_approved(plan.plan_id, answer)
+        groups = cohort_groups(plan, groups=self.read(CopyGroups).copy_groups)
+        self.log.info("Plan %s was approved by %s and still holds", plan.plan_id, answer.actor)
+        self.log.info("Copying %s cohorts in %s groups: %s", len(plan.chosen), len(groups), "; ".join(groups))
+        return groups
+
+
+def check_plan(plan: MigrationPlan, answer: Answer, connection: Connection, *, asked_for: str) -> None:
+    """Check that a plan still describes source, wishes and code.
+
+    :param answer: the approval.
+    :param asked_for: plan of the run that wants to copy.
+    :raises StalePlan: naming what has changed.
+    """
+    if asked_for != plan.plan_id:
+        raise StalePlan(
+            f"this run has since made plan {asked_for}, and {plan.plan_id} was approved: nothing was written to Redis; "
+            "trigger the DAG again for a new plan"
+        )
+    MigrationLedger(connection).check_current(plan.plan_id, now_ms=system_clock(), answer=answer)
+    check_same_source(connection, plan)
