@@ -9,9 +9,9 @@ from typing import Any
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
 
-from queuekeeper.checks import checked_but
+from queuekeeper.checks import checked_but, shown
 from queuekeeper.closing import AsyncClosing, Opening
-from queuekeeper.errors import QueuekeeperError, ServerUnavailable
+from queuekeeper.errors import QueuekeeperError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import SLOTS, hash_slot
 from queuekeeper.lua.bundle import Script
 from queuekeeper.lua.call import (
@@ -31,10 +31,20 @@ from queuekeeper.lua.call import (
     target_of,
     wait_s,
 )
+from queuekeeper.lua.caller import ScriptCaller
 from queuekeeper.redis_client import CONNECT_TIMEOUT_S, Words, from_redis, lost
 from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, endpoint
 
 _REFRESH_PAUSE_S = 0.1
+
+
+def check_caller(caller: Any) -> None:
+    """Refuse what no asyncio store can send its calls by; another driver may stand in for :class:`AsyncScriptCaller`.
+
+    :raises UsageError: naming what was given.
+    """
+    if isinstance(caller, ScriptCaller) or not callable(getattr(caller, "execute", None)):
+        raise UsageError(f"caller is {shown(caller)}: it must be an AsyncScriptCaller, as redis_async.connect opens it")
 
 
 @checked_but("replicas", "replica_timeout_ms")  # which check_waits refuses

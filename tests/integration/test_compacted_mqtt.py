@@ -806,8 +806,14 @@ def test_door_that_takes_no_writes_lets_clients_in_without_a_subscription_of_its
 
 @pytest.mark.parametrize("version", [MQTT_3, MQTT_5])
 @pytest.mark.parametrize("says_so", [True, False])
+@pytest.mark.parametrize("behind", [b"", b"\xc0\x00" * 3], ids=["", "which has sent more"])
 def test_client_that_leaves_while_it_waits_takes_nothing_from_its_newer_connection(
-    broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, says_so: bool, monkeypatch: pytest.MonkeyPatch
+    broker: Mosquitto,
+    valkey_url: str,
+    version: MQTTProtocolVersion,
+    says_so: bool,
+    behind: bytes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mqtt, "LET_IN_WITHIN_S", PATIENCE_S)
 
@@ -815,7 +821,7 @@ def test_client_that_leaves_while_it_waits_takes_nothing_from_its_newer_connecti
         link = HeldLink(monkeypatch)
         async with opening(broker, valkey_url) as world:
             reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
-            writer.write(CONNECTS[version])
+            writer.write(CONNECTS[version] + behind)
             if says_so:
                 writer.write(b"\xe0\x00")
             writer.write_eof()

@@ -111,7 +111,7 @@ CONNECTING: dict[str, Callable[..., Any]] = {
 """How servers are reached."""
 
 # What others may stand in for, another driver or a store that somebody has wrapped; and what comes behind topics.
-LEFT_OUT = {"caller", "SessionWriter.store", "Interest.topics.expires_after"}
+LEFT_OUT = {"SessionWriter.store", "Interest.topics.expires_after"}
 # What is refused with how many replicas can be waited for, and how long.
 LEFT_OUT |= {f"connect for asyncio.{name}" for name in ("replicas", "replica_timeout_ms")}
 # Ours to call.
@@ -140,6 +140,11 @@ BESIDE: dict[str, dict[str, Any]] = {
     "Purge.sequence": {"kind": "up_to"},
     "SessionWriter.source": {"first_offset": 1},
     "SessionWriter.first_offset": {"source": "s"},
+}
+BESIDE |= {
+    f"{broker}.schedule.{argument}": {"delay_ms": 1}
+    for broker in ("EventBroker", "AsyncEventBroker")
+    for argument in ("event", "subscription_id")
 }
 
 

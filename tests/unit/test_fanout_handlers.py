@@ -18,6 +18,7 @@ from queuekeeper.errors import TimeLimitExceeded, UsageError
 from queuekeeper.fanout import Failed, FanoutMessage, Handler, Middleware, RetryRules
 from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt
 from queuekeeper.service import limits
+from queuekeeper.service.handlers import LoopThreadCalls
 from queuekeeper.service.limits import limited
 from tests.patience import PATIENCE_S
 
@@ -97,6 +98,17 @@ def test_time_out_of_a_handlers_own_is_not_taken_for_the_limit() -> None:
 
     assert result is not None
     assert result.reason == "TimeoutError: the bank"
+
+
+def test_time_that_a_handler_in_a_thread_has_used_is_not_given_again_to_what_it_returns() -> None:
+    def slow(message: FanoutMessage) -> Any:
+        return for_ever_async(message)
+
+    # It begins at 0 s, and returns what is to be awaited 700 s later.
+    calls = LoopThreadCalls(slow, RetryRules(time_limit_ms=600_000), now_s=iter([0.0, 700.0]).__next__)
+
+    with pytest.raises(TimeLimitExceeded, match=r"longer than its 600 s"):
+        asyncio.run(calls.answer_in_thread(MESSAGE))
 
 
 def test_handler_that_is_quick_enough_is_left_alone_and_nothing_comes_later() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_integer, checked
-from queuekeeper.clock import SERVER_BACKOFF, Backoff
+from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF, Backoff
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
 from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
@@ -39,8 +39,8 @@ class RetryRules:
     :raises UsageError: naming parameter, value and rule.
     """
 
-    first_delay_ms: int = 100
-    max_delay_ms: int = 60_000
+    first_delay_ms: int = int(HANDLER_BACKOFF.first_s * 1_000)
+    max_delay_ms: int = int(HANDLER_BACKOFF.longest_s * 1_000)
     time_limit_ms: int | None = None
 
     def __post_init__(self) -> None:

@@ -31,6 +31,9 @@ from queuekeeper.compacted.topics import Topics
 from queuekeeper.errors import InvalidTopic, QueuekeeperError, ServerUnavailable, StaleEpoch
 
 CLOSE_TIMEOUT_S = 2.0
+EARLY_BYTES = 65_536
+"""What is taken of a client that waits to be let in."""
+
 KNOCK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """How long a knock is waited for before the next one."""
 
@@ -156,11 +159,18 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         # To the broker, once the client is let in.
         self._let_in: asyncio.Future[StreamWriter] = asyncio.Future()
+        # What the client has sent behind its CONNECT until then.
+        self._early: list[Packet] = []
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
         """Pass packets on until either side ends."""
-        broker: StreamWriter | None = None
+        opened: list[tuple[StreamReader, StreamWriter]] = []
+
+        async def open_broker() -> None:
+            # Noted where it is opened: it is to be closed however the wait for it ends.
+            opened.append(await self._world.open_broker())
+
         try:
             connect = await self._unless_it_ends(self._read_connect())
             if connect is None:
@@ -168,14 +178,18 @@ class Relay:
             # Read from now on, since a client may leave before it is let in: the broker is not to hear of it then.
             self._spawn(self._pass_on(self._reader, None, self._from_client))
             try:
-                opened = await self._unless_it_ends(self._world.open_broker())
+                await self._unless_it_ends(open_broker())
             except OSError as error:
                 _log.warning("client %r cannot be let in to the broker: %s", self._client_id, error)
                 self._client.write(packets.write_unavailable(self._level))
                 return
-            reader, broker = opened
+            if self._ended.is_set():
+                return
+            ((reader, broker),) = opened
             broker.write(connect)
             self._let_in.set_result(broker)
+            for packet in self._early:
+                broker.write(self._from_client(packet))
             self._spawn(self._pass_on(reader, self._client, lambda packet: self._from_broker(packet, broker)))
             await self._ended.wait()
         except (MalformedPacket, ConnectionError, TimeoutError) as error:
@@ -187,14 +201,13 @@ class Relay:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            for writer in (broker, self._client):
-                if writer is not None:
-                    writer.close()
-                    with suppress(OSError, TimeoutError):
-                        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                            await writer.wait_closed()
-                    # A peer that reads nothing has had its time.
-                    writer.transport.abort()
+            for writer in (*(broker for _, broker in opened), self._client):
+                writer.close()
+                with suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await writer.wait_closed()
+                # A peer that reads nothing has had its time.
+                writer.transport.abort()
 
     def end(self, reason: Reason, why: str | None = None) -> None:
         """End the connection, and say why where the client understands it; one that waits is told by its CONNACK."""
@@ -258,12 +271,20 @@ class Relay:
     async def _pass_on(
         self, source: StreamReader, sink: StreamWriter | None, look_at: Callable[[Packet], bytes]
     ) -> None:
-        """Pass packets on; with no sink, to the broker."""
+        """Pass packets on; with no sink, to the broker, once the client is let in.
+
+        Until then it is read all the same, so that its end is seen; from one that has sent a lot nothing more is read.
+        """
         try:
             while packet := await packets.read_packet(source, max_bytes=self._world.max_packet_bytes):
-                if packet.kind == Kind.DISCONNECT and not self._let_in.done():
-                    return
-                writer = sink or await self._let_in
+                if not self._let_in.done():
+                    if packet.kind == Kind.DISCONNECT:
+                        return
+                    self._early.append(packet)
+                    if sum(len(early.raw) for early in self._early) > EARLY_BYTES:
+                        await self._let_in
+                    continue
+                writer = sink or self._let_in.result()
                 writer.write(look_at(packet))
                 await writer.drain()
         except (MalformedPacket, ConnectionError) as error:

@@ -10,7 +10,7 @@ from queuekeeper.clock import Clock
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.operations import NOTED_QUEUES, CompactedOperations
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.text_form import shows
 
@@ -106,6 +106,7 @@ class AsyncCompactedQueues(_Methods, Awaiting):
         clock: Clock | None = None,
         noted_queues: int = NOTED_QUEUES,
     ) -> None:
+        check_caller(caller)
         self.operations = CompactedOperations(
             prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues, is_cluster=caller.is_cluster
         )

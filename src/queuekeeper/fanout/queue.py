@@ -8,7 +8,7 @@ from queuekeeper.clock import Clock
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.operations import FanoutOperations, Step, Wake
 from queuekeeper.operation import Awaiting, Blocking, Both, blocking
-from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.text_form import shows
 
@@ -92,6 +92,7 @@ class AsyncFanoutQueues(_Methods, Awaiting):
         *,
         clock: Clock | None = None,
     ) -> None:
+        check_caller(caller)
         self.operations = FanoutOperations(prefix=prefix, rules=rules, clock=clock)
         self._caller = caller
 

@@ -223,11 +223,14 @@ class Calls(Generic[M]):
         limit_ms = self._rules.time_limit_ms
         return None if limit_ms is None else limit_ms / 1_000
 
-    async def _finish(self, result: Any) -> None:
-        """Await what the handler has returned, within its time."""
+    async def _finish(self, result: Any, *, used_s: float = 0.0) -> None:
+        """Await what the handler has returned, within its time.
+
+        :param used_s: what of it the handler has used until it returned.
+        """
         limit_s = self._limit_s
         try:
-            async with asyncio.timeout(limit_s) as limit:
+            async with asyncio.timeout(None if limit_s is None else limit_s - used_s) as limit:
                 await finished(result)
         except TimeoutError as error:
             if limit_s is None or not limit.expired():
@@ -271,22 +274,23 @@ class LoopThreadCalls(BlockingCalls[M]):
         def in_thread(work: Callable[..., T], *given: Any) -> Awaitable[T]:
             return loop.run_in_executor(None, partial(context.run, work, *given))
 
-        around, result = await in_thread(self._begin, message)
+        around, result, used_s = await in_thread(self._begin, message)
         if result is None:
             return
         try:
-            await loop.create_task(self._finish(result), context=context)
+            await loop.create_task(self._finish(result, used_s=used_s), context=context)
         except BaseException as error:
             if not await in_thread(around.__exit__, type(error), error, error.__traceback__):
                 raise
         else:
             await in_thread(around.__exit__, None, None, None)
 
-    def _begin(self, message: M) -> tuple[ExitStack, Any]:
-        """Return what is to be awaited and what is to be left after that, or none when all is done."""
+    def _begin(self, message: M) -> tuple[ExitStack, Any, float]:
+        """Return what is to be left at the end, what is to be awaited before, if anything, and the seconds used."""
         with ExitStack() as stack:
             stack.enter_context(self._around(message))
+            began_s = self._now_s()
             result = self._call(message)
             if inspect.isawaitable(result):
-                return stack.pop_all(), result
-        return stack, None
+                return stack.pop_all(), result, self._now_s() - began_s
+        return stack, None, 0.0

@@ -8,7 +8,7 @@ from queuekeeper import lua
 from queuekeeper.checks import checked, checked_but
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
@@ -97,6 +97,7 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
         epoch_of: EpochOf | None = None,
         clock: Clock = system_clock,
     ) -> None:
+        check_caller(caller)
         self.operations = RedisSessionOperations(
             prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )

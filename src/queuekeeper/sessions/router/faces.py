@@ -14,7 +14,7 @@ from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Awaiting, Blocking, Both, Operation, Pause
 from queuekeeper.postgres import address_of
-from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS
@@ -156,6 +156,7 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
         owner_age_s: float = OWNER_AGE_S,
         recent_sessions: int = RECENT_SESSIONS,
     ) -> None:
+        check_caller(caller)
         self.operations = RouterOperations(
             prefix=prefix,
             rules=rules,
