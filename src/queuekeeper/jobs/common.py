@@ -42,8 +42,8 @@ def default_ttl_s() -> Any:
     return seconds(
         StoreRules.default_ttl_s,
         title="Default life",
-        help="Seconds that a message lives whose publisher set no expiry, counted from the message's own time. Set it "
-        "to what TBMQ has in persisted-messages.ttl.",
+        help="Seconds for which a message lives when its publisher set no expiry. They count from the message's own "
+        "time. Set it to what TBMQ has in persisted-messages.ttl.",
         section=Section.RULES,
         examples=[86_400, StoreRules.default_ttl_s, 2_592_000],
     )
@@ -212,7 +212,7 @@ class FourEyes(Parameters):
     four_eyes: bool = parameter(
         False,
         title="Four eyes",
-        help="Accept an approval only from somebody else than who triggered the run.",
+        help="Accept an approval only from a person who did not trigger the run.",
         section=Section.APPROVAL,
     )
 
@@ -223,8 +223,7 @@ class UndoRetention(Parameters):
     undo_retention_days: int = days(
         7,
         title="Keep undo files",
-        help="When a run starts, it removes undo files that are older than so many days. They name clients, and may "
-        "hold values.",
+        help="Days after which a run that starts removes undo files. The files name clients, and may hold values.",
         section=Section.RECORDS,
         most=365,
         examples=[1, 7, 30],

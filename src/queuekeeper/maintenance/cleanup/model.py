@@ -21,8 +21,8 @@ class CleanupParameters(SessionRules, RunParameters):
     grace_s: int = seconds(
         3_600,
         title="Grace",
-        help="A message without reference is removed once it is older than so many seconds. A message without expiry "
-        "whose life is over goes so many seconds after the cleanup.",
+        help="Seconds after which a message without a reference is removed. A message without an expiry whose life is "
+        "over expires this many seconds after the cleanup.",
         section=Section.RULES,
         most=31_536_000,
         examples=[3_600, 86_400],
@@ -30,8 +30,9 @@ class CleanupParameters(SessionRules, RunParameters):
     idle_days: int = days(
         30,
         title="Idle sessions",
-        help="Days that packet id and fields of a session without messages are kept, from the first cleanup that finds "
-        "it without. A message ends the count. Set it to more than the broker's longest session expiry.",
+        help="Days for which the packet id and the fields of an empty session are kept. They count from the first "
+        "cleanup that finds the session empty; a new message ends the count. Set it to more than the broker's longest "
+        "session expiry.",
         section=Section.RULES,
         examples=[8, 30, 90],
     )

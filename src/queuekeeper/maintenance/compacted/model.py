@@ -51,7 +51,7 @@ class CollectionParameters(RunParameters):
     policy: str = parameter(
         RetentionPolicy.DELETE.value,
         title="Policy",
-        help="Which messages are removed at the age below, of queues that have no rules of their own.",
+        help="Which messages are removed at the age below. A queue that has rules of its own keeps to those.",
         choices={
             "delete": "delete: every message, acknowledged or not",
             "acked_only": "acked_only: what has been acknowledged",
@@ -75,7 +75,7 @@ class CollectionParameters(RunParameters):
     override: bool = parameter(
         False,
         title="Override own rules",
-        help="Apply the rules above to queues that have their own, too, and look at all queues, due or not.",
+        help="Look at all queues, due or not, and apply the rules above also to queues that have rules of their own.",
         section=Section.RULES,
     )
     client_filter: str = _filter("clients", begins="Look only at queues whose client id", example="meter-*")
@@ -83,8 +83,8 @@ class CollectionParameters(RunParameters):
     keep_values: bool = parameter(
         True,
         title="Keep values for an undo",
-        help="Write what is removed to the undo file with its value, so that it can be restored. Otherwise the file "
-        "only lists it.",
+        help="Write each removed message to the undo file with its value, so that it can be restored. Otherwise the "
+        "file only lists the messages.",
         section=Section.RECORDS,
     )
     max_operations_per_s: int | None = common.max_operations_per_s(
@@ -94,7 +94,7 @@ class CollectionParameters(RunParameters):
         0,
         proposed=30,
         title="Late start",
-        help="Each task starts after a random delay of at most so many seconds, so that not all start together.",
+        help="Most seconds of the random delay after which each task starts, so that not all start together.",
         section=Section.PACE,
         least=0,
         most=3_600,

@@ -24,14 +24,15 @@ class UpkeepLimits(Parameters):
     max_stall_s: int = seconds(
         60,
         title="Longest pause between polls",
-        help="The run fails when the last poll is more than so many seconds ago, while anybody subscribes.",
+        help="Seconds since the last poll after which the run fails, as long as there is a subscription.",
         most=86_400,
         examples=[10, 60, 600],
     )
     max_freeze_percent: int = percent(
         150,
         title="Wraparound age",
-        help="The run fails when a table is older than this percent of the age at which autovacuum freezes it at last.",
+        help="The run fails when the age of a table exceeds this percent of the age at which autovacuum has to freeze "
+        "it.",
         section=Section.RULES,
         most=1_000,
         examples=[100, 150],

@@ -57,14 +57,15 @@ class FanoutRepairParameters(RunParameters):
     unregister: bool = parameter(
         True,
         title="Remove dead consumers",
-        help="Remove consumers that were unseen for as long as their own options say, with what waits for them alone. "
-        "Otherwise, and where their options say nothing, they are only shown.",
+        help="Remove each consumer that has not been seen for the time in its own options, with the messages that "
+        "wait for it alone. Otherwise, and where its options name no time, the consumer is only shown.",
         section=Section.RULES,
     )
     idle_expiry_s: int | None = seconds(
         None,
         title="Dead after",
-        help="Seconds after which an unseen consumer is dead whose options name no time. Goes with unregister.",
+        help="Seconds after which a consumer that has not been seen is dead, where its own options name no time. Goes "
+        "with unregister.",
         unset="such a consumer is never removed",
         section=Section.RULES,
         most=MAX_MS // 1_000,

@@ -41,7 +41,7 @@ class PartitionWish(Parameters):
     override_consumers: bool = parameter(
         False,
         title="Pass consumers",
-        help="Retire also what a consumer has not read yet. A person is asked first, table by table.",
+        help="Also retire partitions that a consumer has not read yet. A person is asked first, table by table.",
     )
     archive_directory: str = parameter(
         "",

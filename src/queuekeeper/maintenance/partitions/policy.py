@@ -46,14 +46,14 @@ class PartitionRules(Parameters):
     far_future: str | None = parameter(
         None,
         title="Far future",
-        help="How far ahead a row may lie for partitions to be created up to it.",
+        help="How far ahead of the clock a row may lie. Partitions are created up to it, and up to no row beyond.",
         unset="as far as partitions reach",
         **_SPAN,
     )
     lowest_needed_sql: str | None = parameter(
         None,
         title="Query of what is needed",
-        help="Query that answers the lowest key that a consumer still needs, or null when none waits.",
+        help="Query that returns the lowest key that a consumer still needs, or null when no consumer waits.",
         unset="no consumer is asked about",
     )
     archive: bool = parameter(True, title="Archive first", help="Drop only what was archived and verified.")
@@ -64,7 +64,8 @@ class PartitionRules(Parameters):
     blocking_detach: bool = parameter(
         False,
         title="Detach by a lock",
-        help="Where a DEFAULT partition asks for it, detach by a lock that others wait for.",
+        help="Detach with a lock that other sessions wait for, where a DEFAULT partition rules out detaching without "
+        "one.",
     )
     storage: tuple[str, ...] = parameter(
         (),
@@ -77,7 +78,7 @@ class PartitionRules(Parameters):
     lock_timeout_ms: int = parameter(
         1_000,
         title="Wait for a lock (milliseconds)",
-        help="Longest wait for a lock, and so the longest that anybody waits behind it.",
+        help="Longest wait for a lock. Other sessions wait behind it no longer than that.",
         least=10,
         most=60_000,
     )

@@ -58,8 +58,8 @@ class Selection(Parameters):
     quality_run_id: str = parameter(
         "",
         title="Quality run",
-        help="Treat the queues that failed the remedy's check in this quality run. The newest is taken where a form "
-        "leaves this empty, or a command says latest.",
+        help="Treat the queues that failed the remedy's check in this quality run. The newest run is taken where a "
+        "form leaves this empty, or where a command says latest.",
         form_pattern=r"^[0-9A-Za-z_.:+\-]*$",
         longest=200,
         noun="RUN",
@@ -69,7 +69,7 @@ class Selection(Parameters):
     client_hashes: tuple[str, ...] = parameter(
         (),
         title="Queues",
-        help="Treat only these queues, by their names in reports, whatever their checks said.",
+        help="Treat only these queues, by their names in reports. What checks said of them does not count then.",
         unset="all queues that failed",
         pattern="^[0-9a-f]{16}$",
         rule="each must be the name of a queue in reports: 16 hex digits",
@@ -93,14 +93,14 @@ class RemedyParameters(Selection):
     keep_s: int = seconds(
         604_800,
         title="Keep what is set aside",
-        help="Seconds that records are kept that were set aside, unless they expire before.",
+        help="Seconds for which records that were set aside are kept, unless they expire before.",
         section=Section.RECORDS,
     )
     grace_s: int = seconds(
         600,
         title="Grace",
-        help="Seconds that messages stay whose life is over already, so that exchanges under way end and the change "
-        "can be taken back. A record without a reference must be as old to be treated.",
+        help="Seconds for which a message whose life is over stays, so that exchanges under way end and the change "
+        "can be taken back. A record without a reference is treated once it is this old.",
         section=Section.RULES,
     )
     max_operations_per_s: int | None = throttle()

@@ -105,8 +105,8 @@ class MigrationParameters(SessionRules):
     throttle_messages_per_s: int | None = parameter(
         None,
         title="Throttle (messages per second)",
-        help="Messages copied per second, over all tasks; online, clients per second once these change over. It can be "
-        "changed meanwhile, see the runbook.",
+        help="Messages copied per second, over all tasks. Online, it counts clients per second once they change over. "
+        "It can be changed while the run works, see the runbook.",
         unset="as fast as the servers allow",
         section=Section.PACE,
         least=1,
@@ -171,8 +171,8 @@ class Lease(Parameters):
     lease_ms: int = parameter(
         1_000,
         title="Lease of a fence (milliseconds)",
-        help="Online: longest that nobody can write to a client while it changes over. A client whose queue takes "
-        "longer stays where it is and is named.",
+        help="Online: longest time for which nobody can write to a client while it changes over. A client whose queue "
+        "takes longer stays where it is and is named.",
         section=Section.PACE,
         least=50,
         most=1_000,
@@ -207,7 +207,8 @@ class OnlineWish(Lease, FourEyes):
     canary_percent: int = parameter(
         1,
         title="Canary (percent of clients)",
-        help="Online: this percent of the clients goes to Redis, back to PostgreSQL and to Redis again before others.",
+        help="Online: this percent of the clients goes to Redis, back to PostgreSQL and to Redis again before the "
+        "other clients move.",
         section=Section.PACE,
         least=1,
         most=100,
@@ -234,7 +235,7 @@ class OnlineWish(Lease, FourEyes):
     )
     approval_limit_minutes: int = common.approval_minutes(
         title="Life of an approval",
-        help="Online: an approval that is older when the cut over begins does not count.",
+        help="Online: age from which an approval no longer counts when the cut over begins.",
     )
 
 
@@ -262,13 +263,13 @@ class CopyManner(Parameters):
     gives_way: bool = parameter(
         False,
         title="Give way",
-        help="End when the migration is paused, with what is done on record, for whoever starts the copy again. "
-        "Without it, the copy waits, then checks source and servers once more and goes on.",
+        help="End when the migration is paused. What is done stays on record, and the copy goes on from there when it "
+        "is started again. Without this option the copy waits, then checks source and servers once more and goes on.",
     )
     only_missing: bool = parameter(
         False,
         title="Only what is missing",
-        help="Leave out cohorts that are copied, as a copy does that goes on after a pause.",
+        help="Leave out cohorts that are copied already. A copy that goes on after a pause does so.",
     )
 
 
@@ -290,8 +291,8 @@ class RollbackWish(Lease, FourEyes):
     max_lag_s: float = seconds(
         10.0,
         title="Mirror may be behind",
-        help="Seconds that the mirror may be behind. With a mirror further behind nothing goes back, since PostgreSQL "
-        "may not take writes.",
+        help="Seconds that the mirror may be behind. While it is further behind nothing goes back, since PostgreSQL "
+        "may be unable to take writes.",
         section=Section.RULES,
         least=0,
         most=3_600,

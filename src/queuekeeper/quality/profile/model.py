@@ -85,8 +85,8 @@ def _mode() -> Any:
     return parameter(
         "full",
         title="Mode",
-        help="full reads all chosen cohorts, fast those of one turn: another each quarter of an hour. The names of all "
-        "keys pass by in either.",
+        help="full reads all chosen cohorts. fast reads the cohorts of one turn, and of another turn each quarter of "
+        "an hour. Both go through the names of all keys.",
     )
 
 
@@ -124,7 +124,8 @@ def parquet_directory() -> Any:
     """Declare where the rows of queues go as Parquet."""
     return _folder(
         title="Folder for Parquet",
-        help="Write the rows of queues there as Parquet, too. They hold client ids. All of Spark has to reach it.",
+        help="Folder to which the rows of queues are also written, as Parquet. The rows hold client ids. All of Spark "
+        "has to reach the folder.",
         unset="no Parquet is written",
         example="/srv/queue-profiles",
         aliases={"parquet_dir": same},
@@ -136,7 +137,10 @@ class ProfilePlace(Parameters):
 
     store: Store = parameter("redis", title="Store", help="Store whose queues are read.")
     profile_id: str | None = parameter(
-        None, title="Profile", help="Name of the profile; another one of this name is replaced.", unset="a new name"
+        None,
+        title="Profile",
+        help="Name of the profile. An earlier profile of this name is replaced.",
+        unset="a new name",
     )
     parquet_directory: str = parquet_directory()
 
@@ -149,8 +153,8 @@ class ProfileRules(SessionRules):
     sample_percent: int = percent(
         100,
         title="Sample",
-        help="Read only the queues of this percent of the hash slots, the same ones each time. Counts are those of the "
-        "sample, and a fault outside of it is not seen.",
+        help="Read only the queues in this percent of the hash slots, the same slots each time. Counts are those of "
+        "the sample. A fault outside of the sample is not found.",
         section=Section.RULES,
         examples=[1, 10, 100],
     )
@@ -195,7 +199,8 @@ class ProfileParameters(ProfileRules):
     keep_profiles: int = parameter(
         10,
         title="Profiles to keep",
-        help="Of profiles of the same target, mode, cohorts and sample, the newest so many keep the rows of queues.",
+        help="Number of profiles that keep their rows of queues: the newest of the same target, mode, cohorts and "
+        "sample.",
         section=Section.RECORDS,
         least=1,
     )
@@ -254,8 +259,8 @@ def data_docs() -> Any:
     """Declare where Great Expectations' own pages go."""
     return _folder(
         title="Folder for Data Docs",
-        help="Write Great Expectations' own pages of each suite and what it found there, too. They load nothing from "
-        "other hosts; open index.html.",
+        help="Folder for Great Expectations' own pages of each suite and of what it found. Open index.html. The pages "
+        "load nothing from other hosts.",
         unset="no such pages",
         example="/srv/data-docs",
     )
@@ -297,8 +302,8 @@ class QualityWish(Parameters):
     stores: str = parameter(
         "redis",
         title="Stores",
-        help="Where to look for queues; or the event broker with all partitioned tables, or compacted or fan-out "
-        "queues in Redis. Nothing is written to any.",
+        help="Where to look for queues of sessions; or the event broker with all partitioned tables, or the compacted "
+        "or fan-out queues in Redis. Nothing is written to any store.",
         choices={
             "redis": "Redis",
             "postgres": "PostgreSQL",
