@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.schema import install
-from queuekeeper.postgres import connect
+from queuekeeper.postgres import connect, migrate
 from tests import spark_java
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
@@ -51,6 +52,16 @@ LONGEST_FIRST = (
 )
 """Files that take minutes. A file stays with one worker: what is long must not be begun last. Those without a Spark of
 the worker's own come first, as it stays."""
+TOGETHER = {
+    "dags": ("dags/",),
+    "spark": ("spark/",),
+    "spark elsewhere": (
+        *("chaos/test_copy_survives_kills.py", "integration/test_cli.py", "integration/test_cli_quality.py"),
+        *("property/test_fates.py", "property/test_one_judge.py", "quality/test_expectations.py"),
+        *("quality/test_golden_profiles.py", "quality/test_healthy_data.py"),
+    ),
+}
+"""Files that stay with one worker: they share an Airflow, which reads its code and our DAGs once, or a Spark."""
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 6 * 1024**3
 _names = count(1)
@@ -90,6 +101,23 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole files, and those together that share what takes long to start."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    def unit_of(nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        name = (config.rootpath / file).relative_to(HERE).as_posix()
+        return next((unit for unit, files in TOGETHER.items() if name.startswith(files)), file)
+
+    scheduling = LoadFileScheduling(config, log)
+    scheduling._split_scope = unit_of
+    return scheduling
 
 
 @pytest.hookimpl(trylast=True)
@@ -162,12 +190,29 @@ def postgres_server(postgres_binaries: Path | None) -> Iterator[PostgresServer]:
         server.erase()
 
 
+@pytest.fixture(scope="session")
+def control_template(postgres_server: PostgresServer) -> str:
+    """Name of a database with schema ``queuekeeper``; copying it is five times faster than making another."""
+    postgres_server.start()
+    name = f"control_template_{os.getpid()}"
+    with connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
+        migrate(connection)
+    return name
+
+
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """Address of an empty database of the test's own, as a superuser."""
+def control_schema() -> None:
+    """Have ``postgres_url`` name a database that has schema ``queuekeeper``, as migrations leave it."""
+
+
+@pytest.fixture
+def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[str]:
+    """Address of a database of the test's own, as a superuser; it is empty unless ``control_schema`` is asked for."""
     postgres_server.start()
     name = f"test_{os.getpid()}_{next(_names)}"
-    yield postgres_server.create_database(name, template="template0")
+    is_empty = "control_schema" not in request.fixturenames
+    template = "template0" if is_empty else request.getfixturevalue("control_template")
+    yield postgres_server.create_database(name, template=template)
     postgres_server.start()
     postgres_server.drop_database(name)
 

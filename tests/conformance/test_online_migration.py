@@ -65,7 +65,7 @@ STRANGE = ("}first", "in{the}middle", "%percent", "{}", "смарт-😀", "<b>x
 
 
 @pytest.fixture
-def world(postgres_url: str, valkey_url: str) -> Iterator[OnlineWorld]:
+def world(postgres_url: str, valkey_url: str, control_schema: None) -> Iterator[OnlineWorld]:
     """Empty tables of TBMQ 1.x and an empty Valkey."""
     world = OnlineWorld(postgres_url, valkey_url)
     yield world

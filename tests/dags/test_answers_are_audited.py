@@ -42,11 +42,12 @@ LATE = {"chosen_options": ["Reject"], "responded_by_user": None, "responded_at":
 
 
 @pytest.fixture
-def control(postgres_url: str, valkey_url: str, connections: Callable[..., None]) -> Iterator[Connection]:
+def control(
+    postgres_url: str, valkey_url: str, control_schema: None, connections: Callable[..., None]
+) -> Iterator[Connection]:
     """Schema ``queuekeeper``, named by the connections of the tasks."""
     connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
         yield connection
 
 

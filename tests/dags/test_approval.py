@@ -88,13 +88,12 @@ def make_plan(
 
 
 @pytest.fixture
-def source(postgres_url: str, connections: Callable[..., None]) -> Any:
+def source(postgres_url: str, control_schema: None, connections: Callable[..., None]) -> Any:
     """Database with the vendor's tables, one session and the control schema; Airflow knows it."""
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
         connection.execute(postgres.statement("sessions/vendor_schema"))
         connection.execute("INSERT INTO device_session_ctx VALUES ('client', 1, 1, 1)")
-        postgres.migrate(connection)
         yield connection
 
 

@@ -44,7 +44,9 @@ NO = {"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "al
 
 
 @pytest.fixture
-def world(postgres_url: str, valkey_url: str, connections: Callable[..., None]) -> Iterator[OnlineWorld]:
+def world(
+    postgres_url: str, valkey_url: str, control_schema: None, connections: Callable[..., None]
+) -> Iterator[OnlineWorld]:
     """Some clients in PostgreSQL, a plan of three cohorts, and the connections of the tasks."""
     connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     world = OnlineWorld(postgres_url, valkey_url)

@@ -93,10 +93,9 @@ def servers(
 
 
 @pytest.fixture
-def empty(postgres_url: str, valkey_url: str, tmp_path: Path) -> Iterator[World]:
+def empty(postgres_url: str, valkey_url: str, control_schema: None, tmp_path: Path) -> Iterator[World]:
     """Stores of a first day: migrated, and nothing in them."""
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
         yield World(tmp_path, connection, postgres_url, valkey_url)
 
 

@@ -48,11 +48,9 @@ def dag(dag_bag: DagBag) -> DAG:
 
 
 @pytest.fixture
-def control(postgres_url: str, connections: Callable[..., None]) -> str:
+def control(postgres_url: str, control_schema: None, connections: Callable[..., None]) -> str:
     """A control schema that Airflow's connection names."""
     connections(queuekeeper_postgres=postgres_url)
-    with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
     return postgres_url
 
 

@@ -38,11 +38,12 @@ SECRET = b"secret-content"
 
 
 @pytest.fixture
-def database(postgres_url: str, connections: Callable[..., None]) -> Iterator[postgres.Connection]:
+def database(
+    postgres_url: str, control_schema: None, connections: Callable[..., None]
+) -> Iterator[postgres.Connection]:
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as found:
         found.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
-        postgres.migrate(found)
         yield found
 
 

@@ -76,9 +76,8 @@ def repair() -> DAG:
 
 
 @pytest.fixture
-def world(stores: Stores, postgres_url: str) -> World:
+def world(stores: Stores, postgres_url: str, control_schema: None) -> World:
     client, connection = stores
-    postgres.migrate(connection)
     return World(client, connection, postgres_url)
 
 

@@ -18,7 +18,7 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.model import CohortState, PlanState
 from queuekeeper.migration.online import clients
-from queuekeeper.postgres import connect, migrate, statement
+from queuekeeper.postgres import connect, statement
 from tests import report_samples as samples
 from tests.integration.command_line import CommandLine
 from tests.spark_session import spark, spark_of_commands
@@ -39,11 +39,10 @@ def fails(*arguments: str, code: int, words: str) -> str:
 
 
 @pytest.fixture
-def recorded(postgres_url: str) -> str:
+def recorded(postgres_url: str, control_schema: None) -> str:
     """Address of a database that knows one verified plan with a hostile row in its quarantine."""
     evidence = samples.balanced(count=4)
     with connect(postgres_url, autocommit=True) as connection:
-        migrate(connection)
         ledger = MigrationLedger(connection)
         ledger.save_plan(evidence.plan, run_id="test")
         ledger.approve(samples.PLAN_ID, "admin")

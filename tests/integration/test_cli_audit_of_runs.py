@@ -63,10 +63,9 @@ CONTROLS = _controls()
 
 
 @pytest.fixture
-def control(named_postgres: str) -> Iterator[Connection]:
+def control(named_postgres: str, control_schema: None) -> Iterator[Connection]:
     """Schema ``queuekeeper`` with a run of every kind, named by the environment."""
     with postgres.connect(named_postgres, autocommit=True) as connection:
-        postgres.migrate(connection)
         yield connection
 
 

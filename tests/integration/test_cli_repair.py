@@ -58,9 +58,8 @@ class Servers:
 
 
 @pytest.fixture
-def servers(valkey_url: str, postgres_url: str) -> Iterator[Servers]:
+def servers(valkey_url: str, postgres_url: str, control_schema: None) -> Iterator[Servers]:
     found = Servers(valkey_url, postgres_url)
-    postgres.migrate(found.connection)
     yield found
     found.close()
 

@@ -29,10 +29,9 @@ CALLS = (
 
 
 @pytest.fixture
-def control(named_postgres: str, named_redis: str) -> Iterator[Connection]:
+def control(named_postgres: str, named_redis: str, control_schema: None) -> Iterator[Connection]:
     """Schema ``queuekeeper`` and an empty Redis, named by the environment."""
     with postgres.connect(named_postgres, autocommit=True) as connection:
-        postgres.migrate(connection)
         yield connection
 
 

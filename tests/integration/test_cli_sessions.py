@@ -50,10 +50,9 @@ class Servers:
 
 
 @pytest.fixture
-def servers(valkey_url: str, postgres_url: str) -> Iterator[Servers]:
+def servers(valkey_url: str, postgres_url: str, control_schema: None) -> Iterator[Servers]:
     found = Servers(valkey_url, postgres_url)
     found.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
-    postgres.migrate(found.connection)
     yield found
     found.close()
 

@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.judge import suites, validation
 from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.profile.tables import SPARK_ROWS
@@ -105,9 +104,7 @@ def outcome(report: validation.SuiteReport) -> list[tuple[bool, int, set[str], s
 
 
 @pytest.fixture
-def profiled(postgres_url: str) -> str:
-    with connect(postgres_url, autocommit=True) as connection:
-        migrate(connection)
+def profiled(postgres_url: str, control_schema: None) -> str:
     save_profile(postgres_url, *QUEUES)
     return postgres_url
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.gate import MEMORY, standing_failures
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from tests.quality_rows import NOW, save_profile
@@ -17,9 +17,8 @@ Judged = Callable[..., None]
 
 
 @pytest.fixture
-def store(postgres_url: str) -> Iterator[QualityStore]:
+def store(postgres_url: str, control_schema: None) -> Iterator[QualityStore]:
     with connect(postgres_url, autocommit=True) as opened:
-        migrate(opened)
         yield QualityStore(opened)
 
 

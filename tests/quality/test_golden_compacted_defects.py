@@ -16,7 +16,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.checks import check
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.live_queues import part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
@@ -39,14 +39,13 @@ class Stage(Judged, CompactedStage):
 
 @pytest.fixture
 def stage(
-    valkey_url: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    valkey_url: str, postgres_url: str, control_schema: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CompactedStage]:
     """Queues in which nothing is wrong: in use, idle, empty, with rules of their own; the collector has been there."""
     monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
     with ExitStack() as opened:
         connection = opened.enter_context(connect(postgres_url, autocommit=True))
         client = opened.enter_context(connect_redis(valkey_url))
-        migrate(connection)
         world = World(client=client, connection=connection, undo=tmp_path / "undo", prefix=PREFIX)
         world.append("busy", *(f"key-{number}" for number in range(50)))
         world.append("busy", "gone", tombstone=True)

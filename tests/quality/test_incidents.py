@@ -14,7 +14,7 @@ from queuekeeper.cli.application import app
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge.incidents import Incident, Incidents, Look, State
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.run import QualityReport, run_quality
@@ -27,9 +27,8 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def connection(postgres_url: str) -> Iterator[Connection]:
+def connection(postgres_url: str, control_schema: None) -> Iterator[Connection]:
     with connect(postgres_url, autocommit=True) as opened:
-        migrate(opened)
         yield opened
 
 

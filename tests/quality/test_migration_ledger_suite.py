@@ -10,7 +10,7 @@ import pytest
 from queuekeeper import assets
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.jobs.checks import Severity
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.quality.judge import suites, validation
 from queuekeeper.quality.judge.validation import SuiteReport
 from tests.patience import PATIENCE_S
@@ -22,9 +22,7 @@ GOOD: dict[str, Any] = {
 
 
 @pytest.fixture
-def ledger(postgres_url: str) -> str:
-    with connect(postgres_url, autocommit=True) as connection:
-        migrate(connection)
+def ledger(postgres_url: str, control_schema: None) -> str:
     return postgres_url
 
 

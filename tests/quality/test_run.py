@@ -15,7 +15,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.findings import Status
 from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge import run, suites
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.run import QualityReport, run_quality, suites_for
@@ -80,9 +80,7 @@ Found = dict[tuple[str, str], set[str]]
 
 
 @pytest.fixture
-def url(postgres_url: str) -> str:
-    with connect(postgres_url, autocommit=True) as connection:
-        migrate(connection)
+def url(postgres_url: str, control_schema: None) -> str:
     return postgres_url
 
 

@@ -9,7 +9,7 @@ import pytest
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.checks import Priority, Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.tables import ProfileTables
@@ -19,9 +19,8 @@ TODAY = NOW.date()
 
 
 @pytest.fixture
-def connection(postgres_url: str) -> Iterator[Connection]:
+def connection(postgres_url: str, control_schema: None) -> Iterator[Connection]:
     with connect(postgres_url, autocommit=True) as opened:
-        migrate(opened)
         yield opened
 
 

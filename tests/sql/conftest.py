@@ -37,9 +37,8 @@ def connect(postgres_url: str, connection: Connection) -> Iterator[Callable[[], 
 
 
 @pytest.fixture
-def ledger(connection: Connection) -> MigrationLedger:
+def ledger(connection: Connection, control_schema: None) -> MigrationLedger:
     """Ledger of a database that has just been migrated."""
-    postgres.migrate(connection)
     return MigrationLedger(connection)
 
 
@@ -51,9 +50,8 @@ def source(connection: Connection) -> Connection:
 
 
 @pytest.fixture
-def database(source: Connection) -> Connection:
+def database(source: Connection, control_schema: None) -> Connection:
     """Connection to a database with the vendor's tables and ours."""
-    postgres.migrate(source)
     return source
 
 

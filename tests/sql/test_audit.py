@@ -23,10 +23,9 @@ HOSTILE = "1:\n2:'; DROP TABLE queuekeeper.audit; -- 𝔘\\u0000"
 
 
 @pytest.fixture
-def control(postgres_url: str) -> Iterator[Connection]:
+def control(postgres_url: str, control_schema: None) -> Iterator[Connection]:
     """Schema ``queuekeeper`` in a database of the test's own."""
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
         yield connection
 
 

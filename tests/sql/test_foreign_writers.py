@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from queuekeeper import keyspace, postgres
+from queuekeeper import keyspace
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration.online import foreign_writers
 from queuekeeper.migration.online.foreign_writers import TriggerState
@@ -39,9 +39,8 @@ CHANGES = {
 
 
 @pytest.fixture
-def database(source: Connection) -> Connection:
+def database(source: Connection, control_schema: None) -> Connection:
     """Connection to a database with the vendor's tables and ours, two sessions, and the trigger."""
-    postgres.migrate(source)
     for client_id in ("a", "b"):
         source.execute(INSERT_SESSION, [client_id])
         source.execute(INSERT_MESSAGE, [client_id, 1])

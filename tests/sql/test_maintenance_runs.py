@@ -17,8 +17,7 @@ pytestmark = pytest.mark.sql
 
 
 @pytest.fixture
-def runs(connection: Connection) -> MaintenanceRuns:
-    postgres.migrate(connection)
+def runs(connection: Connection, control_schema: None) -> MaintenanceRuns:
     return MaintenanceRuns(connection)
 
 

@@ -90,9 +90,8 @@ POLICY = PartitionPolicy(
 
 
 @pytest.fixture
-def table(connection: Connection) -> Connection:
+def table(connection: Connection, control_schema: None) -> Connection:
     """A table partitioned by day, without partitions yet."""
-    postgres.migrate(connection)
     connection.execute(
         "CREATE TABLE readings (id bigint GENERATED ALWAYS AS IDENTITY, at timestamptz NOT NULL DEFAULT now(), "
         "value int, doubled int GENERATED ALWAYS AS (value * 2) STORED, PRIMARY KEY (id, at)) PARTITION BY RANGE (at)"
