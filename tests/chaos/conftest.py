@@ -35,12 +35,12 @@ from tests.spark_session import spark
 __all__ = ["spark"]
 
 SEED = int(os.environ.get("CHAOS_SEED") or 20_260_101)
-MESSAGES = 20_000
+MESSAGES = 8_000
 # Some queues are longer than a call of the import script, so that a kill also meets half-written sessions.
-LONG_QUEUES, LONG_QUEUE_MESSAGES = 3, 1_500
+LONG_QUEUES, LONG_QUEUE_MESSAGES = 2, 1_000
 # Slow enough to be hit half-way also where a kill comes seconds late: progress is told once a second, and a copy of all
 # messages takes more than twenty.
-THROTTLE = 800
+THROTTLE = 320
 
 
 def pytest_report_header() -> str:
@@ -158,7 +158,7 @@ def laboratory(spark: SparkSession, server_home: Path) -> Iterator[Laboratory]:
                 connection,
                 SampleParameters(
                     messages=MESSAGES,
-                    sessions=1_500,
+                    sessions=600,
                     seed=SEED,
                     now_ms=tomorrow_ms,
                     long_queues=LONG_QUEUES,

@@ -71,6 +71,7 @@ class Cleanup:
     """Sessions, dead references, orphans, records without expiry, idle sessions; two of them held by PostgreSQL."""
 
     world: cleanup_world.World
+    long: int = 1_500
     changes: dict[str, Change] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +84,8 @@ class Cleanup:
         device("meter-3").client.hset(device("meter-3").keys.session, mapping={"owner": "postgres", "epoch": 1})
         device("meter-4").client.set(device("meter-4").payload(98), "nobody can read this")
         long = device("long")
-        long.add(1_500)
-        long.expire(*range(1, 1_500, 2))
+        long.add(self.long)
+        long.expire(*range(1, self.long, 2))
         idle = device("idle")
         idle.add()
         idle.acknowledge(1)
@@ -616,14 +617,14 @@ def world(valkey_url: str, shared_records: Any, tmp_path: Path) -> Iterator[Call
     with connect(valkey_url) as client:
         made: list[str] = []
 
-        def make(name: str) -> Any:
+        def make(name: str, **size: int) -> Any:
             client.flushall()
             shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
             made.append(name)
             folder = tmp_path / str(len(made))
             match name:
                 case "cleanup":
-                    return Cleanup(cleanup_world.World(client, shared_records, folder))
+                    return Cleanup(cleanup_world.World(client, shared_records, folder), **size)
                 case "collection":
                     return Collection(compacted_gc_world.World(client=client, connection=shared_records, undo=folder))
                 case "fanout_repair":
@@ -844,7 +845,9 @@ def test_cleanup_that_is_stopped_before_any_trip_to_the_server_counts_all_that_i
 ) -> None:
     # Each call goes by itself.
     monkeypatch.setattr("queuekeeper.maintenance.cleanup.sweep.COST_PER_TRIP", 1)
-    job = world("cleanup")
+    # A tenth of the references, by as many calls.
+    monkeypatch.setattr("queuekeeper.maintenance.cleanup.sweep.REFERENCES_PER_CALL", 100)
+    job = world("cleanup", long=150)
     changed = {
         name: count
         for name, count in job.say().items()
@@ -852,7 +855,7 @@ def test_cleanup_that_is_stopped_before_any_trip_to_the_server_counts_all_that_i
     }
     stops, done = 0, False
     while not done:
-        job = world("cleanup")
+        job = world("cleanup", long=150)
         run_id, (shard,) = planned = job.plan()
         trips_left = iter([False] * stops + [True])
 

@@ -18,8 +18,11 @@ from queuekeeper import assets
 from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import payload_key
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
+from queuekeeper.quality.judge import parquet
+from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.judge.store import QualityStore
+from queuekeeper.quality.judge.validation import SuiteReport
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.preflight import check_profiled
 from queuekeeper.quality.profile.servers import read_servers
@@ -39,9 +42,7 @@ run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
 @pytest.fixture
-def url(postgres_url: str) -> str:
-    with connect(postgres_url, autocommit=True) as connection:
-        migrate(connection)
+def url(postgres_url: str, control_schema: None) -> str:
     return postgres_url
 
 
@@ -218,7 +219,7 @@ def test_the_access_rules_of_the_guide_are_enough_to_read_and_to_ask_the_server(
 
 
 def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
-    url: str, valkey_url: str, spark_of_commands: Any, tmp_path: Path
+    url: str, valkey_url: str, spark_of_commands: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect_redis(valkey_url) as client:
         store = RedisSessionStore(client)
@@ -242,11 +243,21 @@ def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
 
     # Far from the database: the same verdict on the Parquet.
     (folder,) = (tmp_path / "parquet").iterdir()
-    judged = as_json("judge", str(folder), "--contents", code=critical(facts))
+    # Judging it takes long, and is done once for both ways to show it.
+    reports: list[SuiteReport] = []
+
+    def judged_once(spark: Any, **options: Any) -> SuiteReport:
+        reports.extend([] if reports else [judge_parquet(spark, **options)])
+        return reports[0]
+
+    pages = tmp_path / "pages"
+    with monkeypatch.context() as patch:
+        patch.setattr(parquet, "judge_parquet", judged_once)
+        judged = as_json("judge", str(folder), "--contents", "--data-docs", str(pages), code=critical(facts))
+        assert "Q13" in run("judge", str(folder), "--contents").stdout
     unexpected = {each["expectation"]["check"]: each["unexpected_count"] for each in judged["results"]}
     assert {check: count for check, count in unexpected.items() if count} == {"Q13": 1}
-    assert "Q13" in run("judge", str(folder), "--contents", "--data-docs", str(tmp_path / "pages")).stdout
-    assert (tmp_path / "pages" / "index.html").is_file()
+    assert (pages / "index.html").is_file()
     fails("judge", str(tmp_path / "nothing"), code=2, words="holds no profile")
 
 

@@ -501,7 +501,7 @@ def test_wait_that_no_server_takes_is_refused(
         (lambda url: url.replace("redis://:", "redis://:no"), "refuses user or password"),
         # The server waits for the rest of what it takes for a command.
         pytest.param(
-            lambda url: f"{url}?socket_timeout=1".replace("redis://", "rediss://"), "TLS", marks=pytest.mark.slow
+            lambda url: f"{url}?socket_timeout=0.5&socket_connect_timeout=0.5".replace("redis://", "rediss://"), "TLS"
         ),
         (lambda _: "redis://127.0.0.1:1", "refuses the connection"),
         (lambda _: "unix:///nowhere/redis.sock", "/nowhere/redis.sock cannot be reached"),

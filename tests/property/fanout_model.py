@@ -311,6 +311,8 @@ class QueueModel:
         going = [*consumer.delayed, *(message_id for lane in consumer.ready for message_id in lane)]
         consumer.delayed.clear()
         consumer.ready = [[] for _ in consumer.ready]
+        # A lane waits for a message that has failed, and not for one that is given up.
+        consumer.blocked.clear()
         for message_id in going:
             consumer.notes.pop(message_id, None)
         return len(going), sum(self._release(name, message_id) for message_id in going)

@@ -403,7 +403,10 @@ def scored(pairs: list[tuple[bytes, float]]) -> dict[int, int]:
     return {int(one): int(score) for one, score in pairs}
 
 
-@pytest.mark.parametrize(("server", "examples"), [("valkey_url", 100), ("redis_cluster_url", 5)])
+@pytest.mark.parametrize(
+    ("server", "examples"),
+    [("valkey_url", 50), ("redis_cluster_url", 5), pytest.param("valkey_url", 100, marks=pytest.mark.nightly)],
+)
 def test_a_queue_does_what_the_model_says(request: pytest.FixtureRequest, server: str, examples: int) -> None:
     with closing(FanoutWorld(request.getfixturevalue(server), awaited=False)) as world:
         run_machine(FanoutMachine, examples=examples, world=world)

@@ -1,5 +1,6 @@
 """Healthy queues in great number, as three kinds of broker keep them: no check finds anything.
 
+30,000 messages in each store by day and 200,000 at night:
 ``HEALTHY_MESSAGES=1000000 make test-quality ARGS="-k healthy_data"`` makes them a million in each store.
 """
 
@@ -23,8 +24,13 @@ from tests.golden_defects import healthy
 
 pytestmark = pytest.mark.spark
 
-MESSAGES = int(os.environ.get("HEALTHY_MESSAGES", "200000"))
 PARAMETERS = ProfileParameters(cohort_count=8, contents=True)
+
+
+@pytest.fixture
+def messages(request: pytest.FixtureRequest) -> int:
+    """How many messages each store gets."""
+    return int(os.environ.get("HEALTHY_MESSAGES", "200000" if request.config.getoption("--nightly") else "30000"))
 
 
 def judged(postgres_url: str, profile: ProfileReport, suite: str) -> tuple[Verdict, dict[str, int]]:
@@ -37,24 +43,26 @@ def judged(postgres_url: str, profile: ProfileReport, suite: str) -> tuple[Verdi
     return report.verdict, failed
 
 
-def test_redis_of_healthy_data_passes_every_check(spark: SparkSession, valkey_url: str, postgres_url: str) -> None:
+def test_redis_of_healthy_data_passes_every_check(
+    spark: SparkSession, valkey_url: str, postgres_url: str, messages: int
+) -> None:
     with redis_client.connect(valkey_url) as client:
-        sessions = healthy.fill(client, messages=MESSAGES, now_ms=system_clock())
+        sessions = healthy.fill(client, messages=messages, now_ms=system_clock())
     profile = profile_redis(
         spark, redis_url=valkey_url, postgres_url=postgres_url, parameters=PARAMETERS, now_ms=system_clock()
     )
-    assert (profile.queues, profile.messages, profile.live) == (sessions, MESSAGES, MESSAGES)
+    assert (profile.queues, profile.messages, profile.live) == (sessions, messages, messages)
     assert profile.faulty_queues == 0
     assert judged(postgres_url, profile, "sessions_redis") == (Verdict.PASSED, {})
 
 
-def test_postgres_of_healthy_data_passes_every_check(spark: SparkSession, postgres_url: str) -> None:
+def test_postgres_of_healthy_data_passes_every_check(spark: SparkSession, postgres_url: str, messages: int) -> None:
     now_ms = system_clock()
     with postgres.connect(postgres_url, autocommit=True) as connection:
         sample.fill(
             connection,
             sample.SampleParameters(
-                messages=MESSAGES, sessions=MESSAGES // 10, long_queue_messages=9_000, now_ms=now_ms,
+                messages=messages, sessions=messages // 10, long_queue_messages=9_000, now_ms=now_ms,
                 create_schema=True,
             ),
         )  # fmt: skip
@@ -63,7 +71,7 @@ def test_postgres_of_healthy_data_passes_every_check(spark: SparkSession, postgr
             "WITH expired AS (DELETE FROM device_publish_msg"
             " WHERE time + 1000 * least(coalesce(msg_expiry_interval, 604800), 604800) < %s RETURNING 1)"
             " SELECT %s - count(*) FROM expired",
-            (now_ms, MESSAGES),
+            (now_ms, messages),
         ).fetchone()
     assert kept is not None
     profile = profile_postgres(spark, postgres_url=postgres_url, parameters=PARAMETERS, now_ms=now_ms)

@@ -57,6 +57,11 @@ def shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def texts() -> Iterator[tuple[Path, str]]:
     for path in tree():
         if path.suffix not in BINARY:
@@ -88,7 +93,7 @@ def test_text_files_end_with_one_line_feed_and_have_no_carriage_returns() -> Non
 
 
 def test_every_module_says_in_its_docstring_what_it_is_for() -> None:
-    docstrings = {shown(path): ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in under("src", "*.py")}
+    docstrings = {shown(path): ast.get_docstring(parsed(path)) for path in under("src", "*.py")}
 
     assert docstrings
     assert {
@@ -112,7 +117,7 @@ def test_python_files_postpone_annotations(folder: str) -> None:
 def _code_of(path: Path) -> str:
     """Return a file's text; nothing for a package's front page, which only gathers names."""
     text = path.read_text("utf-8")
-    defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign) for node in ast.parse(text).body)
+    defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign) for node in parsed(path).body)
     return text if defines else ""
 
 
