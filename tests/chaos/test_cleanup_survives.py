@@ -217,6 +217,8 @@ class Mover:
         self.moves += 1
 
 
+# By day: saves on such a cluster in test_session_stores_survive.py, collections in test_compacted_survives.py.
+@pytest.mark.nightly
 def test_cleanup_of_a_cluster_that_is_resharded_removes_nothing_live(
     redis_cluster_url: str, records: Any, tmp_path: Path, dice: random.Random
 ) -> None:

@@ -297,6 +297,8 @@ def test_collector_that_is_killed_again_and_again_collects_everything_once_and_n
             assert world.queues.verify(name).found == 0
 
 
+# By day: how much a call of each script takes in, tests/lua/test_compacted_consume.py and test_compacted_retention.py.
+@pytest.mark.nightly
 def test_no_call_keeps_the_server_long_from_others_on_a_long_queue(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "compacted.py"), "--only", "^$", "--payload-bytes", "64"]

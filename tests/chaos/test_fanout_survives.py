@@ -362,6 +362,8 @@ def test_consumer_that_a_full_server_let_only_half_begin_gets_what_was_there_bef
     assert sorted(got) == list(range(1, 11))
 
 
+# By day: tests/lua/test_fanout_publish.py.
+@pytest.mark.nightly
 def test_each_of_500_consumers_gets_every_message(valkey_url: str) -> None:
     got: Counter[tuple[str, int]] = Counter()
     names = [f"consumer {number}" for number in range(CONSUMERS)]

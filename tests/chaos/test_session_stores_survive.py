@@ -103,7 +103,7 @@ def moving_cluster(request: pytest.FixtureRequest, server_home: Path) -> Iterato
     cluster.stop()
 
 
-@pytest.mark.parametrize("kind", SAVED_BY)
+@pytest.mark.parametrize("kind", ["writer", *nightly("blocking", "asyncio")])
 def test_resharding_loses_nothing_and_fails_no_call(
     moving_cluster: RedisCluster, kind: Kind, dice: random.Random
 ) -> None:
@@ -251,7 +251,7 @@ class Shard:
         return frozen_at, waited_s
 
 
-@pytest.mark.parametrize("kind", ["blocking", "writer"])
+@pytest.mark.parametrize("kind", ["writer", *nightly("blocking")])
 def test_failover_loses_nothing_that_was_reported_as_replicated(
     replicated_cluster: RedisCluster, kind: Kind, dice: random.Random
 ) -> None:

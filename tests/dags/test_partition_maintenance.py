@@ -121,13 +121,16 @@ def run_it(**conf: Any) -> Any:
 
 @pytest.fixture
 def world(
-    postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    postgres_url: str,
+    control_schema: None,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[World]:
     """A database without any table, and Airflow's connection to it."""
     monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
     connections(queuekeeper_postgres=postgres_url, queuekeeper_spark="spark://local%5B2%5D?deploy-mode=client")
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
         yield World(connection)
 
 
@@ -231,6 +234,8 @@ def test_partitions_are_created_retired_archived_and_dropped_once_a_person_agree
     assert any("In order" in page.read_text("utf-8") for page in pages)
 
 
+# By day: tests/integration/test_cli_partitions.py.
+@pytest.mark.nightly
 def test_table_that_fails_stops_no_other(world: World, tmp_path: Path) -> None:
     world.table("broken")
     world.table("visits", archive=False, quarantine_days=7)
@@ -269,6 +274,8 @@ def test_rejection_drops_nothing_and_stops_neither_creation_nor_retirement(
     assert world.runs.load(run_id).state is RunState.STOPPED
 
 
+# By day the same lock keeps runs from archiving, in the next test.
+@pytest.mark.nightly
 def test_only_one_run_waits_for_an_answer_and_the_next_ones_retire_without_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +354,8 @@ def test_answer_to_one_plan_is_no_answer_to_another(
     assert world.runs.load(run_id).approved_by is None
 
 
+# By day: tests/sql/test_partitions.py.
+@pytest.mark.nightly
 def test_consumers_are_passed_only_when_a_person_agrees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.table(
         "visits",

@@ -89,11 +89,10 @@ def asset_events() -> list[dict[str, Any]]:
         return [event.extra for event in events if event.asset.uri == SESSION_QUALITY.uri]
 
 
-def test_critical_finding_is_reported_and_keeps_dependents_waiting_until_it_is_mended(
-    queue_quality: DAG, redis: RedisClient, tmp_path: Path, dag_bag: DagBag
+def test_critical_finding_is_reported_and_keeps_dependents_waiting(
+    queue_quality: DAG, redis: RedisClient, tmp_path: Path
 ) -> None:
-    keys = session_keys(CLIENTS[7])
-    redis.set(keys.last_packet_id, 1)
+    redis.set(session_keys(CLIENTS[7]).last_packet_id, 1)
     docs = tmp_path / "docs"
 
     run_id, states, returned = run(queue_quality, data_docs=str(docs))
@@ -136,7 +135,16 @@ def test_critical_finding_is_reported_and_keeps_dependents_waiting_until_it_is_m
     assert note is not None
     assert note.html == Path(returned["report"]["html"]).name
 
-    redis.set(keys.last_packet_id, 3)
+
+# By day: tests/integration/test_demo.py, in a real Airflow.
+@pytest.mark.nightly
+def test_dependents_are_told_once_what_was_found_is_mended(
+    queue_quality: DAG, redis: RedisClient, dag_bag: DagBag
+) -> None:
+    redis.set(session_keys(CLIENTS[7]).last_packet_id, 1)
+    assert run(queue_quality)[1]["publish"] == "failed"
+
+    redis.set(session_keys(CLIENTS[7]).last_packet_id, 3)
     _, states, returned = run(copy.deepcopy(dag_bag.dags["queue_quality"]), contents=True)
 
     assert states["publish"] == "success"

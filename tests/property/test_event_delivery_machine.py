@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect
+from tests.conftest import nightly
 from tests.property.event_model import BrokerModel, Event, Group, Transaction
 from tests.property.run_machine import run_machine
 
@@ -300,7 +301,8 @@ class EventDeliveryMachine(RuleBasedStateMachine):
             assert self._read(0, name, cursor=None, chunk=1) == []
 
 
+@pytest.mark.parametrize("examples", [12, *nightly(25)])
 def test_every_matching_event_is_delivered_in_order_whatever_happens(
-    postgres_server: PostgresServer, postgres_url: str
+    postgres_server: PostgresServer, postgres_url: str, examples: int
 ) -> None:
-    run_machine(EventDeliveryMachine, examples=25, server=postgres_server, url=postgres_url)
+    run_machine(EventDeliveryMachine, examples=examples, server=postgres_server, url=postgres_url)

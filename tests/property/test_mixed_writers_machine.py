@@ -14,7 +14,7 @@ from tbmq_broker import Broker
 from queuekeeper.keyspace import MAX_PACKET_ID, session_keys
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionCounts, SessionSave
 from tests.conformance.store_worlds import RedisWorld, Store
-from tests.conftest import ONE_SERVER_EACH, url_of_parameter
+from tests.conftest import REDIS_FLAVOURS, nightly, url_of_parameter
 from tests.property.run_machine import run_machine
 
 C = "meter-7"
@@ -289,7 +289,7 @@ def _facts(message: Any) -> Sequence[Any]:
     return message.packet_id, message.serial, message.topic, message.packet_type, message.redelivery
 
 
-@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
+@pytest.fixture(params=["valkey", *nightly(*REDIS_FLAVOURS[1:], "cluster")])
 def world(request: pytest.FixtureRequest) -> Iterator[RedisWorld]:
     """Valkey, Redis where it is installed, and a cluster."""
     found = RedisWorld(url_of_parameter(request), awaited=False)

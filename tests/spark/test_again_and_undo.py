@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.model import CopyReport, MigrationPlan, PlanState, VerifyReport
@@ -142,13 +143,12 @@ def test_undo_takes_out_what_the_plan_imported_and_nothing_else(second: Second) 
     assert len(kept) > 3
 
 
+# By day: tests/sql/test_preflight.py, for the fingerprint; test_ledger.py, for who agrees meanwhile; the tests above.
+@pytest.mark.nightly
 def test_same_wishes_give_the_same_plan_and_a_changed_source_another(
     make_world: Callable[..., World], healthy_template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also: messages whose life ends between plan and copy are not written, and are accounted for.
-
-    Somebody agrees to the plan while it is made again, and that stands.
-    """
+    """Also: somebody agrees to the plan while it is made again, and that stands."""
     world = make_world(template=healthy_template)
     now_ms = world.plan().as_of_ms
     yesterday = world.plan(now_ms=now_ms - 2 * DAY_MS)
@@ -157,8 +157,19 @@ def test_same_wishes_give_the_same_plan_and_a_changed_source_another(
         again = world.plan(replace(PARAMETERS, throttle_messages_per_s=1_000_000), now_ms=now_ms - 2 * DAY_MS)
     assert again == replace(yesterday, state=PlanState.APPROVED)
 
-    copied = world.copy(again.plan_id)
-    clients = world.expected(again)
+    world.connection.execute("DELETE FROM device_publish_msg WHERE ctid = (SELECT min(ctid) FROM device_publish_msg)")
+    assert world.plan().plan_id != again.plan_id
+
+
+def test_messages_whose_life_ends_between_plan_and_copy_are_not_written_and_are_accounted_for(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    now_ms = system_clock()
+    plan = world.plan(now_ms=now_ms - 2 * DAY_MS)
+
+    copied = world.copy(plan.plan_id)
+    clients = world.expected(plan)
     ended = sum(
         1
         for client in clients.values()
@@ -166,13 +177,10 @@ def test_same_wishes_give_the_same_plan_and_a_changed_source_another(
         if (client.decision.messages[message.serial_number].expires_at_ms or 0) <= now_ms
     )
     assert copied.messages_expired == ended > 0
-    assert copied.messages_written == again.total("to_copy") - ended
-    report = world.verify(again.plan_id)
-    assert report.balanced, world.ledger.differences(again.plan_id)
-    assert sum(row.expired for row in report.ledger) == again.total("expired") + ended
-
-    world.connection.execute("DELETE FROM device_publish_msg WHERE ctid = (SELECT min(ctid) FROM device_publish_msg)")
-    assert world.plan().plan_id != again.plan_id
+    assert copied.messages_written == plan.total("to_copy") - ended
+    report = world.verify(plan.plan_id)
+    assert report.balanced, world.ledger.differences(plan.plan_id)
+    assert sum(row.expired for row in report.ledger) == plan.total("expired") + ended
 
 
 # Copies meet such sessions above, scripts in tests/lua, and the undo in tests/conformance/test_plan_is_apply.py.

@@ -183,6 +183,8 @@ def test_payload_that_sparks_memory_does_not_carry_is_refused_by_plan_and_copy(
     assert world.contents() == {}
 
 
+# By day: tests/sql/test_preflight.py, and the test above, which goes the same way through plan and copy.
+@pytest.mark.nightly
 def test_queue_that_sparks_memory_does_not_carry_is_refused_by_plan_and_copy(make_world: Callable[..., World]) -> None:
     world = make_world()
     memory = task_memory(world.spark)
@@ -253,13 +255,25 @@ def test_payload_that_another_redis_than_the_plans_does_not_take_is_refused_by_t
     other = replace(world, redis_url=redis_server_factory(proto_max_bulk_len=2**20).url)
     with connect_redis(other.redis_url) as client:
         target: Any = client
-        with pytest.raises(
-            RefusedError, match=r"makes a value of 1,333,\d+ bytes, and Redis at .* takes 1,048,576"
-        ) as refused:
+        with pytest.raises(RefusedError, match=r"makes a value of 1,333,\d+ bytes, and Redis at .* takes 1,048,576"):
             other.copy(plan.plan_id)
         assert (target.dbsize(), world.ledger.load_plan(plan.plan_id).state) == (0, PlanState.PLANNED)
 
-        # What its plan would not send is not in the way.
+
+# By day: tests/sql/test_preflight.py.
+@pytest.mark.nightly
+def test_payload_that_a_plan_trims_is_in_nobodys_way_and_another_goes_in_by_the_remedy_of_its_refusal(
+    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    world = make_world()
+    _large(world, 1_000_000)
+    plan = world.plan()
+    other = replace(world, redis_url=redis_server_factory(proto_max_bulk_len=2**20).url)
+    with connect_redis(other.redis_url) as client:
+        target: Any = client
+        with pytest.raises(RefusedError, match="makes a value of") as refused:
+            other.copy(plan.plan_id)
+
         world.connection.execute(
             "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
             " payload) SELECT client_id, 2, topic, time, 2, packet_type, qos, 'newer' FROM device_publish_msg"
@@ -470,7 +484,7 @@ def test_copy_that_gives_way_ends_at_a_pause_with_what_is_done_on_record_and_goe
     spark: SparkSession, make_world: Callable[..., World], healthy_template: str
 ) -> None:
     world = make_world(template=healthy_template)
-    plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=30))  # a hundred seconds in all
+    plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=100))  # 23 seconds in all
     ledger, chosen = world.ledger, plan.plan_id
 
     def pause() -> None:
@@ -479,6 +493,8 @@ def test_copy_that_gives_way_ends_at_a_pause_with_what_is_done_on_record_and_goe
             while not looking.progress(chosen, "copy").done:
                 time.sleep(0.02)
             looking.set_paused(chosen, True)
+            # The sessions that are begun are ended, as fast as it goes.
+            looking.set_throttle(chosen, None)
 
     watcher = threading.Thread(target=pause, daemon=True)
     watcher.start()
@@ -496,7 +512,6 @@ def test_copy_that_gives_way_ends_at_a_pause_with_what_is_done_on_record_and_goe
     again = world.copy(chosen, gives_way=True, only_missing=True)
     assert (again.paused, again.messages_written) == (True, 0)
 
-    ledger.set_throttle(chosen, None)
     ledger.set_paused(chosen, False)
     first, second, *others = ledger.cohort_states(chosen)
     ledger.set_cohort_state(chosen, [first], CohortState.COPIED)

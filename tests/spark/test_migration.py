@@ -19,7 +19,7 @@ from queuekeeper.migration.ledger.model import CohortState, CopyReport, Migratio
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, SESSIONS, layout, open_source
 from queuekeeper.redis_client import is_cluster, shards
-from tests.conftest import ONE_SERVER_EACH
+from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
 
 pytestmark = pytest.mark.usefixtures("compiling")
@@ -49,7 +49,7 @@ class Migrated:
         return next(c.cohort for c in self.plan.cohorts if c.slot_first <= slot <= c.slot_last)
 
 
-@pytest.fixture(scope="module", params=[*ONE_SERVER_EACH, "cluster"])
+@pytest.fixture(scope="module", params=[*nightly(*REDIS_FLAVOURS), "cluster"])
 def migrated(request: pytest.FixtureRequest, make_world: Callable[..., World], hostile_template: str) -> Migrated:
     world = make_world(template=hostile_template, target=request.param)
     plan = world.plan(run_id="first")
