@@ -50,7 +50,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 
 class QueuekeeperError(Exception):
@@ -67,13 +67,30 @@ class QueuekeeperError(Exception):
     client_id: str | None = None
     """Client whose compacted queue or session it was."""
 
+    group_id: str | None = None
+    """Consumer group of events."""
+
+    subscription_id: str | None = None
+    """Subscription of a group."""
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip().splitlines()[0])
+
+    def about(self, **names: Any) -> Self:
+        """Note what a call was about, where the error does not say it yet.
+
+        One that is about a server stays as it is: it may be told to many, whose calls it has ended.
+        """
+        if type(self) not in (ServerUnavailable, StoreFull, RefusedError, ScriptError):
+            for name, value in names.items():
+                if getattr(self, name) is None and isinstance(value, str):
+                    setattr(self, name, value)
+        return self
 
     def reworded(self, message: str) -> Self:
         """Return an error of the same kind, about the same, that says it in other words."""
         other = type(self)(message)
-        other.queue, other.consumer, other.client_id = self.queue, self.consumer, self.client_id
+        vars(other).update(vars(self))
         return other
 
 

@@ -26,14 +26,11 @@ from typing import (
 )
 
 from queuekeeper.checks import Arguments, Wrong
-from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import QueuekeeperError, UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-_OF_SERVERS = (ServerUnavailable, StoreFull, RefusedError, ScriptError)
-"""Errors that are about a server: one may be told to many, whose calls it has ended."""
 
 Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
@@ -73,8 +70,7 @@ class AsyncAnswersByQueues:
 def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[T]], type[T]]:
     """Have the errors of a class of operations name what an operation is about.
 
-    :param kinds: of the errors to whose text the names are added; attributes have them in errors of every other kind,
-        too, but for those that are about a server.
+    :param kinds: of the errors to whose text the names are added; the attributes of all others have them, too.
     :param words: what to call each argument in the text, such as ``queue="queue"``; its attribute is called like it.
     """
 
@@ -86,10 +82,7 @@ def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[
             except QueuekeeperError as error:
                 given = inspect.signature(form).bind(*args, **kwargs).arguments
                 about = {argument: given[argument] for argument in words if given.get(argument) is not None}
-                if type(error) not in _OF_SERVERS:
-                    for argument, value in about.items():
-                        if getattr(error, argument) is None and isinstance(value, str):
-                            setattr(error, argument, value)
+                error.about(**about)
                 if not isinstance(error, kinds):
                     raise
                 names = ", ".join(f"{words[argument]} {value!r}" for argument, value in about.items())
@@ -103,7 +96,8 @@ def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[
         # Those that it inherits, too; its bases stay as they are.
         forms = {name: form for kind in reversed(operations.__mro__) for name, form in vars(kind).items()}
         for name, form in forms.items():
-            if not name.startswith("_") and inspect.isgeneratorfunction(form):
+            is_public = not name.startswith("_") and inspect.isgeneratorfunction(form)
+            if is_public and words.keys() & inspect.signature(form).parameters.keys():
                 setattr(operations, name, naming(form))
         return operations
 

@@ -2,11 +2,26 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from queuekeeper import errors
-from queuekeeper.errors import QueuekeeperError, ScriptError, StoreFull, from_lua
+from queuekeeper.compacted.operations import CompactedOperations
+from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError, ServerUnavailable, StoreFull, from_lua
+from queuekeeper.events.operations import EventOperations
+from queuekeeper.fanout.operations import FanoutOperations
+from queuekeeper.sessions import SaveReport
+from queuekeeper.sessions.owners import OwnerOperations
+from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
+from queuekeeper.sessions.redis_operations import RedisSessionOperations
+from queuekeeper.sessions.router.routing import RouterOperations
+
+ABOUT = {
+    "queue": "orders", "consumer": "billing", "client_id": "meter-7", "group_id": "billing", "subscription_id": "9",
+}  # fmt: skip
+OF_SERVERS = {"ServerUnavailable", "StoreFull", "RefusedError", "ScriptError"}
 
 EXIT_CODES = {
     "CheckFailed": 1,
@@ -84,14 +99,72 @@ def test_an_exception_without_a_message_says_what_its_class_means(name: str) -> 
 @pytest.mark.parametrize("name", EXIT_CODES)
 def test_an_exception_keeps_what_it_is_about_in_other_words_and_as_a_copy(name: str) -> None:
     error = exceptions()[name]("because")
-    assert (error.queue, error.consumer, error.client_id) == (None, None, None)
-    error.queue, error.consumer, error.client_id = "orders", "billing", "meter-7"
+    assert [getattr(error, each) for each in ABOUT] == [None] * len(ABOUT)
+    for each, value in ABOUT.items():
+        setattr(error, each, value)
 
     for other in (error.reworded("because"), copy.copy(error)):
         assert type(other) is type(error)
-        assert (str(other), other.queue, other.consumer, other.client_id) == (
-            *("because", "orders", "billing", "meter-7"),
-        )
+        assert str(other) == "because"
+        assert {each: getattr(other, each) for each in ABOUT} == ABOUT
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_what_an_exception_is_about_is_noted_once_and_not_where_it_is_a_servers(name: str) -> None:
+    error = exceptions()[name]("because")
+
+    assert error.about(**ABOUT).about(**dict.fromkeys(ABOUT, "another")) is error
+
+    expected = dict.fromkeys(ABOUT) if name in OF_SERVERS else ABOUT
+    assert {each: getattr(error, each) for each in ABOUT} == expected
+
+
+def operations_about() -> Iterator[Any]:
+    """Every public operation that is about a name, in each of the stores."""
+    for kind in (
+        FanoutOperations, CompactedOperations, EventOperations, OwnerOperations, RedisSessionOperations,
+        PostgresSessionOperations, RouterOperations,
+    ):  # fmt: skip
+        for method, form in inspect.getmembers(kind, inspect.isgeneratorfunction):
+            about = [each for each in ABOUT if each in inspect.signature(form).parameters]
+            if about and not method.startswith("_"):
+                yield pytest.param(form, about, id=f"{kind.__name__}.{method}")
+
+
+class Refusing:
+    """Operations, or what they are given, whose every use is refused."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotOwner("another store has it")
+
+    def __iter__(self) -> Any:
+        raise NotOwner("another store has it")
+
+    __len__ = __iter__
+
+
+@pytest.mark.parametrize(("form", "about"), [*operations_about()])
+def test_error_of_an_operation_says_whom_it_was_about(form: Any, about: list[str]) -> None:
+    given = {each: ABOUT[each] for each in about}
+    needed = [each for each in inspect.signature(form).parameters.values() if each.default is each.empty]
+    others = {each.name: Refusing() for each in needed[1:] if each.name not in given}
+
+    operation = form(Refusing(), **given, **others)
+    with pytest.raises(QueuekeeperError) as caught:
+        # Whatever it asks is refused.
+        [operation.throw(NotOwner("another store has it")) for _ in operation]
+
+    assert {each: getattr(caught.value, each) for each in about} == given
+
+
+def test_error_that_has_ended_the_saves_of_many_sessions_names_in_each_report_whose_it_is() -> None:
+    failed, away = NotOwner("these are the other store's"), ServerUnavailable("it is away")
+
+    reports = [SaveReport(client_id=name, error=failed) for name in ("meter-7", "meter-8")]
+    lost = [SaveReport(client_id=name, error=away) for name in ("meter-7", "meter-8")]
+
+    assert [report.error and report.error.client_id for report in reports] == ["meter-7", "meter-8"]
+    assert [report.error and report.error.client_id for report in lost] == [None, None]
 
 
 @pytest.mark.parametrize(("word", "cls"), errors.LUA_ERRORS.items())

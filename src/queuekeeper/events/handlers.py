@@ -296,7 +296,7 @@ class BufferedListener:
                 FellBehind(
                     f"the reader of subscription {self.subscription_id} is too slow: {self._waiting_events:,} events "
                     "wait for it; open another listener and go on from the last event by a replay"
-                )
+                ).about(subscription_id=self.subscription_id)
             )
             self._forget(self)
             return

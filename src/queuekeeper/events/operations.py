@@ -33,7 +33,7 @@ from queuekeeper.events.model import (
     check_group,
     json_of,
 )
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, errors_name
 from queuekeeper.portions import portions
 
 Row: TypeAlias = tuple[Any, ...]
@@ -87,6 +87,7 @@ class Copy:
     after: Query
 
 
+@errors_name(group_id="group", subscription_id="subscription")
 class EventOperations:
     """The broker's operations, one method each."""
 

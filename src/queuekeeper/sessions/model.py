@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
@@ -384,6 +385,12 @@ class SaveReport:
         fields["replayed"] = replayed
         fields["forgotten"] = forgotten
         fields["replicated"] = replicated
+        if error is not None:
+            # One error may have ended the saves of many sessions.
+            if error.client_id not in (None, client_id):
+                error = copy(error)
+                error.client_id = client_id
+            error.about(client_id=client_id)
         fields["error"] = error
 
     @property

@@ -17,7 +17,7 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError
-from queuekeeper.operation import Both, Operation
+from queuekeeper.operation import Both, Operation, errors_name
 from queuekeeper.postgres import AsyncConnection, Connection, address
 from queuekeeper.sessions.postgres_operations import Query, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers
@@ -50,6 +50,7 @@ class Ownership:
     mirrored: bool = False
 
 
+@errors_name(client_id="session of client")
 class OwnerOperations:
     """What drivers and routers ask PostgreSQL; each is a transaction, or a part of the caller's."""
 

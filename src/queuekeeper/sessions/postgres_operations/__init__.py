@@ -8,6 +8,7 @@ holds the rows that say who owns its sessions, so that no session changes its ow
 
 from __future__ import annotations
 
+from queuekeeper.operation import errors_name
 from queuekeeper.sessions.postgres_operations.common import MAX_VENDOR_TEXT, REFUSALS, Query, Step
 from queuekeeper.sessions.postgres_operations.online import OnlineOperations
 from queuekeeper.sessions.postgres_operations.save import SaveOperations
@@ -17,6 +18,7 @@ from queuekeeper.sessions.postgres_operations.upkeep import CleanupReport, Upkee
 __all__ = ["MAX_VENDOR_TEXT", "REFUSALS", "CleanupReport", "PostgresSessionOperations", "Query", "Step"]
 
 
+@errors_name(client_id="session of client")
 class PostgresSessionOperations(SaveOperations, UpkeepOperations, TransferOperations, OnlineOperations):
     """What a store of sessions does (:class:`SessionOperations`), in PostgreSQL, and clean-ups that it needs.
 

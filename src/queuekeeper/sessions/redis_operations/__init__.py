@@ -6,6 +6,7 @@ that is an error. Calls of different sessions share steps, a session has one cal
 
 from __future__ import annotations
 
+from queuekeeper.operation import errors_name
 from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, RECENT_SESSIONS
 from queuekeeper.sessions.redis_operations.look import LookOperations
 from queuekeeper.sessions.redis_operations.online import OnlineOperations
@@ -16,6 +17,7 @@ from queuekeeper.sessions.redis_operations.upkeep import UpkeepOperations
 __all__ = ["KEYS_PER_CALL", "RECENT_SESSIONS", "RedisSessionOperations"]
 
 
+@errors_name(client_id="session of client")
 class RedisSessionOperations(SaveOperations, UpkeepOperations, LookOperations, TransferOperations, OnlineOperations):
     """What a store of sessions does (:class:`SessionOperations`), in Redis.
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation, keeps
+from queuekeeper.operation import Operation, errors_name, keeps
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     Ack,
@@ -45,6 +45,7 @@ _Call: TypeAlias = Callable[[SessionOperations], Operation[T]]
 """Makes the operation of the store that it is given."""
 
 
+@errors_name(client_id="session of client")
 class RouterOperations(FindingOperations, FetchOperations):
     """What a store does (:class:`SessionOperations`), for sessions of which some are in PostgreSQL and some in Redis.
 
