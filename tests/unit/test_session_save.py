@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.router.routing import RouterOperations
+from queuekeeper.sessions.router.steps import AtPostgres
 
 pytestmark = pytest.mark.unit
 
@@ -31,3 +33,22 @@ def test_bytes_are_counted_where_the_save_is_made(sizes: tuple[int, ...], togeth
     assert made == checked
     for save in (made, checked):
         assert (save.payload_bytes, save.largest_bytes) == (together, largest)
+
+
+def test_router_checks_the_messages_of_a_writer_once_and_its_source() -> None:
+    router = RouterOperations(rules=StoreRules(max_payload_bytes=10))
+    too_large, long = new(bytes(11)), "s" * 70_000
+    with pytest.raises(UsageError, match="a payload for 'a' has 11 bytes"):
+        router.check_payload("a", too_large)
+    with pytest.raises(UsageError, match="must be a NewMessage"):
+        router.check_payload("a", cast("Any", b"y"))
+
+    of_writer = SessionSave.checked(client_id="a", messages=(too_large,), source=None, offset=None)
+    of_caller = SessionSave(client_id="a", messages=(too_large,))
+    with_source = SessionSave.checked(client_id="a", messages=(new(b"x"),), source=long, offset=1)
+
+    assert type(next(router.save_messages([of_writer]))) is AtPostgres
+    with pytest.raises(UsageError, match="a payload for 'a' has 11 bytes"):
+        next(router.save_messages([of_caller]))
+    with pytest.raises(UsageError, match="source"):
+        next(router.save_messages([with_source]))

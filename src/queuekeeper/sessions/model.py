@@ -280,6 +280,7 @@ class SessionSave:
     :param offset: number of the batch, 0 or more.
     :ivar payload_bytes: of all messages together. Like the next one it is counted here, once, for all stores.
     :ivar largest_bytes: of the message with the largest payload.
+    :ivar is_checked: its maker has had each message checked by the store, at a door of its own.
     :raises UsageError: for an empty client id, no messages or too many, or only one of source and offset.
     """
 
@@ -289,6 +290,7 @@ class SessionSave:
     offset: int | None = None
     payload_bytes: int = field(init=False, repr=False, compare=False)
     largest_bytes: int = field(init=False, repr=False, compare=False)
+    is_checked: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -317,6 +319,7 @@ class SessionSave:
         fields["messages"] = messages
         fields["source"] = source
         fields["offset"] = offset
+        fields["is_checked"] = True
         save._count()
         return save
 

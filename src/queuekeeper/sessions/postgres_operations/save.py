@@ -283,7 +283,7 @@ def _batches(saves: Sequence[SessionSave]) -> Iterator[list[SessionSave]]:
     client_ids: set[str] = set()
     messages = size_bytes = 0
     for save in saves:
-        save_bytes = sum(len(message.payload) for message in save.messages)
+        save_bytes = save.payload_bytes
         full = (
             len(batch) == SESSIONS_PER_TRANSACTION
             or messages + len(save.messages) > MESSAGES_PER_TRANSACTION

@@ -71,7 +71,9 @@ class RouterOperations(FindingOperations, FetchOperations):
             512 KiB, which would not be one step: cut it. Nothing was written then.
         """
         for save in saves:
-            self._check_save(save)
+            # Those of a writer are within these bounds, and it has asked for each message; not so for its source.
+            if not save.is_checked or save.source is not None:
+                self._check_save(save)
         reports: dict[int, SaveReport] = {}
         failed: dict[str, QueuekeeperError] = {}
         for begin in range(0, len(saves), SESSIONS_PER_PART):
@@ -84,7 +86,8 @@ class RouterOperations(FindingOperations, FetchOperations):
 
         :raises UsageError: naming it.
         """
-        self._check_save(SessionSave(client_id=client_id, messages=(message,)))
+        form = SessionSave.checked if type(message) is NewMessage else SessionSave
+        self._check_save(form(client_id=client_id, messages=(message,), source=None, offset=None))
 
     def _check_save(self, save: SessionSave) -> None:
         messages = save.messages
