@@ -41,7 +41,7 @@ KINDS["run"] = COLLECTION
 PLANS = {"migrate", "online"}
 
 # What is asked there is about messages and queues themselves, and belongs to no run.
-STORES = {"sample.py", "sessions.py", "compacted.py", "fanout.py", "foreign_writers.py", "event_schema.py"}
+STORES = {"sample.py", "sessions.py", "stores.py", "compacted.py", "fanout.py", "foreign_writers.py", "event_schema.py"}
 
 
 def _controls() -> list[tuple[str, ...]]:
