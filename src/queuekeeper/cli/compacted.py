@@ -82,7 +82,7 @@ def append(
 ) -> Shown:
     """Store a value, or the lines of a file.
 
-    Each takes the place of its key's value before. Of a file, 200 lines at a time are stored as a whole or not at all.
+    Each value replaces the earlier value of its key. Lines of a file are stored 200 at a time, all of them or none.
 
     Examples: `queuekeeper compacted append meter-17 valve/1 --value open`
 
@@ -261,7 +261,7 @@ def get(
 def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argument(metavar="POSITION")]) -> Shown:
     """Let the consumer begin again elsewhere. It asks first.
 
-    Move it back to deliver messages again, or forward to pass messages over. A consumer at work is fenced off, and
+    Move it back to deliver messages again, or forward to skip messages. A consumer at work is fenced off, and
     subscribes again.
 
     Example: `queuekeeper compacted rewind meter-17 2026-11-22T08:00:00Z`
@@ -300,7 +300,7 @@ queues.command(
 def drop(call: OnQueues, client_id: ClientId) -> Shown:
     """Remove a queue as a whole, with its numbers and its cursor.
 
-    Whoever appends then makes another queue. A question says first what goes with it.
+    A later append makes a new queue. A question says first what is removed.
 
     Example: `queuekeeper compacted drop meter-17 --dry-run`
     """

@@ -31,7 +31,7 @@ app = compacted.app
 def status(call: OnRedis) -> Shown:
     """Say how many compacted queues there are.
 
-    It also names the first and the last queue by name that have messages.
+    It also names the first and the last queue with messages, in the order of their names.
 
     Example: `queuekeeper compacted status`
     """
@@ -68,16 +68,16 @@ def gc(
     undo_directory: jobs.UndoDirectory = None,
     gc_interval: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
 ) -> Shown | None:
-    """Collect what retention lets go, then look again.
+    """Remove messages that retention no longer keeps, then look again.
 
-    Asks before anything goes. Exit code 1 when it was stopped or a queue cannot be collected; --go-on goes on. With
-    --gc-interval, a collection that fails is reported, and the next one begins at its time.
+    It asks before anything is removed. Exit code 1 when it was stopped or a queue cannot be collected; --go-on goes on.
+    With --gc-interval, a collection that fails is reported, and the next one begins at its time.
 
     Example: `queuekeeper compacted gc --dry-run`
 
     :param undo: Bring back what this run has removed, and collect nothing.
-    :param gc_interval: Collect now, and again each time this long after the last beginning, such as 1h, until SIGTERM
-        or Ctrl-C. Needs --yes or --dry-run. Without it, collect once.
+    :param gc_interval: Collect now and then at this interval, such as 1h, until SIGTERM or Ctrl-C. The interval counts
+        from the beginning of a collection. Needs --yes or --dry-run. Without it, collect once.
     """
     if undo is not None and go_on is not None:
         raise UsageError("name a run to go on with, or one to take back, not both")
@@ -132,7 +132,7 @@ def _collect_again_and_again(collect: Callable[[], None], *, interval_s: float) 
 def gc_rebuild(call: OnRedis) -> Shown:
     """Register queues that the collector does not know.
 
-    The names of all keys are looked through.
+    It goes through the names of all keys.
 
     Example: `queuekeeper compacted gc-rebuild --dry-run`
     """

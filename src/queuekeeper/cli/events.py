@@ -118,7 +118,7 @@ def read(
     limit: int = 20,
     content: Content = False,
 ) -> Shown:
-    """Show what a group has to read next. Nothing is taken: its consumers get it all the same.
+    """Show the events that a group reads next. Its consumers still get them.
 
     Example: `queuekeeper events read billing --limit 5 --content`
 
@@ -208,7 +208,7 @@ def replay(
 ) -> Shown:
     """Deliver dead letters to their handlers again.
 
-    They get all attempts anew.
+    They get all of their attempts again.
 
     Example: `queuekeeper events replay --group billing --dry-run`
 
@@ -238,9 +238,9 @@ def _numbers(broker: events.EventBroker, group: str | None) -> Iterator[int]:
 def subscriptions(
     call: OnBroker, *, group: OneGroup = None, release: Annotated[str | None, typer.Option(metavar="ID")] = None
 ) -> Shown:
-    """Show who wants what, and what is in quarantine.
+    """Show subscriptions, and which of them are in quarantine.
 
-    A subscription gets there when its condition fails.
+    A subscription is put into quarantine when its condition fails.
 
     Example: `queuekeeper events subscriptions --group billing`
 

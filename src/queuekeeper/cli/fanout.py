@@ -294,7 +294,7 @@ def retry_dead(
 def purge_dead(
     call: OnQueues, queue: QueueName, consumer: ConsumerName, ids: DeadIds = None, *, everything: AllDead = False
 ) -> Shown:
-    """Give dead letters up for good. A question says first how many.
+    """Give dead letters up for good. A question says first how many they are.
 
     Example: `queuekeeper fanout dead purge orders billing --all --dry-run`
     """
@@ -341,9 +341,10 @@ def unregister(
     idle: bool = False,
     force: bool = False,
 ) -> Shown:
-    """Remove a consumer with all that waits for it.
+    """Remove a consumer with all messages that wait for it.
 
-    Its dead letters go too. A question says first how much that is. Other consumers keep what is theirs.
+    Its dead letters are removed too. A question says first how many messages that are. Other consumers keep their
+    messages.
 
     Examples: `queuekeeper fanout unregister orders billing --dry-run`
 

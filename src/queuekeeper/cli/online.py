@@ -99,7 +99,7 @@ def _longest(report: StepReport) -> str | None:
 
 @command(app, asks=_asks("require_trigger"))
 def arm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Have writers look who owns a client. Nothing moves yet.
+    """Have writers look up who owns a client. Nothing moves yet.
 
     Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
     """
@@ -177,7 +177,7 @@ def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, also=("dry_run",), asks=_asks())
 def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool = False) -> Shown | None:
-    """Write to PostgreSQL what has changed in Redis since.
+    """Write to PostgreSQL what has changed in Redis since the cut over.
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
 
@@ -208,7 +208,7 @@ def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool 
 def soak(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """Watch cohorts on Redis for a while, with the mirror at work.
 
-    Interrupted and repeated, it goes on: the time counts from when the cohorts began to soak.
+    You can interrupt and repeat it: the time counts from the moment in which the cohorts began to soak.
 
     Example: `queuekeeper online soak 0123456789abcdef --soak-minutes 60`
     """
@@ -235,7 +235,7 @@ def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, asks=_asks())
 def disarm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Have nobody look for owners any more; all are PostgreSQL's.
+    """Have writers no longer look up owners. All clients belong to PostgreSQL.
 
     Example: `queuekeeper online disarm 0123456789abcdef`
     """
@@ -246,7 +246,7 @@ def disarm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app)
 def status(call: OnPostgres, plan_id: PlanId) -> Shown:
-    """Say where the cohorts stand, whose clients are whose.
+    """Say where the cohorts stand, and which store owns their clients.
 
     Example: `queuekeeper online status 0123456789abcdef`
     """

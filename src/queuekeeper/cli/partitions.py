@@ -85,7 +85,7 @@ def forget(call: OnPostgres, name: TableName) -> Shown:
 def status(call: OnPostgres, name: OneTable = None) -> Shown:
     """Say how far partitions reach, and what is wrong.
 
-    When inserts begin to fail, too.
+    It also says when inserts begin to fail.
 
     Exit code 1 when a table has less head-room than its policy asks for, a gap, or an interrupted detach.
 
@@ -102,7 +102,7 @@ def status(call: OnPostgres, name: OneTable = None) -> Shown:
 def plan(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish) -> Shown:
     """Show what would be created, retired and dropped.
 
-    With the exact SQL, its locks, and who holds them now. Nothing is written.
+    It shows the exact SQL, the locks that this takes, and who holds them now. Nothing is written.
 
     Example: `queuekeeper partitions plan public.readings`
     """

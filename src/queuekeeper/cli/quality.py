@@ -212,7 +212,7 @@ def judge(
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
-    """Judge a profile's Parquet with Spark, far from any database. Exit code 1 when something critical is wrong.
+    """Judge a profile's Parquet with Spark, without a database. Exit code 1 when something critical is wrong.
 
     Nothing is put on record; `queuekeeper quality run` does that.
 
@@ -528,7 +528,7 @@ def known_add(
 
 @command(known, "list")
 def known_list(call: OnPostgres) -> Shown:
-    """List known issues, those that end first first.
+    """List known issues, the earliest end first.
 
     Example: `queuekeeper quality known list`
     """
@@ -557,7 +557,7 @@ def incidents_list(call: OnPostgres, *, closed: bool = False) -> Shown:
 
     Example: `queuekeeper quality incidents list`
 
-    :param closed: Show incidents that have closed, too.
+    :param closed: Also show incidents that have closed.
     """
     found = Incidents(call.connection).all(today=_today(), closed=closed)
     return Shown(found, lambda: [_incident_table(found) if found else "No incident stands."])

@@ -34,7 +34,7 @@ def list_runs(
 
     Example: `queuekeeper run list --kind fanout_repair`
 
-    :param limit: How many at most, newest first.
+    :param limit: Number of runs to show, the newest ones.
     """
     if kind is not None:
         check_kind(kind)
@@ -99,7 +99,7 @@ def resume(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
 def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) -> Shown:
     """Slow a run down or let it go. It follows within seconds.
 
-    Of runs of partitions only those have a pace that move rows out of DEFAULT; it counts those rows.
+    Of the runs of partitions only those that move rows out of DEFAULT can be slowed down; the number counts rows.
 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
@@ -117,8 +117,8 @@ def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) 
 def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: UndoDirectory = None) -> Shown:
     """Take back what a run has changed.
 
-    Run it on the machine that has the undo files of the run, or anywhere when they are in an object store. Where
-    somebody has gone on from a change, it stays. What a job cannot bring back, its page in the docs says.
+    Run it on the machine that has the undo files of the run, or anywhere when they are in an object store. A change
+    stays where somebody has used the place since. The job's page in the docs says what it cannot bring back.
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """

@@ -185,8 +185,8 @@ class OnStores(Call):
 def metrics(call: OnStores, *, output: Annotated[Path | None, typer.Option("--output", "-o")] = None) -> None:
     """Print figures for Prometheus.
 
-    Nothing is scanned: what is said of queues is what the last profile or judgement has found. A server that is down is
-    figure `queuekeeper_up` 0, and the exit code is 1.
+    Nothing is scanned: figures of queues are those of the last profile or judgement. For a server that is down
+    `queuekeeper_up` is 0, and the exit code is 1.
 
     Example: `queuekeeper metrics --output /var/lib/node_exporter/queuekeeper.prom`
 

@@ -140,7 +140,7 @@ def import_session(
     source: Annotated[str, typer.Option("--input", metavar="FILE")],
     store: StoreName = "redis",
 ) -> Shown:
-    """Store an exported session where none of this client is. Order, packet ids and expiry stay.
+    """Store an exported session for a client that has none. Order, packet ids and expiry stay.
 
     All lines are checked before anything is written, so it needs no dry run.
 
@@ -157,7 +157,7 @@ def import_session(
 def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis") -> Shown:
     """Remove one session with all its messages.
 
-    A question says first how many they are. Messages that are saved while it runs stay.
+    A question says first how many messages are removed. Messages that are saved while it runs stay.
 
     Example: `queuekeeper sessions purge meter-17 --dry-run`
     """
@@ -188,12 +188,12 @@ def quarantine(
 ) -> Shown:
     """List messages that stores have set aside, or show one.
 
-    It says what keeps each there. No content is shown.
+    It shows why each message is still there, and no content.
 
     Example: `queuekeeper sessions quarantine --reason topic_empty`
 
     :param row: Number of a row, to show it alone.
-    :param replayed: Also list those that came back.
+    :param replayed: Also list messages that came back.
     :param limit: Most messages to list.
     """
     check_reason(reason)
@@ -248,10 +248,10 @@ def replay(
 ) -> Shown:
     """Put messages that stores have set aside into their sessions.
 
-    They go behind all others, as new ones.
+    Each becomes the newest message of its session.
 
-    All open rows, unless some are named. Those that still break a rule stay. So do, unless they are named, those of
-    clients that no cluster can hold.
+    Without a choice it takes all open rows. Rows that still break a rule stay. Rows of clients that no cluster can hold
+    stay too, unless they are named.
 
     Example: `queuekeeper sessions replay --client meter-17 --dry-run`
 
