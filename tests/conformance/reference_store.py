@@ -108,7 +108,12 @@ class Sessions:
 
     def live_in(self, session: Session) -> dict[int, PendingMessage]:
         """Return a session's messages whose life is not over."""
-        return {packet_id: message for packet_id, message in session.messages.items() if not self.is_dead(message)}
+        now_ms = self.clock()
+        return {
+            packet_id: message
+            for packet_id, message in session.messages.items()
+            if message.expires_at_ms is None or message.expires_at_ms > now_ms
+        }
 
     def is_dead(self, message: PendingMessage) -> bool:
         """Return whether a message's life is over."""
@@ -369,14 +374,14 @@ class ReferenceStore:
         check_client_id(client_id)
         check_page(offset, limit, most=MAX_PAGE)
         session = self._sessions.get(client_id)
-        views = [self._view(session, message) for message in session.messages.values()]
+        messages = list(session.messages.values())
         return SessionView(
             client_id=client_id,
             store="reference",
             exists=client_id in self._sessions.by_client_id,
-            messages=len(views),
+            messages=len(messages),
             offset=offset,
-            page=tuple(views[offset : offset + limit]),
+            page=tuple(self._view(session, message) for message in messages[offset : offset + limit]),
             last_packet_id=session.last_packet_id,
             last_serial=session.last_serial or None,
             delivered_serial=None if session.delivered_serial < 0 else session.delivered_serial,
@@ -402,9 +407,11 @@ class ReferenceStore:
     def peek(self, client_id: str, *, packet_id: int) -> PendingMessage | None:
         check_client_id(client_id)
         check_packet_id(packet_id)
-        message = self._sessions.live(client_id).get(packet_id)
-        delivered_serial = self._sessions.get(client_id).delivered_serial
-        return message and replace(message, redelivery=message.serial <= delivered_serial)
+        session = self._sessions.get(client_id)
+        message = session.messages.get(packet_id)
+        if message is None or self._sessions.is_dead(message):
+            return None
+        return replace(message, redelivery=message.serial <= session.delivered_serial)
 
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
