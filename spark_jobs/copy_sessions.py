@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import Any
 
-from queuekeeper.migration.ledger.model import CohortChoice, CopyManner, PlanChoice
+from queuekeeper.migration.ledger.model import CohortChoice, CopyManner, CopyReport, PlanChoice
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.spark.job import Environment, run
 
 
-def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice, manner: CopyManner) -> dict[str, Any]:
-    report = copy_sessions(
+def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice, manner: CopyManner) -> CopyReport:
+    return copy_sessions(
         environment.spark("queuekeeper copy_sessions"),
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
@@ -20,7 +18,6 @@ def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice, mann
         cohorts=chosen.cohorts,
         manner=manner,
     )
-    return asdict(report)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.clock import system_clock
 from queuekeeper.migration.spark.job import Environment, run
-from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace
+from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace, ProfileReport
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 
 
-def _profile(environment: Environment, place: ProfilePlace, parameters: ProfileParameters) -> dict[str, Any]:
+def _profile(environment: Environment, place: ProfilePlace, parameters: ProfileParameters) -> ProfileReport:
     spark = environment.spark("queuekeeper profile_queues")
     common: dict[str, Any] = {
         "postgres_url": environment.postgres_url,
@@ -22,8 +21,8 @@ def _profile(environment: Environment, place: ProfilePlace, parameters: ProfileP
         "parquet_dir": place.parquet_directory or None,
     }
     if place.store == "redis":
-        return asdict(profile_redis(spark, redis_url=environment.redis_url, **common))
-    return asdict(profile_postgres(spark, **common))
+        return profile_redis(spark, redis_url=environment.redis_url, **common)
+    return profile_postgres(spark, **common)
 
 
 if __name__ == "__main__":

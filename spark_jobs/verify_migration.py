@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
-from typing import Any
 
 from queuekeeper.errors import CheckFailed
-from queuekeeper.migration.ledger.model import CohortChoice, PlanChoice
+from queuekeeper.migration.ledger.model import CohortChoice, PlanChoice, VerifyReport
 from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.migration.spark.job import Environment, run
 
 
-def _verify(environment: Environment, plan: PlanChoice, chosen: CohortChoice) -> dict[str, Any]:
+def _verify(environment: Environment, plan: PlanChoice, chosen: CohortChoice) -> VerifyReport:
     report = verify_migration(
         environment.spark("queuekeeper verify_migration"),
         postgres_url=environment.postgres_url,
@@ -24,9 +22,7 @@ def _verify(environment: Environment, plan: PlanChoice, chosen: CohortChoice) ->
         raise CheckFailed(
             f"source and target differ: {report.wrong}; see the report, or: queuekeeper migrate report {report.plan_id}"
         )
-    summary = asdict(report)
-    del summary["ledger"]
-    return summary | {"balanced": report.balanced, "messages": sum(row.rows_seen for row in report.ledger)}
+    return report
 
 
 if __name__ == "__main__":

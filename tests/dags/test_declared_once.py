@@ -33,7 +33,7 @@ SEVERAL = {
     "grace_s": "of a cleanup, and of a remedy, which changes less",
     "turn": "of a profile, and of a wish for one, where nobody has to name it",
 }
-OTHERS = {("quarantine", "limit"): "rows to list", ("judge", "suite"): "the suite that judges"}
+OTHERS = {("quarantine", "limit"): "rows to list"}
 """Options of these modules that are no parameters of a job, though they have the name of one."""
 
 DECLARATIONS = frozenset(
@@ -52,11 +52,8 @@ OPTIONS = {
     "mode": "of a consumer of a fan-out queue",
     "policy": "of a compacted queue's retention",
     "retention": "of a compacted queue",
-    "store": "of a session; and what a run looks at, in words of its own",
+    "store": "of a session",
     "directory": "of reports",
-    "suite": "the suite that judges",
-    "contents": "what is said of a profile",
-    "run_id": "the name of a request, which nobody has to give",
 }
 """Options that commands declare themselves: they have the name of a parameter of a job and mean another thing."""
 
@@ -66,7 +63,7 @@ ALIKE = {
 }
 """Values of records and functions that happen to be the default of a parameter of this name."""
 
-JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partitions", "quality", "repair")
+JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partitions", "incidents", "quality", "repair")
 """Modules of commands that start jobs; names such as ``limit`` mean other things to the commands of the stores."""
 
 

@@ -49,14 +49,14 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
 
     :param servers: the masters it will be copied to.
     """
-    numbers: dict[str, Any] = {**plan.totals()}
-    reasons = plan.quarantined_by_reason()
+    told = plan.facts()
+    reasons: dict[str, int] = told["quarantined_by_reason"]
     used = sum(server.used_memory_bytes for server in servers)
     limits = [server.maxmemory_bytes for server in servers]
-    numbers |= {
+    numbers: dict[str, Any] = told["totals"] | {
         "cohorts": len(plan.chosen),
-        "cohorts_of": len(plan.cohorts),
-        "longest_queue": max((cohort.longest_queue for cohort in plan.chosen_cohorts), default=0),
+        "cohorts_of": told["cohorts"],
+        "longest_queue": told["longest_queue"],
         "quarantined_by_reason": reasons,
         "redis_used_bytes": used,
         "redis_limit_bytes": sum(limits) if all(limits) else None,

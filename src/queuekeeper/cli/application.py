@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from queuekeeper import __version__
-from queuekeeper.cli import explain, sample, servers
+from queuekeeper.cli import explain, health, sample, servers
 from queuekeeper.cli.command import CONFIRMS, command
 from queuekeeper.cli.context import CommandGroup, begin
 
@@ -35,7 +35,7 @@ app = typer.Typer(
 def later(place: str, words: str) -> typer.Typer:
     """Return a group of commands whose file is imported when one of them is called, or asked for.
 
-    :param place: of the group, such as ``queuekeeper.cli.audit:database``.
+    :param place: of the group, such as ``queuekeeper.cli.audit:app``.
     :param words: say what it is for.
     """
     module, _, name = place.partition(":")
@@ -78,8 +78,8 @@ def root(
 command(app)(servers.up)
 command(app)(servers.status)
 command(app)(servers.down)
-command(app)(servers.doctor)
-command(app)(servers.metrics)
+command(app)(health.doctor)
+command(app)(health.metrics)
 command(app)(explain.explain)
 command(app, also=CONFIRMS)(sample.sample)
 for _name, _place, _words in (
@@ -94,7 +94,7 @@ for _name, _place, _words in (
     ("compacted", "compacted_mqtt:app", "Keep the newest value of each key, for one consumer."),
     ("fanout", "fanout:app", "Publish once for many consumers: fan-out queues in Redis."),
     ("run", "runs:app", "List runs of all jobs, steer them, take them back."),
-    ("database", "audit:database", "Keep the control schema `queuekeeper` in PostgreSQL."),
+    ("database", "database:app", "Keep the control schema `queuekeeper` in PostgreSQL."),
     ("acl", "access:app", "Print users and roles with the least that each job needs."),
     ("audit", "audit:app", "Read the record of approvals, changes and looks at contents."),
 ):

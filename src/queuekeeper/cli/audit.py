@@ -1,4 +1,4 @@
-"""``queuekeeper database`` and ``queuekeeper audit``: the control schema, and its record of who did what."""
+"""``queuekeeper audit``: read the record of who did what, and prove that it is whole."""
 
 from __future__ import annotations
 
@@ -11,21 +11,8 @@ from queuekeeper.audit import AuditFilter, latest, read_chain, verify_chain
 from queuekeeper.audit import export as lines
 from queuekeeper.cli.command import OnPostgres, OutOfPostgres, command, group
 from queuekeeper.cli.output import Shown, cell, table
-from queuekeeper.postgres import migrate as apply_migrations
 
-database = group()
 app = group()
-
-
-@command(database)
-def migrate(call: OnPostgres) -> Shown:
-    """Bring the control schema to this release's state. Safe to repeat.
-
-    Example: `queuekeeper database migrate`
-    """
-    report = apply_migrations(call.connection)
-    state = f"Schema queuekeeper is at version {report.version}."
-    return Shown(report, lambda: [*(f"applied {name}" for name in report.applied), state])
 
 
 @command(app, "list")

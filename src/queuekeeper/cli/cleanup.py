@@ -6,19 +6,12 @@ from queuekeeper.cli import jobs, runs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown
-from queuekeeper.cli.run_control import RunId, agree
-from queuekeeper.jobs.model import AnyJob
+from queuekeeper.cli.run_control import RunId
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.jobs.registry import job_of
-from queuekeeper.postgres import migrate
 
 KIND = "expired_reference_cleanup"
 
 app = group()
-
-
-def _cleanup() -> type[AnyJob]:
-    return job_of(KIND)
 
 
 @command(app, asks=takes(lambda: jobs.model_of(KIND)))
@@ -27,18 +20,7 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
 
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
-    job = _cleanup()
-    engine = jobs.engine_for(job, call.client)
-    migrate(call.connection)
-    made = engine.plan(parameters)
-    run_id = engine.save(call.runs, made).maintenance_run_id
-
-    facts = {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
-    return Shown(
-        facts,
-        lambda: jobs.plan_parts(f"Cleanup {run_id}", job, made),
-        then="Nothing to do." if made.empty else f"Next: queuekeeper cleanup apply {run_id}",
-    )
+    return jobs.planned(call, KIND, parameters, then="queuekeeper cleanup apply {run_id}")
 
 
 @command(app, also=CONFIRMS)
@@ -53,13 +35,7 @@ def apply(
 
     :param shard: Clean only this shard of the plan. Without it, all shards.
     """
-    job, runs = _cleanup(), call.runs
-    engine = jobs.engine_for(job, call.client, undo_directory)
-    planned = engine.load(runs, run_id)
-    agree(call, runs, run_id, job.question(run_id, planned))
-    shares = [shard] if shard else planned.share_names()
-    jobs.work_on(shares, engine, runs, run_id)
-    return jobs.looked_again(engine, runs, run_id, shares=shares)
+    return jobs.carry_out(call, KIND, go_on=run_id, only=shard, undo_directory=undo_directory)
 
 
 runs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})

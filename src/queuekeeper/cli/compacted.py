@@ -14,11 +14,12 @@ import typer
 from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
-from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, plain, printable, screen, shown_bytes
+from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.compacted import forms
 from queuekeeper.compacted.jsonl import append_lines, gone_on, message_facts, message_line, rewind_facts, verify_facts
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
+from queuekeeper.facts import plain
 from queuekeeper.service.signals import stopped_by_signals
 
 app = group()

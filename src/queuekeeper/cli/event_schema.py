@@ -10,10 +10,11 @@ import typer
 
 from queuekeeper.cli import events, work
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, command
-from queuekeeper.cli.output import Shown, parts, plain, table
+from queuekeeper.cli.output import Shown, parts, table
 from queuekeeper.errors import UsageError
 from queuekeeper.events import schema
 from queuekeeper.events.takeover import TakeoverReport, take_over
+from queuekeeper.facts import plain
 
 app = events.app
 

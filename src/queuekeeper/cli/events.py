@@ -16,9 +16,10 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group, options
 from queuekeeper.cli.input import Due, opened
 from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import SHOWN_CHARACTERS, Column, Shown, headed, listing, plain, screen
+from queuekeeper.cli.output import SHOWN_CHARACTERS, Column, Shown, headed, listing, screen
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.errors import UsageError
+from queuekeeper.facts import plain
 from queuekeeper.jobs.parameters import Parameters
 
 MENDS = ("reenqueue_events", "quarantine_subscription", "freeze_partition")

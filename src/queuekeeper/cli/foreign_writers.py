@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.output import Shown, cell, listing, plain
+from queuekeeper.cli.output import Shown, cell, listing
 from queuekeeper.migration.online import foreign_writers
 from queuekeeper.migration.online.foreign_writers import TriggersReport
 
@@ -59,4 +59,4 @@ def _shown(report: TriggersReport) -> Shown:
         yield listing(title, report.triggers, {"table": "table", "installed": "installed", "fires": "enabled"})
         yield f"\n{report.moved:,} sessions are Redis's."
 
-    return Shown(plain(report) | {"complete": report.complete}, pretty)
+    return Shown(report, pretty)

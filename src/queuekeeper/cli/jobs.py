@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -65,12 +65,31 @@ def engine_for(
     )
 
 
+def planned(call: Call, kind: str, parameters: Parameters, *, then: str) -> Shown:
+    """Plan and put the plan on record, for a command of its own that carries it out.
+
+    :param then: that command, with ``{run_id}`` for the run.
+    """
+    from queuekeeper.jobs.report import plan_facts
+
+    job, runs = job_of(kind), call.runs_if_any(needed=True)
+    engine = engine_for(job, store_of(call, job), database=runs.connection)
+    plan = engine.plan(parameters)
+    run_id = engine.save(runs, plan).maintenance_run_id
+    return Shown(
+        plan_facts(job, run_id, plan) | plan.facts(),
+        lambda: plan_parts(f"{job.words.title} {run_id}", job, plan),
+        then="Nothing to do." if plan.empty else f"Next: {then.format(run_id=run_id)}",
+    )
+
+
 def carry_out(
     call: Call,
     kind: str,
-    parameters: Parameters,
+    parameters: Parameters | None = None,
     *,
     go_on: str | None,
+    only: str | None = None,
     report_directory: Path | None = None,
     undo_directory: Path | None = None,
     undo_file: Path | None = None,
@@ -78,8 +97,9 @@ def carry_out(
 ) -> Shown:
     """Plan, ask, work on all shares, and look again.
 
-    :param parameters: of the job.
+    :param parameters: of the job; none where a run goes on.
     :param go_on: run to go on with; then there is no new plan.
+    :param only: the share to work on; all when none is named.
     :param undo_file: where to note what is changed, in place of a file in the folder.
     :param given: what the job is told and no record may hold.
     :returns: what came of it; failed when it was stopped, or there was something that could not be worked on.
@@ -90,24 +110,20 @@ def carry_out(
         say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")
     store = store_of(call, job)
     engine = engine_for(job, store, undo_directory, undo_file=undo_file, database=runs.connection, given=given)
-    if go_on is None:
+    if go_on is not None:
+        run_id, plan = go_on, engine.load(runs, go_on)
+    else:
         plan = engine.plan(parameters)
         run_id = engine.save(runs, plan).maintenance_run_id
-    else:
-        run_id, plan = go_on, engine.load(runs, go_on)
+    shares = [only] if only else plan.share_names()
     if not call.dry_run and (not plan.empty or job.works_when_empty):
         if not plan.empty:
             call.say(lambda: plan_parts(f"Plan {run_id}", job, plan))
             agree(call, runs, run_id, job.question(run_id, plan))
-        work_on(plan.share_names(), engine, runs, run_id)
-    return looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory)
-
-
-def work_on(shares: Sequence[str], engine: Engine, runs: MaintenanceRuns, run_id: str) -> None:
-    """Work on shares of a run; whoever looks on reads why one was stopped."""
-    for share in shares:
-        if why := engine.apply(runs, run_id, share).stopped:
-            say(f"{share}: {why}")
+        for share in shares:
+            if why := engine.apply(runs, run_id, share).stopped:
+                say(f"{share}: {why}")
+    return looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory, shares=shares)
 
 
 def command_of(

@@ -18,13 +18,7 @@ from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, foreign_writers, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, screen
-from queuekeeper.cli.plans import (
-    ledger_table,
-    plan_facts,
-    plan_parts,
-    verdict_words,
-)
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, screen, table
 from queuekeeper.cli.run_control import agree, run_taken_back, run_told
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError
@@ -32,13 +26,18 @@ from queuekeeper.jobs.control import chosen
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow, Step
 from queuekeeper.migration.ledger.model import (
     CohortChoice,
+    LedgerRow,
     MigrationParameters,
+    MigrationPlan,
+    PlanWish,
+    unaccounted,
 )
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.judge import check_reason
 
 if TYPE_CHECKING:
-    pass
+    from rich.table import Table
+    from rich.text import Text
 
 app = group()
 app.add_typer(foreign_writers.app, name="trigger")
@@ -100,26 +99,24 @@ def _newest(call: Call, plan_id: str | None) -> str:
     return chosen(call.ledger, plan_id)
 
 
-@command(app, asks=takes(lambda: MigrationParameters))
-def plan(
-    call: OnServers,
-    *,
-    parameters: MigrationParameters,
-    run_id: str | None = None,
-    spark_master: context.SparkMaster = None,
-) -> Shown:
+@command(app, asks=takes(lambda: PlanWish))
+def plan(call: OnServers, *, parameters: PlanWish, spark_master: context.SparkMaster = None) -> Shown:
     """Count what a migration would do. Nothing is written to Redis, so there is no dry run.
 
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
-
-    :param run_id: Name of this request, for the record.
     """
     source, target = context.reachable(call.postgres_url, call.redis_url)
     with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.plan import plan_migration
 
-        made = plan_migration(spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id)
-    return Shown(plan_facts(made), lambda: plan_parts(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
+        made = plan_migration(
+            spark,
+            postgres_url=source,
+            redis_url=target,
+            parameters=parameters.part(MigrationParameters),
+            run_id=parameters.run_id or None,
+        )
+    return Shown(made, lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
 
 
 @command(app, also=CONFIRMS, asks=_CHOOSES)
@@ -176,8 +173,8 @@ def verify(
         f"`queuekeeper migrate report {plan_id}` lists them"
     )
     return Shown(
-        plain(report) | {"balanced": report.balanced, "unaccounted": report.unaccounted},
-        lambda: [verdict_words(balanced=report.balanced), ledger_table(report.ledger), words],
+        report,
+        lambda: [_verdict(balanced=report.balanced), _ledger(report.ledger), words],
         failed=None if report.balanced else failed,
     )
 
@@ -213,7 +210,7 @@ def status(call: OnPostgres, plan_id: PlanIdOrNewest = None) -> Shown:
     counts = Counter(states[number].value for number in found.chosen)
 
     def pretty() -> Iterator[Any]:
-        yield from plan_parts(found)
+        yield from _plan(found)
         facts = {
             "plan": cell(found.state.value, style=_TONES.get(found.state.value, "")),
             "why": found.state_reason or None,
@@ -225,17 +222,17 @@ def status(call: OnPostgres, plan_id: PlanIdOrNewest = None) -> Shown:
         }
         yield pairs("State", facts)
         if rows:
-            yield ledger_table(rows)
+            yield _ledger(rows)
 
     facts = {
-        "approval": plain(approval),
+        "approval": approval,
         "throttle_messages_per_s": throttle,
         "cohort_states": counts,
-        "progress": plain(progress),
-        "ledger": [plain(row) | {"unaccounted": row.unaccounted} for row in rows],
+        "progress": progress,
+        "ledger": rows,
         "verified_at_ms": verified_at_ms,
     }
-    return Shown(plan_facts(found) | facts, pretty)
+    return Shown(found.facts() | facts, pretty)
 
 
 runs.add_aliases(app, "session_migration", {"throttle": "throttle"})
@@ -258,12 +255,11 @@ def quarantine(
     :param client_id: List the rows of one client.
     :param limit: Most rows to list.
     """
-    from queuekeeper.migration.report.gather import guide, replay_command
+    from queuekeeper.migration.report.gather import quarantine_lines
 
     check_reason(reason)
     ledger, chosen = call.ledger, _newest(call, plan_id)
-    mode = ledger.load_plan(chosen).parameters.mode
-    counts = ledger.quarantine_counts(chosen)
+    counts = quarantine_lines(ledger.load_plan(chosen), ledger.quarantine_counts(chosen))
     listed = reason is not None or client_id is not None
     rows = ledger.quarantined(chosen, reason=reason, client_id=client_id, limit=limit) if listed else []
     shown = [_quarantined(row) for row in rows]
@@ -272,22 +268,16 @@ def quarantine(
         if not counts:
             yield "No row is quarantined."
             return
-        columns: dict[str, Any] = {"reason": "reason", "kind": "kind", "open": "open", "replayed": "replayed"}
-        columns |= {"what to do": lambda each: guide(each.reason, mode=mode)[1]}
-        yield listing(f"Quarantine of plan {chosen}", counts, columns)
+        columns = {"reason": "reason", "kind": "kind", "open": "open", "replayed": "replayed"}
+        yield listing(f"Quarantine of plan {chosen}", counts, columns | {"what to do": "repair"})
         if listed:
             columns = {"client": "client_id", "kind": "kind", "serial": "serial_number", "packet id": "packet_id"}
             yield listing(f"Open rows, at most {limit:,}", shown, columns | {"reason": "reason", "detail": "detail"})
         else:
             yield ""
-            yield cell(f"After repair: {replay_command(chosen, counts[0].reason, mode=mode)}")
+            yield cell(f"After repair: {counts[0].command}")
 
-    def told(each: Any) -> dict[str, Any]:
-        meaning, repair, *_ = guide(each.reason, mode=mode)
-        words = {"meaning": meaning, "repair": repair, "command": replay_command(chosen, each.reason, mode=mode)}
-        return {**plain(each), **words}
-
-    return Shown({"plan_id": chosen, "counts": [told(each) for each in counts], "rows": shown}, pretty)
+    return Shown({"plan_id": chosen, "counts": counts, "rows": shown}, pretty)
 
 
 def _quarantined(row: QuarantinedRow) -> dict[str, str | None]:
@@ -350,3 +340,31 @@ def undo(call: OnServers, plan_id: PlanId, *, parameters: CohortChoice) -> Shown
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
     return run_taken_back(call, call.ledger.load(plan_id), cohorts=parameters.cohorts)
+
+
+def _plan(found: MigrationPlan) -> Iterator[Any]:
+    totals = found.totals()
+    columns = {"sessions": "sessions", "messages": "messages", "to copy": "to_copy", "expired": "expired"}
+    columns |= {"over the limit": "trimmed", "quarantined": "quarantined"}
+    facts = {
+        "source read": instant(found.as_of_ms),
+        "cohorts": f"{len(found.chosen):,} of {len(found.cohorts):,} chosen",
+        **{words: totals[name] for words, name in columns.items()},
+        "memory forecast": f"{totals['forecast_bytes'] / 1_048_576:,.1f} MiB",
+    }
+    yield pairs(f"Plan {found.plan_id}", facts)
+    reasons = found.quarantined_by_reason()
+    if reasons:
+        yield table("Quarantined rows", ("reason", "rows"), reasons.items())
+
+
+def _verdict(*, balanced: bool) -> Text:
+    return cell("✓ Balanced", style="bold green") if balanced else cell("✗ Not balanced", style="bold red")
+
+
+def _ledger(rows: tuple[LedgerRow, ...]) -> Table:
+    names = ("rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined")
+    totals = [sum(getattr(row, name) for row in rows) for name in names]
+    differences = sum(row.differences for row in rows)
+    columns = (*(name.replace("_", " ") for name in names), "unaccounted", "differences")
+    return table(f"Ledger of {len(rows):,} cohorts", columns, [(*totals, unaccounted(rows), differences)])

@@ -14,7 +14,8 @@ from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import Taken, takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, show_result, table
+from queuekeeper.facts import plain
 from queuekeeper.migration.ledger.model import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.reports import StepReport

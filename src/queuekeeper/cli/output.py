@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import typer
 
 from queuekeeper.errors import CheckFailed, QueuekeeperError
-from queuekeeper.jobs.findings import Finding
+from queuekeeper.facts import plain
 from queuekeeper.jsonl import encoded
 
 if TYPE_CHECKING:
@@ -61,29 +61,6 @@ def screen(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON knows it; records become objects, findings with all that they say."""
-    if isinstance(value, Finding):
-        value = value.facts()
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(plain(name)): plain(each) for name, each in value.items()}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, str | int | float | bool) or value is None:
-        return value
-    if isinstance(value, Iterable):
-        return [plain(each) for each in value]
-    raise TypeError(f"{type(value).__name__} is not shown")
 
 
 def picked(value: Any, *names: str) -> dict[str, Any]:

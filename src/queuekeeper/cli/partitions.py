@@ -12,7 +12,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, printable, record, told_tables
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, printable, record, told_tables
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
@@ -288,7 +288,7 @@ def _carry_out(call: OnPostgres, plans: Sequence[PartitionPlan], errors: Sequenc
     wrong = "; ".join([*undone, *errors, *failed])
     only_stale = not errors and not failed and all(each.done or each.stale for each in reports)
     return Shown(
-        {"reports": [plain(each) | {"done": each.done} for each in reports]},
+        {"reports": reports},
         lambda: told_tables(outcomes_table(each) for each in reports),
         failed=StalePlan(wrong) if wrong and only_stale else wrong or None,
     )
@@ -322,5 +322,4 @@ def _plans(plans: Sequence[PartitionPlan], errors: Sequence[str]) -> Shown:
                     yield cell(line.replace("**", ""))
             yield ""
 
-    facts = [plain(each) | {"empty": each.empty, "bytes": each.bytes} for each in plans]
-    return Shown({"plans": facts}, pretty, failed="; ".join(errors) or None)
+    return Shown({"plans": plans}, pretty, failed="; ".join(errors) or None)

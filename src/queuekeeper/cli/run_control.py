@@ -11,8 +11,9 @@ import typer
 
 from queuekeeper.audit import Action, Answer, record_answer, record_undo
 from queuekeeper.cli import context
-from queuekeeper.cli.output import Shown, cell, pairs, plain, printable, screen, told_tables
+from queuekeeper.cli.output import Shown, cell, pairs, printable, screen, told_tables
 from queuekeeper.clock import system_clock
+from queuekeeper.facts import plain
 from queuekeeper.jobs.store import MaintenanceRun, Runs
 from queuekeeper.postgres import Connection
 

@@ -15,8 +15,9 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, ClientId, opened
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, parts, plain, printable, screen, table, told
+from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, parts, printable, screen, table, told
 from queuekeeper.errors import UsageError
+from queuekeeper.facts import plain
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import transfer

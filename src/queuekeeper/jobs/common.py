@@ -121,6 +121,11 @@ def needed(*, title: str, help: str, rule: str, **said: Any) -> Any:  # noqa: A0
     return parameter("", needed=True, title=title, help=help, rule=rule, **said)
 
 
+def run_id(*, help: str, unset: str, examples: list[str]) -> Any:  # noqa: A002 - as of a parameter
+    """Declare the name under which somebody finds again what was asked for."""
+    return parameter("", title="Run", help=help, unset=unset, examples=examples)
+
+
 def approval_minutes(*, title: str, help: str) -> Any:  # noqa: A002 - as of a parameter
     """Declare for how long an approval is waited for, or counts: a day, unless somebody says otherwise."""
     return minutes(1_440, title=title, help=help, section=Section.APPROVAL, examples=[60, 1_440])

@@ -486,6 +486,11 @@ class Job(ABC, Generic[P, C, F]):
         return cls.tables(outcome.plan)
 
     @classmethod
+    def planned(cls, plan: Plan[P, C, F]) -> dict[str, Any]:
+        """Return what JSON says of a plan besides, by names that the job has for it."""
+        return {}
+
+    @classmethod
     def told(cls, outcome: Outcome[P, C, F]) -> dict[str, Any]:
         """Return what JSON says of a run besides, for whoever reads the names of an earlier release."""
         return {}

@@ -29,6 +29,7 @@ from typing import (
     Literal,
     ParamSpec,
     Self,
+    TypeVar,
     Union,
     cast,
     get_args,
@@ -42,6 +43,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 
 P = ParamSpec("P")
+Part = TypeVar("Part", bound="Parameters")
 
 MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name."""
@@ -327,6 +329,10 @@ class Parameters(BaseModel):
             return each.of_text(value) if isinstance(value, str) else value
 
         return cls(**dict(_renamed(known, texts, read)))
+
+    def part(self, model: type[Part]) -> Part:
+        """Return those of the parameters that another model has."""
+        return model(**{name: getattr(self, name) for name in describe(model)})
 
     def to_argv(self) -> list[str]:
         """Return the arguments from which a program of its own makes the same parameters, by :meth:`take`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from queuekeeper import __version__
 from queuekeeper.approvals import milliseconds
 from queuekeeper.jobs.engine import outcome_facts
 from queuekeeper.jobs.kinds import Told
-from queuekeeper.jobs.model import AnyJob, AnyOutcome, Table, Words
+from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Table, Words
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.report.figures import number
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
@@ -39,9 +40,16 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
     return words.left.format(count=number(outcome.left.changes))
 
 
+def plan_facts(job: type[AnyJob], run_id: str, plan: AnyPlan) -> dict[str, Any]:
+    """Return what there is to say of a plan in few lines, for XCom; a command adds its shares and what it has found."""
+    told = {"maintenance_run_id": run_id, "kind": job.kind, "empty": plan.empty, "to_do": plan.counts.changes}
+    return told | {"counts": asdict(plan.counts)} | job.planned(plan)
+
+
 def facts_of(job: type[AnyJob], outcome: AnyOutcome) -> dict[str, Any]:
-    """Return what there is to say of a run as JSON can hold it."""
-    return outcome_facts(outcome) | {"verdict": verdict(job, outcome)} | job.told(outcome)
+    """Return what there is to say of a run as JSON can hold it; XCom leaves the plan out."""
+    told = {"verdict": verdict(job, outcome), "planned": asdict(outcome.plan.counts)}
+    return outcome_facts(outcome) | told | job.told(outcome)
 
 
 def columns_of(outcome: AnyOutcome) -> list[tuple[str, ...]]:

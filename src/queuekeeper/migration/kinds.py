@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from queuekeeper.jobs.kinds import RunKind, Stores, Told
@@ -61,12 +61,7 @@ def report(stores: Stores, run: MaintenanceRun, *, now_ms: int, show_client_ids:
         verdict=verdict.value,
         healthy=verdict is Verdict.BALANCED,
         lines=(built.explanation,),
-        facts={
-            "plan_id": plan_id,
-            "verdict": verdict.value,
-            "explanation": built.explanation,
-            "totals": asdict(built.totals),
-        },
+        facts=built.summary(),
         write=write,
         failed=f"the ledger of plan {plan_id} does not balance" if verdict is Verdict.NOT_BALANCED else "",
     )

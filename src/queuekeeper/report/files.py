@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from queuekeeper.errors import UsageError
+from queuekeeper.facts import plain
 from queuekeeper.places import told, write_whole
 
 T = TypeVar("T")
@@ -102,9 +104,13 @@ class Report(ABC):
     generated_at_ms: int
     generated_by: str
 
-    @abstractmethod
     def to_json(self) -> str:
         """Return the report as JSON text."""
+        return json.dumps(plain(self), ensure_ascii=False, indent=2) + "\n"
+
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """Return what the command and the task that write it say of it, besides where its files are."""
 
 
 def write_rendered(

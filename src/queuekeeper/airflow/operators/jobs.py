@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
+from queuekeeper.facts import brief, plain
 from queuekeeper.identity import client_namer
 from queuekeeper.jobs.common import DryRun, UndoRetention
 from queuekeeper.jobs.engine import Engine, load_plan
@@ -32,7 +33,7 @@ from queuekeeper.jobs.model import AnyJob, AnyPlan
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import job_of
-from queuekeeper.jobs.report import verdict, write_report
+from queuekeeper.jobs.report import facts_of, plan_facts, write_report
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.postgres import Connection, migrate
@@ -172,12 +173,8 @@ class SummariseJobOperator(JobOperator):
             [_markdown(("", ""), rows), *(f"{each.heading}:\n\n{_markdown(each.heads, each.rows)}" for each in tables)]
         )
         self.log.info("Run %s in short:\n%s", self.maintenance_run_id, markdown)
-        return {
-            "maintenance_run_id": self.maintenance_run_id,
-            "numbers": asdict(plan.counts) | {"to_do": plan.counts.changes},
-            "empty": plan.empty,
-            "markdown": markdown,
-        }
+        told = plain(plan_facts(self.kind, self.maintenance_run_id, plan))
+        return {**told, "numbers": {**told["counts"], "to_do": told["to_do"]}, "markdown": markdown}
 
 
 class CheckJobApprovalOperator(JobOperator):
@@ -270,7 +267,7 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
             self.log.info("What can be taken back stands in %s", report.undo_file)
         if not report.done:
             raise CheckFailed(f"{self.share} is not done: {report.stopped}")
-        return asdict(report)
+        return brief(report)
 
 
 class ApplyPlannedShareOperator(ApplyJobShareOperator):
@@ -328,20 +325,12 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
             )
         files = write_report(job, outcome, AirflowSettings().reports)
         where = publish(files, context)
-        words = verdict(job, outcome)
-        self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, words, files.html)
+        told = facts_of(job, outcome)
+        self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, told["verdict"], files.html)
         if outcome.broken:
-            raise CheckFailed(f"{words}: {job.words.hint}; report: {files.html}")
-        return {
-            "maintenance_run_id": outcome.maintenance_run_id,
-            "verdict": words,
-            "clean": outcome.clean,
-            "planned": asdict(outcome.plan.counts),
-            "counts": asdict(outcome.counts),
-            "left": None if outcome.left is None else asdict(outcome.left),
-            **where,
-            **outcome.facts,
-        }
+            raise CheckFailed(f"{told['verdict']}: {job.words.hint}; report: {files.html}")
+        # The plan is on record, and may be long.
+        return {**plain({name: fact for name, fact in told.items() if name != "plan"}), **where}
 
 
 def plan_do_report(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -17,6 +16,7 @@ from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.audit import record_answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
+from queuekeeper.facts import brief
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import parse_cohorts
@@ -102,14 +102,11 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
             report.fenced_p99_ms,
             report.fenced_longest_ms,
         )
-        found = asdict(report)
-        # Ids of clients are no business of Airflow's database.
-        del found["examples"]
         if report.left:
             raise CheckFailed(
                 f"not all clients are done: {report.left}; they stay where they are: clear this task to try again"
             )
-        return found
+        return brief(report)
 
 
 class ArmCohortsOperator(OnlineOperator):
@@ -202,7 +199,7 @@ class SoakOperator(OnlineOperator):
             )  # fmt: skip
             self.park(at_most_s=report.left_s)
         self.told(driver.verify())
-        return asdict(report)
+        return brief(report)
 
 
 class AnsweredOnlineOperator(OnlineOperator):

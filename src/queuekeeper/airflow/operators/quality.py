@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,20 +26,22 @@ from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
+from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.quality.judge.gate import standing_failures
 from queuekeeper.quality.judge.store import QualityStore, Verdict
-from queuekeeper.quality.profile.model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
+from queuekeeper.quality.profile.model import (
+    PROFILED,
+    ProfileParameters,
+    ProfilePlace,
+    ProfileRules,
+    QualityWish,
+    turn_of,
+)
 from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-BOTH = "both"
-QUEUES = ("compacted", "fanout")
-"""Kinds of queues that are read when they are judged."""
-
-STORES = ("redis", "postgres")
 
 
 def id_of(context: Context, *more: str) -> str:
@@ -52,17 +54,6 @@ def turn_at(context: Context, wish: QualityWish) -> int:
     """Return which turn a fast run reads: the form's, or that of the run's time."""
     run = context["dag_run"]
     return turn_of(run.logical_date or run.run_after) if wish.turn is None else wish.turn
-
-
-def _suites(stores: Sequence[str], *, compare: bool) -> tuple[str, ...]:
-    """Return the suites of a run, once it is clear that they can judge it."""
-    # Great Expectations takes seconds to import, which no other task should pay for.
-    from queuekeeper.quality.judge.run import check_suites, suites_for  # noqa: PLC0415
-
-    on_redis = not {"redis", *QUEUES}.isdisjoint(stores)
-    names = suites_for(stores, servers=on_redis, compare=compare)
-    check_suites(names, stores=stores, servers=on_redis)
-    return names
 
 
 class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
@@ -96,10 +87,13 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
         """Return what was read, in numbers."""
         reject_unknown_of(context)
         wish = self.read(QualityWish)
-        if wish.stores not in (self.store, BOTH):
+        if self.store not in PROFILED.get(wish.stores, ()):
             raise AirflowSkipException(f"this run is about {wish.stores}")
+        # Great Expectations takes seconds to import, which no other task should pay for.
+        from queuekeeper.quality.judge.run import judging  # noqa: PLC0415
+
         # Before the stores are read: what cannot be judged need not be profiled.
-        _suites(STORES if wish.stores == BOTH else [wish.stores], compare=wish.compare)
+        judging(PROFILED[wish.stores], compare=wish.compare)
         report = super().execute(context)
         # There may be thousands of cohorts, and they are on record.
         return report | {"cohorts": len(report["cohorts"])}
@@ -125,14 +119,13 @@ class RunQualityOperator(AskedOperator, StoresOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and what did not pass, without any client."""
         # Great Expectations takes seconds to import, which no other task should pay for.
-        from queuekeeper.quality.judge.run import run_quality  # noqa: PLC0415
+        from queuekeeper.quality.judge.run import QUEUE_SUITES, judging, run_quality  # noqa: PLC0415
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
         wish, rules = self.read(QualityWish), self.read(ProfileRules)
         stores = [profile["store"] for profile in profiles]
-        on_queues = wish.stores in QUEUES
-        on_redis = "redis" in stores or on_queues
-        suites = _suites([wish.stores] if on_queues else stores, compare=wish.compare)
+        on_queues = wish.stores in QUEUE_SUITES
+        suites, on_redis = judging([wish.stores] if on_queues else stores, compare=wish.compare)
         self.log.info("Judging %s by %s", ", ".join(stores) or wish.stores, ", ".join(suites))
         turn = turn_at(context, wish) if on_queues and wish.suite == "fast" else None
         report = run_quality(
@@ -150,8 +143,11 @@ class RunQualityOperator(AskedOperator, StoresOperator):
         if wish.data_docs:
             self.log.info("Data Docs: %s", Path(wish.data_docs) / "index.html")
         connections = {"postgres_conn_id": self.postgres_conn_id, "redis_conn_id": self.redis_conn_id}
-        findings = [each.with_form(connections, forms_url=forms_url()).summary() for each in report.findings]
-        for finding in findings:
+        forms = forms_url()
+        told = brief(
+            replace(report, results=tuple(each.with_form(connections, forms_url=forms) for each in report.results))
+        )
+        for finding in told["findings"]:
             self.log.warning("%(priority)s %(check)s %(status)s: %(description)s (%(unexpected)s found)", finding)
         for issue in report.overdue:
             self.log.warning("The known issue of %s ended on %s; owner: %s", issue.check_id, issue.ends_on, issue.owner)
@@ -159,17 +155,7 @@ class RunQualityOperator(AskedOperator, StoresOperator):
             "Quality run %s: %s; %s queues, %s messages", report.quality_run_id, report.verdict, report.queues,
             report.messages,
         )  # fmt: skip
-        return {
-            "quality_run_id": report.quality_run_id,
-            "verdict": str(report.verdict),
-            "stores": stores,
-            "queues": report.queues,
-            "messages": report.messages,
-            "checks": len(report.results),
-            "not_judged": list(report.not_judged),
-            "findings": findings,
-            "seconds": round(report.seconds, 1),
-        }
+        return told | {"stores": stores}
 
 
 class ReportQualityOperator(StoresOperator):
@@ -202,7 +188,7 @@ class ReportQualityOperator(StoresOperator):
             )
         where = publish(write_report(report, AirflowSettings().reports), context)
         self.log.info("Quality run %s: %s; report %s", self.quality_run_id, report.verdict, where["html"])
-        return {"quality_run_id": self.quality_run_id, "verdict": str(report.verdict), **where}
+        return report.summary() | where
 
 
 class PublishQualityOperator(BaseOperator):

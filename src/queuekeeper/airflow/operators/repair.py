@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.jobs.parameters import describe
+from queuekeeper.jobs.report import plan_facts
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.remedies.job import REPORT, SHARE, Remedy
+from queuekeeper.maintenance.remedies.job import REPORT, SHARE
 from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
 if TYPE_CHECKING:
@@ -36,16 +37,7 @@ class PlanRepairOperator(PlanJobOperator):
         """Return the run's id and how much there is to do."""
         self.job = self.read(RepairWish).remedy
         run_id, plan = self.make_plan(context)
-        return {
-            "maintenance_run_id": run_id,
-            "remedy": self.job,
-            "looked_at": plan.counts.queues,
-            "queues": plan.counts.treated,
-            "effects": plan.counts.effects,
-            "changes": plan.counts.changes,
-            "refusals": plan.counts.refusals,
-            "undo": cast(type[Remedy], self.kind).way_back,
-        }
+        return plan_facts(self.kind, run_id, plan)
 
 
 class ApplyRepairOperator(ApplyJobShareOperator):
@@ -87,10 +79,7 @@ class ReportRepairOperator(ReportJobOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """Return what was planned, done and is left."""
         found = super().work(context)
-        done, left = found["counts"], found["left"] or {"effects": {}}
-        return found | {
-            "remedy": self.job,
-            "planned": found["planned"]["effects"],
-            "report": done | {"done": done["effects"]},
-            "left": left["effects"],
-        }
+        left = found["left"] or {"effects": {}}
+        # By kinds of effect, as earlier releases had it.
+        names = {"planned": found["effects"], "report": found["counts"] | {"done": found["done"]}}
+        return found | names | {"left": left["effects"]}

@@ -42,4 +42,4 @@ class ReportMigrationOperator(StoresOperator):
             files = write_report(report, AirflowSettings().reports)
             ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
         self.log.info("Migration %s: %s; report %s", self.plan_id, report.verdict, files.html)
-        return {"plan_id": self.plan_id, "verdict": str(report.verdict), **publish(files, context)}
+        return report.summary() | publish(files, context)

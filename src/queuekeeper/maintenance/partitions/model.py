@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
+from queuekeeper.facts import plain
 from queuekeeper.jobs import common
 from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
@@ -224,6 +225,7 @@ class PartitionPlan:
     limit: str | None = None
     lowest_needed: str | None = None
     overrides_consumers: bool = False
+    worked_out: ClassVar[tuple[str, ...]] = ("bytes", "empty")
 
     @property
     def empty(self) -> bool:
@@ -282,6 +284,7 @@ class ApplyReport:
     table: str
     outcomes: tuple[StepOutcome, ...]
     seconds: float
+    worked_out: ClassVar[tuple[str, ...]] = ("done",)
 
     @property
     def done(self) -> bool:
@@ -391,14 +394,9 @@ class Coverage:
         return not any(each.kind in bad for each in self.findings)
 
 
-def facts_of(value: PartitionPlan | Coverage) -> dict[str, Any]:
-    """Return a record as JSON knows it, with all that its findings say."""
-    return asdict(value) | {"findings": [each.facts() for each in value.findings]}
-
-
 def to_json(value: PartitionPlan | ApplyReport) -> str:
     """Return a record as JSON."""
-    return json.dumps(asdict(value) if isinstance(value, ApplyReport) else facts_of(value), ensure_ascii=False)
+    return json.dumps(plain(value), ensure_ascii=False)
 
 
 def plan_from_json(text: str) -> PartitionPlan:

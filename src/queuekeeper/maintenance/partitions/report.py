@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, facts_of
+from queuekeeper.facts import plain
+from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan
 from queuekeeper.report.files import ReportKind
 from queuekeeper.report.page import RunReport
 
@@ -45,13 +46,6 @@ class TableReport:
     archives: tuple[Mapping[str, Any], ...] = ()
     problem: str = ""
 
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON knows it."""
-        return asdict(self) | {
-            "coverage": None if self.coverage is None else facts_of(self.coverage),
-            "plans": {purpose: facts_of(plan) for purpose, plan in self.plans.items()},
-        }
-
     @property
     def unfinished(self) -> tuple[str, ...]:
         """What was planned and not done, in words."""
@@ -83,8 +77,7 @@ class PartitionsReport(RunReport):
 
     def facts(self) -> dict[str, Any]:
         """Return everything, and the verdict."""
-        tables = [each.facts() for each in self.tables]
-        return super().facts() | {"tables": tables, "verdict": str(self.verdict)}
+        return super().facts() | {"tables": plain(self.tables), "verdict": str(self.verdict)}
 
     def shown(self) -> dict[str, Any]:
         """Return the verdict as the page shows it."""

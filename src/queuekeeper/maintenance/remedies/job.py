@@ -309,19 +309,28 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         return [("Queues", f"{outcome.plan.counts.queues:,}", "looked at")]
 
     @classmethod
-    def told(cls, outcome: RemedyOutcome) -> dict[str, Any]:
-        """Return a plan and what was done in the names of the remedies' own reports."""
-        plan, done = outcome.plan.counts, outcome.counts
+    def planned(cls, plan: RemedyPlan) -> dict[str, Any]:
+        """Return a plan in the names of the remedies' own reports."""
         return {
             "remedy": cls.kind,
-            "looked_at": plan.queues,
+            "looked_at": plan.counts.queues,
+            "queues": plan.counts.treated,
+            "effects": plan.counts.effects,
+            "changes": plan.counts.changes,
+            "refusals": plan.counts.refusals,
+            "undo": cls.way_back,
+        }
+
+    @classmethod
+    def told(cls, outcome: RemedyOutcome) -> dict[str, Any]:
+        """Return a plan and what was done in the names of the remedies' own reports."""
+        done = outcome.counts
+        return cls.planned(outcome.plan) | {
             "queues": done.treated,
-            "effects": plan.effects,
             "done": done.effects,
             "changed": done.changed,
             "not_planned": done.not_planned,
-            "refusals": plan.refusals if outcome.dry_run else done.refusals,
-            "undo": cls.way_back,
+            "refusals": outcome.plan.counts.refusals if outcome.dry_run else done.refusals,
             "undo_file": next(iter(outcome.undo_files), ""),
         }
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -194,6 +194,11 @@ def steps_of(text: str) -> tuple[int, ...]:
     return found
 
 
+def in_minutes(value: Any) -> Any:
+    """Return seconds in minutes, as the soak's ``seconds`` was before it was ``soak_minutes``."""
+    return value / 60 if isinstance(value, int | float) else value
+
+
 class OnlineWish(Lease, FourEyes):
     """What only a migration with devices connected goes by."""
 
@@ -232,6 +237,7 @@ class OnlineWish(Lease, FourEyes):
         section=Section.PACE,
         least=0,
         examples=[10, 60, 1_440],
+        aliases={"seconds": in_minutes},
     )
     approval_limit_minutes: int = common.approval_minutes(
         title="Life of an approval",
@@ -276,12 +282,13 @@ class CopyManner(Parameters):
 class PlanRequest(Parameters):
     """Who asks for a plan."""
 
-    run_id: str = common.needed(
-        title="Run",
-        help="Run that asks for the plan; a later step finds the plan by it.",
-        rule="it must name the run that asks",
-        examples=["nightly"],
+    run_id: str = common.run_id(
+        help="Name of this request; a later step finds the plan by it.", unset="no name", examples=["nightly"]
     )
+
+
+class PlanWish(PlanRequest, MigrationParameters):
+    """What the command that plans is asked for."""
 
 
 class RollbackWish(Lease, FourEyes):
@@ -401,6 +408,18 @@ class MigrationPlan:
         """Return the sums of all counts over the chosen cohorts, as reports, commands and tasks tell them."""
         return {name: self.total(name) for name in _TOTALS}
 
+    def facts(self) -> dict[str, Any]:
+        """Return the plan as commands, tasks and reports tell it; the counts of each cohort are on record."""
+        totals = self.totals()
+        return {
+            **{each.name: getattr(self, each.name) for each in fields(self)},
+            "cohorts": len(self.cohorts),
+            **totals,
+            "totals": totals,
+            "quarantined_by_reason": self.quarantined_by_reason(),
+            "longest_queue": max((cohort.longest_queue for cohort in self.chosen_cohorts), default=0),
+        }
+
     def total_of(self, cohorts: Iterable[int], name: str) -> int:
         """Return the sum of one count over some cohorts."""
         wanted = set(cohorts)
@@ -510,6 +529,7 @@ class LedgerRow:
     sessions_copied: int
     differences: int
     digest: str
+    worked_out: ClassVar[tuple[str, ...]] = ("unaccounted",)
 
     @property
     def unaccounted(self) -> int:
@@ -553,6 +573,13 @@ class VerifyReport:
     differences: int
     digest: str
     seconds: float
+    worked_out: ClassVar[tuple[str, ...]] = ("balanced", "messages", "unaccounted")
+    at_length: ClassVar[tuple[str, ...]] = ("ledger",)
+
+    @property
+    def messages(self) -> int:
+        """Rows of the source that were compared."""
+        return sum(row.rows_seen for row in self.ledger)
 
     @property
     def unaccounted(self) -> int:

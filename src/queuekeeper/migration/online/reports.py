@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from queuekeeper.errors import CheckFailed, QueuekeeperError
 from queuekeeper.keyspace import client_slot
@@ -41,6 +42,7 @@ class StepReport:
     fenced_longest_ms: float | None
     seconds: float
     examples: tuple[tuple[str, str], ...] = ()
+    at_length: ClassVar[tuple[str, ...]] = ("examples",)
 
     @property
     def left(self) -> dict[str, int]:

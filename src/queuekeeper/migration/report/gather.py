@@ -233,7 +233,7 @@ def compose_report(
         cohorts_missing=missing,
         cohorts=_cohort_lines(plan, rows, evidence.states),
         differences=differences,
-        quarantine=tuple(_quarantine_line(plan, count) for count in evidence.quarantine),
+        quarantine=quarantine_lines(plan, evidence.quarantine),
         throughput=throughput,
         memory=evidence.memory,
         copy_reports=evidence.copy_reports,
@@ -243,11 +243,16 @@ def compose_report(
     )
 
 
-def _quarantine_line(plan: MigrationPlan, count: QuarantineCount) -> QuarantineLine:
-    mode = plan.parameters.mode
-    meaning, repair, _ = guide(count.reason, mode=mode)
-    command = replay_command(plan.plan_id, count.reason, mode=mode)
-    return _made_of(QuarantineLine, count, meaning=meaning, repair=repair, command=command)
+def quarantine_lines(plan: MigrationPlan, counts: Sequence[QuarantineCount]) -> tuple[QuarantineLine, ...]:
+    """Return how many rows wait for repair, by reason, with what to do."""
+
+    def line(count: QuarantineCount) -> QuarantineLine:
+        mode = plan.parameters.mode
+        meaning, repair, _ = guide(count.reason, mode=mode)
+        command = replay_command(plan.plan_id, count.reason, mode=mode)
+        return _made_of(QuarantineLine, count, meaning=meaning, repair=repair, command=command)
+
+    return tuple(map(line, counts))
 
 
 def guide(reason: str, *, mode: Mode) -> tuple[str, str, str]:
@@ -337,16 +342,12 @@ def _digest(rows: Sequence[LedgerRow]) -> str | None:
 
 
 def _plan_facts(plan: MigrationPlan, *, throttle: int | None) -> PlanFacts:
-    return _made_of(
-        PlanFacts,
-        plan,
-        state=plan.state.value,
-        parameters=asdict(plan.parameters) | {"throttle_messages_per_s": throttle},
-        cohorts=len(plan.cohorts),
-        chosen=len(plan.chosen),
-        longest_queue=max((cohort.longest_queue for cohort in plan.chosen_cohorts), default=0),
-        **plan.totals(),
-    )
+    told = plan.facts() | {
+        "state": plan.state.value,
+        "parameters": asdict(plan.parameters) | {"throttle_messages_per_s": throttle},
+        "chosen": len(plan.chosen),
+    }
+    return PlanFacts(**{each.name: told[each.name] for each in fields(PlanFacts)})
 
 
 def _cohort_lines(

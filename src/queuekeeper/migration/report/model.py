@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -233,6 +232,12 @@ class MigrationReport(Report):
     copy_reports: tuple[CopyReport, ...]
     timeline: tuple[Event, ...]
 
-    def to_json(self) -> str:
-        """Return the report as JSON text."""
-        return json.dumps(asdict(self), ensure_ascii=False, indent=2) + "\n"
+    def summary(self) -> dict[str, Any]:
+        """Return verdict and totals."""
+        totals = asdict(self.totals)
+        return {
+            "plan_id": self.plan.plan_id,
+            "verdict": self.verdict.value,
+            "explanation": self.explanation,
+            "totals": totals,
+        }

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.migration.spark.session import build_session, end_with_supervisor
 
@@ -37,13 +38,13 @@ class Environment:
 
 def run(
     description: str | None,
-    work: Callable[..., dict[str, Any]],
+    work: Callable[..., Any],
     *models: type[Parameters],
     on_redis: bool = True,
 ) -> int:
     """Run a job and print its result as the last line.
 
-    :param work: does the work, given environment and parameters, and returns the result.
+    :param work: does the work, given environment and parameters, and returns the result, a record or a mapping.
     :param models: of the parameters, from which the arguments are made.
     :param on_redis: false for a job that has no use for Redis.
     :returns: the exit code: 0, or that of the exception (``queuekeeper.errors``).
@@ -64,7 +65,7 @@ def run(
         print(f"error: {error}", file=sys.stderr, flush=True)
         print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
         return error.exit_code
-    print(json.dumps(result), flush=True)
+    print(json.dumps(brief(result)), flush=True)
     return 0
 
 

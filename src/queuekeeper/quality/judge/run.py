@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.facts import plain
 from queuekeeper.identity import hash_key
 from queuekeeper.jobs.checks import Priority, Severity, Store
 from queuekeeper.jobs.findings import Finding, Status
@@ -60,6 +61,16 @@ class QualityReport:
     queues: int
     messages: int
     seconds: float
+    at_length: ClassVar[tuple[str, ...]] = ("results", "overdue")
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON; of findings only the results name clients, by hash."""
+        return {
+            **vars(self),
+            "checks": len(self.results),
+            "findings": [finding.summary() for finding in self.findings],
+            "overdue": [plain(issue) | {"is_overdue": True} for issue in self.overdue],
+        }
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -86,6 +97,23 @@ def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False)
             return (suite,)
     chosen = [f"sessions_{store}" for store in Store if store in stores]
     return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine", *([COMPARISON_SUITE] if compare else []))
+
+
+def judging(
+    stores: Collection[str], *, compare: bool = False, named: Sequence[str] = ()
+) -> tuple[tuple[str, ...], bool]:
+    """Return the suites of a run, once it is clear that they can judge it, and whether Redis servers are asked.
+
+    :param stores: as of :func:`suites_for`.
+    :param named: suites that somebody has chosen; without any, all that fit.
+    :raises UsageError: as :func:`check_suites`.
+    """
+    servers = not {Store.REDIS, *QUEUE_SUITES}.isdisjoint([*stores, *named])
+    names = tuple(named) or suites_for(stores, servers=servers, compare=compare)
+    if compare and COMPARISON_SUITE not in names:
+        names = (*names, COMPARISON_SUITE)
+    check_suites(names, stores=stores, servers=servers)
+    return names, servers
 
 
 def check_suites(names: Sequence[str], *, stores: Collection[str], servers: bool) -> list[Suite]:

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, describe, parameter, percent, same
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter, percent, same
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
 
@@ -132,6 +132,43 @@ def parquet_directory() -> Any:
     )
 
 
+def contents(*, needs: str) -> Any:
+    """Declare whether messages' contents are judged.
+
+    :param needs: what that takes, a sentence.
+    """
+    return parameter(
+        False, title="Judge contents", help=f"Judge the messages' JSON, too. {needs}", section=Section.RULES
+    )
+
+
+_STORES = {
+    "redis": "Redis",
+    "postgres": "PostgreSQL",
+    "both": "Redis and PostgreSQL",
+    "events": "Event broker and partitions",
+    "compacted": "Compacted queues",
+    "fanout": "Fan-out queues",
+}
+PROFILED = {"redis": ("redis",), "postgres": ("postgres",), "both": ("redis", "postgres")}
+"""What may be chosen -> stores that are profiled for it; anything but sessions needs none."""
+
+
+def stores(*names: str) -> Any:
+    """Declare where queues are looked for.
+
+    :param names: of the places to choose from.
+    """
+    more = "; or the event broker with all partitioned tables, or the compacted or fan-out queues in Redis"
+    where = f"Where to look for queues of sessions{more if 'events' in names else ''}."
+    return parameter(
+        "redis",
+        title="Stores",
+        help=f"{where} Nothing is written to any store.",
+        choices={name: _STORES[name] for name in names},
+    )
+
+
 class ProfilePlace(Parameters):
     """Which store is read, and where what is read goes."""
 
@@ -158,12 +195,7 @@ class ProfileRules(SessionRules):
         section=Section.RULES,
         examples=[1, 10, 100],
     )
-    contents: bool = parameter(
-        False,
-        title="Judge contents",
-        help="Judge the messages' JSON, too. The server decodes it and answers numbers; the user needs GET.",
-        section=Section.RULES,
-    )
+    contents: bool = contents(needs="The server decodes it and answers numbers; the user needs GET.")
     max_payload_bytes: int = parameter(
         StoreRules.max_payload_bytes,
         title="Largest payload (bytes)",
@@ -244,15 +276,15 @@ class ProfileParameters(ProfileRules):
 class ProfileWish(ProfileRules):
     """What a command is asked for, at some time of day."""
 
+    stores: str = stores(*PROFILED)
     mode: Mode = _mode()
     turn: int | None = _turn_or_now()
     parquet_directory: str = parquet_directory()
 
     def at(self, moment: datetime) -> ProfileParameters:
         """Return the parameters at an instant, which chooses the turn where nobody has."""
-        rules = {name: getattr(self, name) for name in describe(ProfileRules)}
         turn = turn_of(moment) if self.turn is None else self.turn
-        return ProfileParameters(**rules, mode=self.mode, turn=turn)
+        return ProfileParameters(**asdict(self.part(ProfileRules)), mode=self.mode, turn=turn)
 
 
 def data_docs() -> Any:
@@ -277,14 +309,23 @@ def compare() -> Any:
 
 
 class JudgeWish(Parameters):
-    """What a judgement leaves besides its records."""
+    """What the command is asked for that judges Parquet."""
 
+    judged_by: str = parameter("sessions_redis", title="Suite", help="Suite of one store's sessions.")
+    contents: bool = contents(needs="The profile has to have read it.")
+    clustered: bool = parameter(
+        False, title="Cluster", help="The queues are on a Redis cluster, where a bad hash tag is worse."
+    )
     data_docs: str = data_docs()
 
 
 class RunWish(ProfileWish):
     """What the command of a quality run is asked for: a profile, and what its judgement leaves."""
 
+    stores: str = stores(*_STORES)
+    run_id: str = common.run_id(
+        help="Name of the run; another one of this name is replaced.", unset="a new name", examples=["before-upgrade"]
+    )
     compare: bool = compare()
     data_docs: str = data_docs()
 
@@ -299,20 +340,7 @@ class QualityWish(Parameters):
         "day. full reads all that are chosen.",
         choices={"fast": "fast: one turn of the cohorts", "full": "full: all chosen cohorts"},
     )
-    stores: str = parameter(
-        "redis",
-        title="Stores",
-        help="Where to look for queues of sessions; or the event broker with all partitioned tables, or the compacted "
-        "or fan-out queues in Redis. Nothing is written to any store.",
-        choices={
-            "redis": "Redis",
-            "postgres": "PostgreSQL",
-            "both": "Redis and PostgreSQL",
-            "events": "Event broker and partitions",
-            "compacted": "Compacted queues",
-            "fanout": "Fan-out queues",
-        },
-    )
+    stores: str = stores(*_STORES)
     compare: bool = compare()
     turn: int | None = _turn_or_now()
     parquet_directory: str = parquet_directory()

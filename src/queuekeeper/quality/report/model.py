@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import date
+from dataclasses import dataclass
+from typing import Any
 
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident
@@ -277,10 +276,13 @@ class PublishedReport(Report):
         """What did not pass, and somebody answers for."""
         return tuple(line for line in self.results if line.status is Status.KNOWN)
 
-    def to_json(self) -> str:
-        """Return the report as JSON text."""
-        facts = asdict(self) | {"results": [result.facts() for result in self.results]}
-        return json.dumps(facts, ensure_ascii=False, indent=2, default=date.isoformat) + "\n"
+    def summary(self) -> dict[str, Any]:
+        """Return the verdict."""
+        return {
+            "quality_run_id": self.quality_run_id,
+            "verdict": self.verdict.value,
+            "explanation": self.explanation,
+        }
 
     def known_of(self, finding: Finding) -> tuple[KnownIssueLine, ...]:
         """Return who answers for a finding."""

@@ -1,0 +1,120 @@
+"""``queuekeeper doctor`` and ``metrics``: how servers and machine are, for a person and for Prometheus."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.command import Call, OnServers
+from queuekeeper.cli.output import Shown, cell, screen, table
+from queuekeeper.errors import MissingExtra, RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from queuekeeper.config import Settings
+    from queuekeeper.doctor import Examination, Finding
+
+_STYLES = {"ok": "green", "unknown": "dim", "warning": "yellow", "failed": "bold red"}
+
+
+def doctor(call: OnServers) -> Shown:
+    """Examine servers and machine, and say what to do.
+
+    It changes nothing. The exit code is 1 when something has failed; a warning is a risk that you may want to take.
+
+    Example: `queuekeeper doctor --redis-url rediss://user:password@redis.example:6380`
+    """
+    from queuekeeper.doctor import Examination, examine_java, examine_machine, examine_postgres, examine_redis
+
+    settings = context.settings()
+    findings: list[Finding] = []
+    with screen(stderr=True).status("Examining"):
+        findings += _server("PostgreSQL", context.postgres_address, call.postgres_url, examine_postgres)
+        findings += _server("Redis", context.redis_address, call.redis_url, examine_redis)
+        findings += examine_machine(settings)
+        findings += examine_java(settings)
+        findings += _private_airflow(settings)
+    examination = Examination(findings=tuple(findings))
+    return Shown(examination, lambda: _pretty(examination), failed=None if examination.fit else "")
+
+
+def _private_airflow(settings: Settings) -> list[Finding]:
+    try:
+        from queuekeeper.embedded.examination import examine_airflow
+    except MissingExtra as missing:
+        from queuekeeper.doctor.findings import Notes, State
+
+        notes = Notes("Airflow")
+        notes.add("private Airflow", State.UNKNOWN, "private servers are not installed", str(missing))
+        return notes.findings
+    return examine_airflow(settings)
+
+
+def _server(
+    name: str,
+    address: Callable[[str | None], str],
+    url: str | None,
+    examine: Callable[[str], list[Finding]],
+) -> list[Finding]:
+    from queuekeeper.doctor.findings import Notes
+
+    try:
+        return examine(address(url))
+    except RefusedError as error:
+        notes = Notes(name)
+        notes.unreachable(error)
+        return notes.findings
+
+
+def _pretty(examination: Examination) -> Iterator[Any]:
+    from queuekeeper.doctor import State
+
+    for subject in dict.fromkeys(finding.subject for finding in examination.findings):
+        rows = [
+            (cell(finding.state, style=_STYLES[finding.state]), finding.check, finding.found, finding.remedy or None)
+            for finding in examination.findings
+            if finding.subject == subject
+        ]
+        yield table(subject, ("state", "check", "found", "what to do"), rows)
+    counts = ", ".join(f"{examination.count(state):,} {state}" for state in State)
+    yield f"\n{counts}."
+
+
+class OnStores(Call):
+    """A call of a command that asks both stores, and writes what programs read."""
+
+    takes = ("postgres_url", "redis_url")
+
+
+def metrics(call: OnStores, *, output: Annotated[Path | None, typer.Option("--output", "-o")] = None) -> None:
+    """Print figures for Prometheus.
+
+    Nothing is scanned: figures of queues are those of the last profile or judgement. For a server that is down
+    `queuekeeper_up` is 0, and the exit code is 1.
+
+    Example: `queuekeeper metrics --output /var/lib/node_exporter/queuekeeper.prom`
+
+    :param output: File to write, for node_exporter's textfile collector. Without it, stdout.
+    """
+    from queuekeeper.metrics import gather
+    from queuekeeper.places import write_whole
+
+    source, target = context.postgres_address(call.postgres_url), context.redis_address(call.redis_url)
+    gathered = gather(postgres_url=source, redis_url=target)
+    if output is None:
+        sys.stdout.write(gathered.text)
+    else:
+        if not output.parent.is_dir():
+            raise UsageError(f"{output.parent} is no folder: name one that is there")
+        try:
+            write_whole(output, gathered.text.encode())
+        except OSError as error:
+            raise RefusedError(f"cannot write {output}: {error.strerror}") from error
+    for failure in gathered.failures:
+        screen(stderr=True).print(context.redact(failure), soft_wrap=True)
+    if gathered.failures:
+        raise typer.Exit(1)
