@@ -81,7 +81,7 @@ def template(name: str) -> str:
 
 
 def reject_unknown(conf: Mapping[str, object] | None, known: Mapping[str, object]) -> None:
-    """Refuse a run that was given parameters which the form does not have; Airflow itself lets them pass.
+    """Refuse a run with parameters that the form does not have; Airflow itself accepts them.
 
     :param conf: what the run was triggered with.
     :param known: the DAG's parameters.

@@ -64,7 +64,7 @@ def take_back(
     :param undo: takes back, or only counts.
     :param subject: run that has made the changes.
     :param kind: of that run.
-    :param connection: where the audit is; none when there is none.
+    :param connection: connection to the database of the audit; none without an audit.
     :returns: what was counted, or done.
     """
     note = None if connection is None else partial(record_answer, connection, subject=subject, kind=kind)

@@ -11,7 +11,7 @@ _SHOWN = 50
 
 
 def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
-    """Return the run that a person means: the one named, else the newest.
+    """Return the run that is named, or the newest.
 
     :param kind: of this kind only; of those that these records are about if left out.
     :raises UsageError: when there is none, or it is of another job.

@@ -166,7 +166,7 @@ class RunProgress:
     """How far a run has come.
 
     :param shares: of the work that it has begun.
-    :param done: of them, those that are done.
+    :param done: shares of these that are done.
     :param scanned: keys or queues looked at.
     """
 
@@ -474,8 +474,8 @@ class MaintenanceRuns(Runs):
 class UnrecordedRuns(MaintenanceRuns):
     """One run of this process, kept in its memory: for those who have no control database.
 
-    Nobody else sees it: it cannot be paused or slowed down from elsewhere, and once the process has ended no run goes
-    on. What lets only one work at a time is then up to the stores.
+    Other processes do not see it: they cannot pause it or slow it down, and it cannot go on once this process has
+    ended. Only the stores then keep two runs from working at the same time.
     """
 
     def __init__(self) -> None:
@@ -492,7 +492,7 @@ class UnrecordedRuns(MaintenanceRuns):
     def load(self, run_id: str) -> MaintenanceRun:
         """Return the run.
 
-        :raises UsageError: when it is another's: nothing is known of those.
+        :raises UsageError: when it is another run: only this one is known.
         """
         if self._run is None or self._run.maintenance_run_id != run_id:
             raise UsageError(

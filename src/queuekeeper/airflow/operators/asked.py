@@ -30,7 +30,7 @@ class Ask:
 
 
 class AsksOperator(BaseOperator):
-    """Takes what its class names by an :class:`Ask` as arguments, which are templated; those of its bases, too."""
+    """Takes a templated argument for each :class:`Ask` of its class and of its bases."""
 
     asks: ClassVar[Mapping[str, Ask]] = {}
 

@@ -349,8 +349,8 @@ def plan_do_report(
     :param question: what a person is asked, with ``{count}`` for the number of changes; else that of the job's words.
     :param limit: how long plan and report may take where nobody is asked: a run on a schedule must not hold up the next
         ones for long.
-    :param watch: looks at what is worked on before the report, which is given what it returns and says what of it must
-        not wait; then the run is red.
+    :param watch: task that looks at the store before the report. The report gets what it returns and says what must not
+        wait; then the run is red.
     """
     kind = job_of(job)
     common: dict[str, Any] = {"job": job, "pool": Pool.REDIS if kind.on_redis else Pool.POSTGRES}

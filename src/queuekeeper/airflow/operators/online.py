@@ -33,9 +33,10 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
     """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
 
     While the migration is paused, clients at hand are finished and the task holds no worker; it looks again once a
-    minute, and goes on: with those that are left where clients change their owner, else with all.
+    minute, and goes on: a step in which clients change their owner with the clients that are left, any other step with
+    all.
 
-    :cvar rests: nothing of the step is to be done while the migration is paused.
+    :cvar rests: whether no part of the step is done while the migration is paused.
 
     :param plan_id: the plan (templated).
     :param mode: whether devices are served meanwhile (templated).

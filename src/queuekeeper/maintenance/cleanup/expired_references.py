@@ -173,7 +173,7 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
 
 def acl_rules(key_prefix: str) -> str:
-    """Return the command that allows a user what a cleanup needs; nothing that adds a message is among it."""
+    """Return the command that gives a user the rights of a cleanup; it allows no command that adds a message."""
     keys = (f"~{key_prefix}{{*}}_{kind}" for kind in ("messages*", "last_packet_id", "session"))
     return " ".join(["ACL SETUSER <user>", *keys, *(f"+{command}" for command in (*_GROUNDWORK, *_READING, *_WRITING))])
 

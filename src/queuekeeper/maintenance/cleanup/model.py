@@ -61,7 +61,7 @@ class CleanupCounts(Counts):
     :ivar young_orphans: messages without reference that are too young to judge; left alone.
     :ivar unreadable: records that nobody can read; left to the remedies.
     :ivar foreign_references: members of sets that name no message of their session; left to the remedies.
-    :ivar wrong_type_keys: keys that hold another type than they should, or what is none of a session's; left alone.
+    :ivar wrong_type_keys: keys of a wrong type, or that are no keys of a session; left alone.
     :ivar scattered_keys: keys, in a cluster, of clients whose id begins with ``}``: their braces hold nothing, so each
         key is in another slot; left to ``rekey_clients``.
     :ivar held_sessions: idle sessions that are to last for ever, and sessions that are being imported or belong to
@@ -92,7 +92,7 @@ class CleanupCounts(Counts):
 
     @property
     def removed(self) -> int:
-        """Keys and references that go."""
+        """Keys and references that are removed."""
         return self.dead_references + self.orphans
 
     @property
@@ -167,13 +167,13 @@ class CleanupFound:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoReport:
-    """What was taken back; of a dry run, what would be. What was noted is taken back or left.
+    """What was taken back, or what a dry run would take back. Every change in the files is taken back or left.
 
     :param noted: changes that the undo files tell of, each once.
     :param references: dead references that are back in their sets.
-    :param expiries: keys that have no expiry again; one that has another by now is left as it is.
-    :param left: changes that somebody else has gone on from, or that never came about.
-    :param wrong_type_keys: sets that are of another type by now; left as they are.
+    :param expiries: keys whose expiry was taken off again; a key that has another expiry meanwhile stays.
+    :param left: changes that stay: somebody has used the place since, or they were never made.
+    :param wrong_type_keys: keys that were sets and have another type now; they stay.
     """
 
     maintenance_run_id: str

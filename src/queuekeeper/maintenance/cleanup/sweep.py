@@ -82,7 +82,7 @@ class _Queue:
 class Sweep:
     """Cleans pages of keys, or counts what there is to clean; the writer of its world makes the difference.
 
-    What takes keys takes as many as the world allows, and each trip is at the pace of the run.
+    Methods that take keys take as many as the world allows. Each trip keeps to the pace of the run.
 
     :ivar worst: ``(dead, references, stem)`` of the queues with most dead references.
     """

@@ -20,12 +20,12 @@ REFERENCES_PER_CALL = 1_000
 def undo_cleanup(world: World[CleanupParameters], *, run_id: str, files: Sequence[Path]) -> UndoReport:
     """Put dead references back and take expiries off again. Messages that were removed do not come back.
 
-    A reference that is there by now belongs to a newer message, an expiry that is another by now to somebody else, and
-    a set that is of another type by now to another program: all are left as they are, and counted.
+    Three things are left as they are, and counted: a reference that is there again, since it belongs to a newer
+    message; an expiry that somebody has changed since; a key to which another program has given another type.
 
-    :param world: where nothing is to be changed the scripts decide all the same, and only count.
+    :param world: in a dry run the scripts decide in the same way, and only count.
     :param files: undo files of the run.
-    :raises UsageError: when one of them is none of a cleanup.
+    :raises UsageError: when one of them is not an undo file of a cleanup.
     """
     references = expiries = noted = 0
     wrong_type_keys: set[bytes] = set()

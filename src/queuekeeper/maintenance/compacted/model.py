@@ -113,7 +113,7 @@ class CollectionParameters(RunParameters):
 
     @property
     def is_regular(self) -> bool:
-        """Whether queues are held to the rules that hold every day; else the registry is left as it is."""
+        """Whether the rules are those of every day. With other rules the registry is left as it is."""
         return not (self.override or self.client_filter or self.key_filter)
 
     def wants_client(self, client_id: str) -> bool:
@@ -121,7 +121,7 @@ class CollectionParameters(RunParameters):
         return not self.client_filter or fnmatchcase(client_id, self.client_filter)
 
     def wants_key(self, key: bytes) -> bool:
-        """Tell whether a message may go, for all that its key says."""
+        """Tell whether the key of a message lets it be removed."""
         return not self.key_filter or fnmatchcase(key.decode("utf-8", "surrogateescape"), self.key_filter)
 
     def share_names(self) -> list[str]:
@@ -133,15 +133,15 @@ class CollectionParameters(RunParameters):
 class CollectionCounts(Counts):
     """What was found due, or was collected.
 
-    :ivar queues: that were looked at.
-    :ivar due_queues: those of them in which something was due.
-    :ivar messages: that were due, or are gone.
-    :ivar unacked: those of them that nobody had acknowledged.
-    :ivar tombstones: those of them that were tombstones.
-    :ivar freed_bytes: of their keys and values.
-    :ivar kept: due when found, and not any more when they were to go: a newer value had come.
-    :ivar broken_queues: that could not be collected; the log names why.
-    :ivar held_parts: parts of the registry that another collector was at; left to it.
+    :ivar queues: queues that were looked at.
+    :ivar due_queues: queues in which something was due.
+    :ivar messages: messages that were due, or were removed.
+    :ivar unacked: messages of these that nobody had acknowledged.
+    :ivar tombstones: messages of these that were tombstones.
+    :ivar freed_bytes: bytes of their keys and values.
+    :ivar kept: messages that were due when found, and stayed because a newer value had come.
+    :ivar broken_queues: queues that could not be collected; the log says why.
+    :ivar held_parts: parts of the registry that were left to another collector.
     """
 
     looked_at: ClassVar[frozenset[str]] = frozenset({"queues"})
@@ -173,7 +173,7 @@ class CollectionCounts(Counts):
 
     @property
     def removed(self) -> int:
-        """Messages that go."""
+        """Messages that are removed."""
         return self.messages
 
     def rows(self) -> list[tuple[str, str]]:
@@ -209,7 +209,7 @@ class CollectionFound:
     """What a plan has found besides counts.
 
     :param registered: queues that the registry knows.
-    :param complete: whether every queue was looked at that there was to look at.
+    :param complete: whether all queues were looked at.
     :param worst: queues in which most is due, worst first.
     """
 
@@ -220,10 +220,11 @@ class CollectionFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration:
-    """What was brought back; of a dry run, what would be. What the files name is restored or kept.
+    """What was brought back, or what a dry run would bring back. Every message in the files is restored or left out.
 
     :param restored: messages that are back.
-    :param kept: messages left out: their key has a value by now, they were never removed, or may have gone again since.
+    :param kept: messages left out: their key has a value now, they were never removed, or they may have been removed
+        again.
     :param only_after_rewind: those of ``restored`` that nobody had acknowledged and the cursor has passed meanwhile:
         they are delivered only after a rewind.
     """
@@ -257,7 +258,8 @@ class RegistryStatus:
 
     :param first_client_id: client of the first queue with messages, by name; none when none was found.
     :param last_client_id: client of the last one.
-    :param is_complete: whether first and last are so among all queues; else among those that were looked at.
+    :param is_complete: whether first and last are those of all queues; otherwise they are those of the queues that were
+        looked at.
     """
 
     queues: int
@@ -268,10 +270,10 @@ class RegistryStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildReport:
-    """What the search for queues that no registry knows found.
+    """What a search for queues that are missing in the registry found.
 
-    :param queues: that there are.
-    :param registered: those of them that were missing; in a dry run, that are.
+    :param queues: number of queues that were found.
+    :param registered: queues that were missing and are registered now; in a dry run, queues that are missing.
     """
 
     queues: int

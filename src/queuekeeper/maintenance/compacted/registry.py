@@ -88,14 +88,14 @@ class Registry:
     def finish(self, part: int, token: str, facts: Mapping[str, str | int]) -> None:
         """Give a part up.
 
-        :param facts: what is noted of a collection that came to its end; empty for one that did not.
+        :param facts: what is noted of a collection that came to its end; empty for a collection that did not.
         """
         fields = [value for fact in facts.items() for value in fact]
         call = scripts.maintenance.finish_registry(collector=self._collector_keys[part], token=token, fields=fields)
         self._caller.call(*call)
 
     def heartbeat(self, part: int) -> PartHeartbeat | None:
-        """Return how a part was last collected to its end; none when it never was."""
+        """Return how a part was last collected to its end; none if it was never collected."""
         with redis_errors(self._address):
             raw: dict[bytes, bytes] = self._client.hgetall(self._collector_keys[part])
         facts = {name.decode(): value.decode() for name, value in raw.items()}
@@ -115,7 +115,7 @@ class Registry:
         )
 
     def finished_ms(self) -> int | None:
-        """Return when the part that was collected longest ago was finished; none when one never was."""
+        """Return when the part that was collected longest ago was finished; none if a part was never collected."""
         beats = [self.heartbeat(part) for part in range(COMPACTED_REGISTRIES)]
         return None if None in beats else min(beat.finished_ms for beat in beats if beat is not None)
 
@@ -166,7 +166,7 @@ def scan_queues(client: RedisClient, *, prefix: str) -> Iterator[list[str]]:
 def rebuild_registry(
     client: RedisClient, *, prefix: str, now_ms: int, dry_run: bool, pace: Callable[[int], None] = lambda _: None
 ) -> RebuildReport:
-    """Register the queues that the collector does not know of, due at once. The names of all keys are looked through.
+    """Register the queues that the collector does not know of, due at once. It goes through the names of all keys.
 
     :param pace: told how many queues were found, before they are looked up.
     """

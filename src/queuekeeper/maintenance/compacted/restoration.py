@@ -49,8 +49,8 @@ def restore_collected(
     They are as old as they were: the next collection removes them again, unless the queue has another retention by
     then.
 
-    :param queues: where nothing is to be changed they only count; the script decides all the same.
-    :param files: undo files of the run; those of later collections are looked for beside them.
+    :param queues: in a dry run they only count; the script decides in the same way.
+    :param files: undo files of the run. Undo files of later collections are looked for in the same folder.
     :raises RefusedError: when the run kept no values.
     """
     for path in files:

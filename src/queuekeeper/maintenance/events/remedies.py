@@ -27,8 +27,8 @@ class EventRemedy:
     :param purpose: what it does, in a sentence.
     :param way_back: how it can be undone, or that it cannot.
     :param find: returns what it would change now: ids of events or subscriptions, or names of tables.
-    :param mend: changes that much of it, and returns how many were changed; the rest had been meanwhile.
-    :param at_once: how many it changes by one call; none for all that there are, named or not.
+    :param mend: changes what it is given, and returns how many it changed; the others had changed meanwhile.
+    :param at_once: how many it changes by one call; none: one call changes all, also those that it is not given.
     """
 
     purpose: str

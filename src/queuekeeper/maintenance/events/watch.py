@@ -86,7 +86,7 @@ def finding(kind: FindingKind, subject: str, words: str) -> Finding:
 class BrokerTable:
     """A table of the broker, with all its partitions.
 
-    :param freeze_percent: age of its oldest row, of that at which autovacuum freezes it at the latest.
+    :param freeze_percent: age of its oldest row, in percent of the age at which autovacuum freezes it at the latest.
     """
 
     table: str
@@ -105,8 +105,8 @@ class BrokerTable:
 class BrokerWatch:
     """How the broker stands.
 
-    :param stalled_s: since the last poll; none while nobody subscribes.
-    :param failing_conditions: keys of those that fail on the latest events, or take too long; never their text.
+    :param stalled_s: seconds since the last poll; none while there is no subscription.
+    :param failing_conditions: keys of conditions that fail on the latest events, or take too long; never their text.
     """
 
     stalled_s: float | None

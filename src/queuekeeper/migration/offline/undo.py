@@ -20,7 +20,8 @@ class DropReport:
     """What was taken out; of a dry run, what would be.
 
     :param sessions_dropped: sessions whose import is gone.
-    :param messages_dropped: messages of these sessions, and those that were removed before somebody used their session.
+    :param messages_dropped: messages of these sessions, and messages that were removed before somebody used their
+        session.
     :param sessions_moved_on: sessions left alone because somebody has used them.
     :param sessions_absent: sessions that this plan had not imported.
     """

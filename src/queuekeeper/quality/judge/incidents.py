@@ -34,8 +34,8 @@ class Look:
     """What a suite has looked at.
 
     :param place: servers and prefix of keys.
-    :param cohorts: that were read, of ``cohort_count``.
-    :param sample_percent: how much of their slots.
+    :param cohorts: cohorts that were read, of ``cohort_count``.
+    :param sample_percent: percent of their slots that were read.
     """
 
     place: str
@@ -48,10 +48,10 @@ class Look:
 class Incident:
     """Findings of one cause over runs.
 
-    :param severity: of the last finding; likewise ``unexpected_count``, how many queues break the check.
+    :param severity: severity of the last finding; ``unexpected_count`` is the number of queues in it.
     :param owner: who answers for it; empty for nobody.
     :param known_until: last day on which that counts.
-    :param cohorts_left: in how many cohorts it was found that no run has found in order since.
+    :param cohorts_left: number of cohorts in which it was found and that no run has found in order since.
     """
 
     incident_id: int
@@ -118,7 +118,7 @@ class Incidents:
     def all(self, *, today: date, closed: bool = False) -> tuple[Incident, ...]:
         """Return the incidents that stand, the latest seen first.
 
-        :param closed: those that have closed, too.
+        :param closed: also return incidents that have closed.
         """
         return self._read(today=today, closed=closed, incident_id=None)
 
@@ -165,7 +165,7 @@ def _incident(row: tuple[Any, ...], *, issues: Sequence[KnownIssue], today: date
     values = dict(zip(_COLUMNS, row, strict=True))
     severity, was_known = Severity(values.pop("severity")), values.pop("status") == Status.KNOWN
     known = check(values["check_id"])
-    # One of a single queue answers for the whole only where the run found no other.
+    # A known issue of one queue answers for the incident only where the run found no other queue.
     answering = [
         issue
         for issue in issues

@@ -85,7 +85,7 @@ class KnownIssues:
         return next(issue for issue in self.all() if issue.known_issue_id == number)
 
     def all(self) -> tuple[KnownIssue, ...]:
-        """Return all of them, those that end first first."""
+        """Return all of them, the earliest end first."""
         names = ("known_issue_id", "check_id", "client_hash", "place", "owner", "reason", "ends_on", "created_at")
         return tuple(KnownIssue(**dict(zip(names, row, strict=True))) for row in self._rows("known_issues", {}))
 

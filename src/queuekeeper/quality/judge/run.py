@@ -47,7 +47,7 @@ class QualityReport:
 
     :param results: every expectation that was judged, worst first.
     :param not_judged: checks of which a part was left out, because no profile had read contents.
-    :param overdue: known issues of checks that failed, which excuse nothing any more.
+    :param overdue: known issues of checks that failed, which no longer excuse anything.
     """
 
     quality_run_id: str
@@ -74,7 +74,7 @@ class QualityReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What did not pass and nobody answers for, worst first."""
+        """Findings that did not pass and that nobody answers for, worst first."""
         return tuple(result for result in self.results if result.status in {Status.FAILED, Status.BROKEN})
 
     def count(self, priority: Priority) -> int:

@@ -351,10 +351,10 @@ class QualityWish(Parameters):
 class ProfileReport:
     """What a profile has read; the rows are in ``queuekeeper.queue_profiles`` and its neighbours.
 
-    :param cohorts: that were read.
+    :param cohorts: cohorts that were read.
     :param queues: rows of ``queue_profiles``: clients with any key, or with any row.
     :param messages: references of all queues, or rows.
-    :param live: of them, messages that are there and have not expired.
+    :param live: messages that are there and have not expired.
     :param faulty_queues: queues with any of the faults of :data:`FAULTS`.
     :param seconds: wall clock time.
     :param parquet: folder that holds the rows of queues as Parquet; none when nobody asked for it.

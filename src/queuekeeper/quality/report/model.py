@@ -50,7 +50,7 @@ class KnownIssueLine:
 
     :param client_hash: the one queue that it is about; none for all.
     :param place: servers and prefix of keys that it is about; none for all.
-    :param overdue: whether the day has passed, so that it excuses nothing any more.
+    :param overdue: whether the day has passed, so that it no longer excuses anything.
     """
 
     check_id: str
@@ -157,8 +157,8 @@ class ExpiryTimeline:
 
     :param span_ms: length of a point's span.
     :param overdue_messages: expired before the reading, and still there.
-    :param endless_messages: that would never expire.
-    :param later_messages: that expire beyond the last point.
+    :param endless_messages: messages that never expire.
+    :param later_messages: messages that expire beyond the last point.
     :param held_bytes: at the start, with references.
     """
 
@@ -239,7 +239,7 @@ class PublishedReport(Report):
 
     :param explanation: the verdict in a sentence or two, with what to do next.
     :param results: every expectation, worst first.
-    :param known_issues: all that are on record, those that have ended included.
+    :param known_issues: all that are on record, also issues that have ended.
     :param incidents: all that stand, whichever run has found them, the latest seen first.
     """
 
@@ -268,12 +268,12 @@ class PublishedReport(Report):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What did not pass and nobody answers for, worst first."""
+        """Findings that did not pass and that nobody answers for, worst first."""
         return tuple(line for line in self.results if line.status in (Status.FAILED, Status.BROKEN))
 
     @property
     def excused(self) -> tuple[Finding, ...]:
-        """What did not pass, and somebody answers for."""
+        """Findings that did not pass and that somebody answers for."""
         return tuple(line for line in self.results if line.status is Status.KNOWN)
 
     def summary(self) -> dict[str, Any]:
