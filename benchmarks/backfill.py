@@ -55,7 +55,8 @@ from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, MESSAGES, SESS
 from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
+from queuekeeper.sessions.hostile import DAY_MS
+from queuekeeper.sessions.sample import SampleParameters, fill
 
 READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"
 _BLOCK_BYTES = 1024 * 1024

@@ -48,7 +48,8 @@ from watch import empty_redis
 
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.clock import system_clock
-from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
+from queuekeeper.compacted.consumer import AsyncCompactedConsumer
+from queuekeeper.compacted.consumption import ConsumerRules
 from queuekeeper.compacted.model import Append, Fence, Position, Purge, Retention
 from queuekeeper.compacted.producer import AsyncCompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues

@@ -28,7 +28,8 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
+from queuekeeper.sessions.hostile import DAY_MS
+from queuekeeper.sessions.sample import SampleParameters, fill
 from tests.chaos.support import Driver, Value, contents, until
 from tests.spark_session import spark
 

@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from queuekeeper import redis_async
-from queuekeeper.fanout.consumer import AsyncFanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import AsyncFanoutConsumer
+from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, RetryRules
 from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, Mode, NewMessage
 from queuekeeper.fanout.producer import AsyncFanoutProducer

@@ -42,7 +42,8 @@ CALL_MS = 5.0
 # A consumer as a service runs it: it notes what it got, and what the server knows to be done.
 CONSUMER = """
 import sys
-from queuekeeper.compacted.consumer import CompactedConsumer, ConsumerRules
+from queuekeeper.compacted.consumer import (CompactedConsumer)
+from queuekeeper.compacted.consumption import (ConsumerRules)
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.redis_client import connect
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.chaos
 # A consumer as a service runs it: it notes what it has handled, in the order in which it did.
 CONSUMER = """
 import sys
-from queuekeeper.events.consumer import EventConsumer
+from queuekeeper.events.consumer import (EventConsumer)
 from queuekeeper.events.model import ReadRules
 
 url, log = sys.argv[1:]

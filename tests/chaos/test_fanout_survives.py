@@ -23,7 +23,8 @@ import pytest
 from queuekeeper import redis_async
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import ServerUnavailable, StoreFull
-from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
+from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, RetryRules
 from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, Mode, NewMessage, Start
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
@@ -49,7 +50,8 @@ CONSUMERS = 500
 SERVICE = """
 import asyncio, os, random, signal, sys, time
 from queuekeeper import redis_async, redis_client
-from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import (AsyncFanoutConsumer, FanoutConsumer)
+from queuekeeper.fanout.consumption import (WorkRules)
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 
 url, log, queue, workers, lease_ms, max_stalls, *names = sys.argv[1:]
@@ -332,7 +334,7 @@ def test_full_server_refuses_messages_before_any_effect_and_lets_consumers_make_
 def test_consumer_that_a_full_server_let_only_half_begin_gets_what_was_there_before_when_there_is_room(
     redis_server_factory: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queuekeeper.fanout.consumer.REGISTER_S", 0.05)
+    monkeypatch.setattr("queuekeeper.fanout.consumption.REGISTER_S", 0.05)
     server = redis_server_factory(flavour="valkey")
     got: list[int] = []
 

@@ -11,7 +11,8 @@ from functools import wraps
 from typing import Any
 
 from queuekeeper import redis_client
-from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
+from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues

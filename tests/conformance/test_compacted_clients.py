@@ -15,13 +15,8 @@ import pytest
 
 from queuekeeper import lua
 from queuekeeper.compacted import consumer as consumer_module
-from queuekeeper.compacted.consumer import (
-    AsyncCompactedConsumer,
-    CompactedConsumer,
-    ConsumerRules,
-    Resubscribe,
-    WhenUnreadable,
-)
+from queuekeeper.compacted.consumer import AsyncCompactedConsumer, CompactedConsumer
+from queuekeeper.compacted.consumption import ConsumerRules, Resubscribe, WhenUnreadable
 from queuekeeper.compacted.handlers import CompactedWorker, Handler, Middleware, RetryRules, handler
 from queuekeeper.compacted.model import Append, CompactedMessage, Fence, Position, Purge, QueueRules, Refill
 from queuekeeper.compacted.producer import Appended, AsyncCompactedProducer, CompactedProducer

@@ -404,7 +404,7 @@ async def test_event_that_can_neither_come_again_nor_be_kept_is_named_in_the_log
 @pytest.fixture
 def unlogged() -> Iterator[None]:
     """Leave no log of the test: half a character in it could not be sent from a worker of the tests to their leader."""
-    log = logging.getLogger("queuekeeper.events.consumer")
+    log = logging.getLogger("queuekeeper.events.consumption")
     log.disabled = True
     yield
     log.disabled = False

@@ -27,7 +27,8 @@ from queuekeeper.errors import (
     UnknownQueue,
     UsageError,
 )
-from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
+from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, Middleware, RetryRules, handler
 from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, FanoutRules, Mode, NewMessage, PublishReport
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
@@ -492,7 +493,8 @@ def test_stop_does_not_wait_for_ever(clients: Clients) -> None:
 STUCK = """
 import sys, threading
 from queuekeeper import redis_client
-from queuekeeper.fanout.consumer import FanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import (FanoutConsumer)
+from queuekeeper.fanout.consumption import (WorkRules)
 from queuekeeper.fanout.queue import FanoutQueues
 
 began = threading.Event()
@@ -523,7 +525,7 @@ def test_process_ends_though_a_handler_never_does(valkey_url: str) -> None:
 def test_task_that_does_without_its_cancellation_keeps_no_consumer_from_ending(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queuekeeper.fanout.consumer.END_S", 0.1)
+    monkeypatch.setattr("queuekeeper.fanout.consumption.END_S", 0.1)
 
     async def main() -> None:
         began, release = asyncio.Event(), asyncio.Event()

@@ -12,7 +12,7 @@ import psycopg
 from queuekeeper.clock import system_clock
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.sample import HostileMessage, HostileSession
+from queuekeeper.sessions.hostile import HostileMessage, HostileSession
 from tests.golden_defects.defect import BOTH, POSTGRES, REDIS, Defect, Finding, found_in
 from tests.golden_defects.migrator import Migrator
 from tests.golden_defects.stage import LIMIT, Stage, message, messages

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.events.consumer import Asked, Consumption
+from queuekeeper.events.consumption import Asked, Consumption
 from queuekeeper.events.handlers import Assignment, ReliableHandler, RetryRules, blocking_attempt
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.operations import Query, Statements

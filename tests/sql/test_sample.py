@@ -9,7 +9,8 @@ import pytest
 from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.migration import preflight
 from queuekeeper.postgres import Connection
-from queuekeeper.sessions.sample import HostileMessage, SampleParameters, SampleReport, fill, hostile_rows
+from queuekeeper.sessions.hostile import HostileMessage, hostile_rows
+from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
 
 pytestmark = pytest.mark.sql
 

@@ -11,7 +11,7 @@ import pytest
 import queuekeeper
 from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF, Backoff
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.events.consumer import Recovery
+from queuekeeper.events.consumption import Recovery
 from queuekeeper.events.model import TransientRefusal
 from queuekeeper.sessions.router.finding import Patience
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, Rejected, ServerUnavailable, UsageError
-from queuekeeper.events.consumer import AsyncEventConsumer, Consumption, EventConsumer
+from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
+from queuekeeper.events.consumption import Consumption
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
 from queuekeeper.events.handlers import (
     Assignment,

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.errors import RefusedError, ServerUnavailable, StoreFull
-from queuekeeper.fanout.consumer import (
-    REGISTER_S,
-    TOUCH_S,
-    Consumption,
-    WorkRules,
-)
+from queuekeeper.fanout.consumption import REGISTER_S, TOUCH_S, Consumption, WorkRules
 from queuekeeper.fanout.handlers import BlockingAttempt
 from queuekeeper.fanout.model import AckReport, Claimed, FanoutMessage, ReturnReport, Start
 from queuekeeper.service.steps import END_S, Begin, Ended, Happened, Stop, Wait

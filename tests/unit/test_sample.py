@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.sample import SampleParameters, hostile_rows
+from queuekeeper.sessions.hostile import hostile_rows
+from queuekeeper.sessions.sample import SampleParameters
 
 pytestmark = pytest.mark.unit
 

@@ -1,13 +1,8 @@
 """What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
 
 from .app import App as App
-from .consumer import (
-    AsyncCompactedConsumer as AsyncCompactedConsumer,
-    CompactedConsumer as CompactedConsumer,
-    ConsumerRules as ConsumerRules,
-    Resubscribe as Resubscribe,
-    WhenUnreadable as WhenUnreadable,
-)
+from .consumer import AsyncCompactedConsumer as AsyncCompactedConsumer, CompactedConsumer as CompactedConsumer
+from .consumption import ConsumerRules as ConsumerRules, Resubscribe as Resubscribe, WhenUnreadable as WhenUnreadable
 from .handlers import (
     CompactedWorker as CompactedWorker,
     Handler as Handler,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from queuekeeper.checks import checked
-from queuekeeper.compacted.consumer import ConsumerRules
+from queuekeeper.compacted.consumption import ConsumerRules
 from queuekeeper.compacted.handlers import CompactedWorker, Handler, Middleware
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.service import app as service

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_integer, checked
 from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF, Backoff
-from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
+from queuekeeper.compacted.consumer import AsyncCompactedConsumer
+from queuekeeper.compacted.consumption import ConsumerRules
 from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from queuekeeper.compacted import mqtt_packets as packets
-from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules, WhenUnreadable
+from queuekeeper.compacted.consumer import AsyncCompactedConsumer
+from queuekeeper.compacted.consumption import ConsumerRules, WhenUnreadable
 from queuekeeper.compacted.model import CompactedMessage, property_pairs
 from queuekeeper.compacted.mqtt_health import FailedDeliveries
 from queuekeeper.compacted.mqtt_link import CONNECT_TIMEOUT_S

@@ -13,7 +13,7 @@ from typing import Any
 
 from queuekeeper.checks import check_all_seconds, checked
 from queuekeeper.errors import ServerUnavailable, UsageError
-from queuekeeper.events.consumer import Recovery
+from queuekeeper.events.consumption import Recovery
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import TRIAL_S, TRIALS, EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open

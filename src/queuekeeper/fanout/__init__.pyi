@@ -1,11 +1,8 @@
 """What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
 
 from .app import App as App
-from .consumer import (
-    AsyncFanoutConsumer as AsyncFanoutConsumer,
-    FanoutConsumer as FanoutConsumer,
-    WorkRules as WorkRules,
-)
+from .consumer import AsyncFanoutConsumer as AsyncFanoutConsumer, FanoutConsumer as FanoutConsumer
+from .consumption import WorkRules as WorkRules
 from .handlers import (
     Failed as Failed,
     Handler as Handler,

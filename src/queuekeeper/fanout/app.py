@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from queuekeeper.checks import checked
-from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer, WorkRules
+from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
+from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, Middleware
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues

@@ -1,0 +1,467 @@
+"""What a consumer of a fan-out queue does, as one operation: claims, begins handlers, renews leases, settles, waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from queuekeeper.checks import check_integer, check_seconds
+from queuekeeper.clock import SERVER_BACKOFF
+from queuekeeper.errors import MembershipChanged, ServerUnavailable, StoreFull
+from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Failed, Handler, Middleware, Work
+from queuekeeper.fanout.model import (
+    DEFAULT_LEASE_MS,
+    DEFAULT_MAX_STALLS,
+    MAX_CLAIM,
+    MAX_MS,
+    SUSPECT_STALLS,
+    ConsumerOptions,
+    FanoutMessage,
+    Outcome,
+    Registration,
+    Start,
+    check_consumer,
+    check_queue,
+)
+from queuekeeper.fanout.operations import FanoutOperations
+from queuekeeper.operation import Operation
+from queuekeeper.service.handlers import handler_of
+from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
+
+DEAF_S = 1.0
+"""How long nobody listens after the connection for it was lost."""
+
+TOUCH_S = 30.0
+"""How long a consumer that claims nothing lets pass between two signs of life at most."""
+
+LEAST_TOUCH_S = 0.1
+"""The same at least, however soon its queue takes it for dead."""
+
+REGISTER_S = 5.0
+"""How long a consumer that a full server has not registered lets pass before it asks again."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkRules:
+    """How a consumer works.
+
+    :param workers: messages that are worked on at once.
+    :param prefetch: messages that are claimed ahead. Others of the name do not get them; calls of the server are saved.
+    :param lease_ms: time after which a message goes to another when this process has died. It is renewed at its half,
+        however long a handler works.
+    :param max_stalls: a message whose lease has run out more often becomes a dead letter. One whose lease has run out
+        twice is worked on while nothing else is, so that it takes no others along.
+    :param look_s: a wake-up that got lost with a process or a connection costs so much time at most.
+    :param grace_s: how long a stop waits for handlers at work.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    workers: int = 8
+    prefetch: int = 0
+    lease_ms: int = DEFAULT_LEASE_MS
+    max_stalls: int = DEFAULT_MAX_STALLS
+    look_s: float = 5.0
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_integer("workers", self.workers, 1, MAX_CLAIM)
+        check_integer("prefetch", self.prefetch, 0, MAX_CLAIM)
+        check_integer("lease_ms", self.lease_ms, 2, MAX_MS)
+        check_integer("max_stalls", self.max_stalls, 0, 1_000_000)
+        check_seconds("look_s", self.look_s, least=0.01)
+        check_seconds("grace_s", self.grace_s, least=0)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Held:
+    """A message under lease.
+
+    :param renew_at_s: when half of the lease is over.
+    """
+
+    message: FanoutMessage
+    token: str
+    renew_at_s: float
+
+
+class Consumption:
+    """What a consumer does, as an operation.
+
+    :ivar registration: what registering did; none before, and when it was left to others.
+    :param attempt: kind of attempts that it makes.
+    :param listen: waits for a wake-up for so many seconds, and answers whether one came.
+    :param began: called when it is registered.
+    :param now_s: a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        operations: FanoutOperations,
+        queue: str,
+        work: Handler | Work,
+        *,
+        consumer: str,
+        rules: WorkRules | None,
+        options: ConsumerOptions | None,
+        start: Start,
+        register: bool,
+        middleware: Sequence[Middleware],
+        draw: Callable[[], float],
+        attempt: type[BlockingAttempt | AsyncAttempt],
+        listen: Callable[[float], Any],
+        began: Callable[[], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_queue(queue)
+        check_consumer(consumer)
+        self.queue = queue
+        self.consumer = consumer
+        self.rules = rules or WorkRules()
+        self.registration: Registration | None = None
+        self._operations = operations
+        self._handler = handler_of(Handler, work)
+        self._options = options
+        self._start_from = start
+        self._registers = register
+        self._middleware = tuple(middleware)
+        self._draw = draw
+        self._attempt = attempt
+        self._listen = listen
+        self._began = began
+        self._now_s = now_s
+        # Each message that is held is in one of these.
+        self._waiting: deque[_Held] = deque()
+        self._busy: set[_Held] = set()
+        self._ended: dict[_Held, Ended] = {}
+        self._surplus: list[_Held] = []
+        # A wake-up was taken and nothing claimed since; somebody else may have to hear of it.
+        self._woken = self._listening = False
+        self._look_at_s = self._listen_at_s = self._touch_at_s = now_s()
+        self._touch_s = TOUCH_S
+        self._register_at_s = float("inf")
+        self._stop_at_s: float | None = None
+        self._failure: Exception | None = None
+        self._give_up_at_s = 0.0
+        self._has_cut = self._over = False
+
+    @property
+    def late(self) -> bool:
+        """Whether handlers still work."""
+        return bool(self._busy)
+
+    def run(self) -> Operation[None]:
+        """Serve until told to stop, or an error that no patience cures; what handlers are at is ended then, too.
+
+        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises UnknownConsumer: when somebody has unregistered it.
+        """
+        yield from self._take_place()
+        self._began()
+        attempt = 0
+        while not self._over:
+            try:
+                yield from self._turn()
+            except Exception as error:
+                if not isinstance(error, ServerUnavailable | MembershipChanged):
+                    if self._failure is None:
+                        self._fail_with(error)
+                        continue
+                    self._over = not self._busy
+                # What a reply that was lost has leased comes again when its lease is over.
+                until_s = self._now_s() + SERVER_BACKOFF.after(attempt)
+                attempt += 1
+                _log.warning("consumer %r of %r: %s; it tries again", self.consumer, self.queue, error)
+                while not self._over and not self._is_late() and self._now_s() < until_s:
+                    yield from self._hear(until_s)
+            else:
+                attempt = 0
+                yield from self._hear(self._wake_at_s())
+            if self._is_late():
+                self._over = True
+        left = len(self._waiting) + len(self._busy) + len(self._ended) + len(self._surplus)
+        if left:
+            _log.warning(
+                "consumer %r of %r ended with %d messages; they come again when their leases are over",
+                *(self.consumer, self.queue, left),
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail_with(self, error: Exception) -> None:
+        """Begin to end because of an error."""
+        _log.error("consumer %r of %r ends: %s", self.consumer, self.queue, error)
+        self._failure = error
+        self._give_up_at_s = self._now_s() + END_S
+        if self._stop_at_s is None:
+            self._stop_at_s = self._now_s() + self.rules.grace_s
+
+    def _take_place(self) -> Operation[None]:
+        """Register, or make sure that somebody has, to the end."""
+        if self._registers:
+            yield from self._register()
+        if self.registration is None:
+            yield from self._operations.touch(self.queue, consumer=self.consumer)
+        if not self._registers:
+            yield from self._register()
+
+    def _register(self) -> Operation[None]:
+        """Register, or end what somebody else may have left half done; now or later.
+
+        One that is registered is what a full server needs, and it refuses to register anybody. It may have refused when
+        the consumer was a member and had not been given all of what was there before; until then it gets nothing.
+        """
+        try:
+            if self._registers:
+                self.registration = yield from self._operations.register(
+                    self.queue, consumer=self.consumer, options=self._options, start=self._start_from
+                )
+            else:
+                yield from self._operations.adopt(self.queue, consumer=self.consumer)
+        except StoreFull as error:
+            self._register_at_s = self._now_s() + REGISTER_S
+            _log.warning("consumer %r of %r is not wholly registered yet: %s", self.consumer, self.queue, error)
+        else:
+            self._register_at_s = float("inf")
+            self._look_at_s = self._now_s()
+            idle_expiry_ms = None if self.registration is None else self.registration.options.idle_expiry_ms
+            if idle_expiry_ms is not None:
+                self._touch_s = min(TOUCH_S, max(LEAST_TOUCH_S, idle_expiry_ms / 3_000))
+
+    def _is_late(self) -> bool:
+        return self._stop_at_s is not None and self._now_s() >= self._end_at_s(self._stop_at_s)
+
+    def _end_at_s(self, stop_at_s: float) -> float:
+        """Return when to end, whatever the server has not answered."""
+        return stop_at_s + END_S if self._busy else self._give_up_at_s
+
+    def _turn(self) -> Operation[None]:
+        yield from self._settle()
+        yield from self._renew()
+        yield from self._give_back()
+        if self._stop_at_s is not None:
+            yield from self._wind_up(self._stop_at_s)
+            return
+        yield from self._start_work()
+        if self._now_s() >= self._register_at_s:
+            # Whoever has unregistered it since then does not want it back.
+            yield from self._operations.touch(self.queue, consumer=self.consumer)
+            yield from self._register()
+        if self._room > 0:
+            if self._woken or self._now_s() >= self._look_at_s:
+                yield from self._claim()
+        elif self._woken:
+            yield from self._pass_on()
+        if self._now_s() >= self._touch_at_s:
+            yield from self._operations.touch(self.queue, consumer=self.consumer)
+            self._touch_at_s = self._now_s() + self._touch_s
+        yield from self._start_work()
+        quiet_s = self._look_at_s - self._now_s()
+        if self._room > 0 and quiet_s > 0 and not self._listening and self._now_s() >= self._listen_at_s:
+            self._listening = True
+            yield Begin(work=partial(self._listen, quiet_s), token=None)
+
+    def _start_work(self) -> Operation[None]:
+        while self._waiting and len(self._busy) < self.rules.workers:
+            if self._busy and self._is_suspect(self._waiting[0]):
+                break
+            held = self._waiting.popleft()
+            self._busy.add(held)
+            attempt = self._attempt(
+                self._handler, held.message, middleware=self._middleware, draw=self._draw, now_s=self._now_s
+            )
+            yield Begin(work=attempt.run, token=held)
+
+    def _is_suspect(self, held: _Held) -> bool:
+        """Tell whether a message may be what ends its workers; it is claimed alone."""
+        return held.message.stalls >= max(1, min(SUSPECT_STALLS, self.rules.max_stalls))
+
+    @property
+    def _room(self) -> int:
+        if any(map(self._is_suspect, (*self._waiting, *self._busy))):
+            return 0
+        return self.rules.workers + self.rules.prefetch - len(self._waiting) - len(self._busy)
+
+    def _wake_at_s(self) -> float:
+        """Return when there is something to do though nothing has happened."""
+        instants = [held.renew_at_s for held in (*self._busy, *self._waiting)]
+        if self._stop_at_s is not None:
+            is_grace = self._busy and self._now_s() < self._stop_at_s
+            instants.append(self._stop_at_s if is_grace else self._end_at_s(self._stop_at_s))
+        elif self._room > 0:
+            instants.append(self._look_at_s)
+            if not self._listening:
+                instants.append(max(self._listen_at_s, self._now_s()))
+        if self._stop_at_s is None:
+            instants += [self._touch_at_s, self._register_at_s]
+        return min(instants)
+
+    def _hear(self, until_s: float) -> Operation[None]:
+        """Wait for something to happen."""
+        if self._over:
+            return
+        told = (yield Wait(timeout_s=max(0.0, until_s - self._now_s()), notifiable=False)).told
+        if told:
+            self._give_up_at_s = self._now_s() + END_S
+        for message in told:
+            if isinstance(message, Stop):
+                if self._stop_at_s is None:
+                    self._stop_at_s = self._now_s() + self.rules.grace_s
+            elif message.token is None:
+                self._listening = False
+                if message.error is not None:
+                    # A wake-up may have been lost with the connection.
+                    self._listen_at_s = self._now_s() + DEAF_S
+                self._woken = self._woken or message.error is not None or message.result
+            else:
+                self._busy.discard(message.token)
+                self._ended[message.token] = message
+
+    # Messages.
+
+    def _claim(self) -> Operation[None]:
+        asked = min(self._room, MAX_CLAIM)
+        sent_s = self._now_s()
+        claimed = yield from self._operations.claim(
+            self.queue,
+            consumer=self.consumer,
+            count=asked,
+            lease_ms=self.rules.lease_ms,
+            max_stalls=self.rules.max_stalls,
+        )
+        self._woken = False
+        self._touch_at_s = sent_s + self._touch_s
+        renew_at_s = sent_s + self.rules.lease_ms / 2_000
+        self._waiting.extend(
+            _Held(message=message, token=claimed.token, renew_at_s=renew_at_s) for message in claimed.messages
+        )
+        quiet_s = self.rules.look_s
+        if claimed.more or len(claimed.messages) == asked:
+            quiet_s = 0.0
+        elif claimed.wait_until_ms is not None:
+            # By the server's clock it is now a lease before the deadline.
+            due_ms = claimed.wait_until_ms - (claimed.deadline_ms - self.rules.lease_ms)
+            quiet_s = min(quiet_s, max(0.001, due_ms / 1_000))
+        self._look_at_s = self._now_s() + quiet_s
+
+    def _pass_on(self) -> Operation[None]:
+        """Wake another of the name, since there is no room here: what is given back wakes whoever listens."""
+        claimed = yield from self._operations.claim(
+            self.queue, consumer=self.consumer, lease_ms=self.rules.lease_ms, max_stalls=self.rules.max_stalls
+        )
+        self._woken = False
+        self._look_at_s = self._now_s()
+        self._surplus += [
+            _Held(message=message, token=claimed.token, renew_at_s=float("inf")) for message in claimed.messages
+        ]
+        yield from self._give_back()
+
+    def _give_back(self) -> Operation[None]:
+        """Return what there is no room for; what the server does not answer is told again."""
+        yield from self._return(self._surplus)
+        self._surplus.clear()
+
+    def _settle(self) -> Operation[None]:
+        """Tell the server what has become of messages; what it does not answer is told again."""
+        done: dict[str, list[_Held]] = {}
+        for held, ended in self._ended.items():
+            if ended.error is None and ended.result is None:
+                done.setdefault(held.token, []).append(held)
+        for token, group in done.items():
+            report = yield from self._operations.ack(
+                self.queue, consumer=self.consumer, token=token, ids=[held.message.id for held in group]
+            )
+            if report.stale:
+                self._note_lost(report.stale)
+            for held in group:
+                del self._ended[held]
+            # The next one of an ordered consumer's lane can be claimed.
+            self._look_at_s = self._now_s()
+        for held, ended in list(self._ended.items()):
+            # One that was not cut off here has let a cancellation of its own out, and would do so again.
+            if self._has_cut and isinstance(ended.error, asyncio.CancelledError):
+                yield from self._return([held])
+            else:
+                yield from self._fail(held, ended)
+            del self._ended[held]
+
+    def _fail(self, held: _Held, ended: Ended) -> Operation[None]:
+        failed = ended.result
+        if not isinstance(failed, Failed):
+            assert ended.error is not None
+            _log.warning(
+                "message %d of %r for %r: attempt %d ended with %r",
+                *(held.message.id, self.queue, self.consumer, held.message.attempt, ended.error),
+            )
+            failed = self._handler.rules.judge(held.message, ended.error, draw=self._draw)
+        report = yield from self._operations.nack(
+            self.queue,
+            consumer=self.consumer,
+            token=held.token,
+            message_id=held.message.id,
+            delay_ms=failed.delay_ms,
+            max_attempts=failed.max_attempts,
+            reason=failed.reason,
+        )
+        if report.outcome is Outcome.STALE:
+            self._note_lost(1)
+        delay_s = 0.0 if report.due_ms is None else failed.delay_ms / 1_000
+        self._look_at_s = min(self._look_at_s, self._now_s() + delay_s)
+
+    def _renew(self) -> Operation[None]:
+        now_s = self._now_s()
+        due = {held.token for held in (*self._waiting, *self._busy) if now_s >= held.renew_at_s}
+        for token in due:
+            group = [held for held in (*self._waiting, *self._busy) if held.token == token]
+            sent_s = self._now_s()
+            report = yield from self._operations.extend(
+                self.queue,
+                consumer=self.consumer,
+                token=token,
+                ids=[held.message.id for held in group],
+                lease_ms=self.rules.lease_ms,
+            )
+            stale = set(report.stale)
+            if stale:
+                self._note_lost(len(stale))
+                # They are another's now. A handler at work on one cannot know; its ack will be refused.
+                self._waiting = deque(
+                    held for held in self._waiting if held.token != token or held.message.id not in stale
+                )
+            for held in group:
+                is_lost = held.message.id in stale
+                held.renew_at_s = float("inf") if is_lost else sent_s + self.rules.lease_ms / 2_000
+
+    def _wind_up(self, stop_at_s: float) -> Operation[None]:
+        """Give back what was not begun, and end when handlers have."""
+        if self._waiting:
+            yield from self._return(list(self._waiting))
+            self._waiting.clear()
+            self._woken = False
+        if self._woken and not self._listening:
+            yield from self._pass_on()
+        if self._busy and self._now_s() >= stop_at_s:
+            self._has_cut = yield Cut()
+            self._over = not self._has_cut
+        elif not self._busy and not self._ended and (not self._listening or self._failure is not None):
+            self._over = True
+
+    def _return(self, helds: Iterable[_Held]) -> Operation[None]:
+        ids: dict[str, list[int]] = {}
+        for held in helds:
+            ids.setdefault(held.token, []).append(held.message.id)
+        for token in reversed(ids):
+            yield from self._operations.return_claimed(self.queue, consumer=self.consumer, token=token, ids=ids[token])
+
+    def _note_lost(self, count: int) -> None:
+        _log.warning(
+            "consumer %r of %r: leases of %d messages were lost; others get them, or got them",
+            *(self.consumer, self.queue, count),
+        )
