@@ -68,7 +68,7 @@ def gc(
     undo_directory: jobs.UndoDirectory = None,
     gc_interval: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
 ) -> Shown | None:
-    """Remove messages that retention no longer keeps, then look again.
+    """Remove what retention no longer keeps, then look again.
 
     It asks before anything is removed. Exit code 1 when it was stopped or a queue cannot be collected; --go-on goes on.
     With --gc-interval, a collection that fails is reported, and the next one begins at its time.

@@ -12,7 +12,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, printable, record, told_tables
+from queuekeeper.cli.output import Shown, cell, headed, instant, listing, pairs, printable, record, told_tables
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
@@ -169,12 +169,8 @@ def _day(name: str) -> Callable[[Any], str | None]:
     return lambda each: None if (at := getattr(each, name)) is None else f"{at:%Y-%m-%d}"
 
 
-_RETIRED: dict[str, Any] = {
-    **{
-        name.replace("_", " "): name
-        for name in ("retired_id", "table", "partition_name", "lower", "upper", "state", "bytes")
-    },
-    **{name.replace("_", " "): _day(name) for name in ("retired_at", "archived_at", "drop_after")},
+_RETIRED = headed("retired_id", "table", "partition_name", "lower", "upper", "state", "bytes") | {
+    name.replace("_", " "): _day(name) for name in ("retired_at", "archived_at", "drop_after")
 }
 
 

@@ -54,9 +54,10 @@ def fanout_work(
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
-    """Run a handler on a consumer's messages until SIGTERM or Ctrl-C, or an app's handlers on those of several.
+    """Run a handler on the messages of a consumer.
 
-    Handlers at work are finished first. A process that dies is replaced. A coroutine function runs in an event loop.
+    It works until SIGTERM or Ctrl-C; handlers at work are finished first. Handlers of an app work on the messages of
+    several consumers. A process that dies is replaced. A coroutine function runs in an event loop.
 
     Example: `queuekeeper fanout work billing:bill orders billing --processes 2`
 
@@ -85,9 +86,9 @@ def events_work(
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
-    """Run a handler, or an app's handlers, on a group's events until SIGTERM or Ctrl-C.
+    """Run a handler, or an app's handlers, on a group's events.
 
-    Of several processes one reads, and another goes on where it stopped.
+    It works until SIGTERM or Ctrl-C. Of several processes one reads, and another goes on where it stopped.
 
     Example: `queuekeeper events work billing:bill billing --topic order.paid --retry 1 --retry 10`
 
@@ -116,9 +117,9 @@ def compacted_work(
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
-    """Run a handler on the messages of a compacted queue, in order, or an app's handlers on those of several.
+    """Run a handler on the messages of a queue, in order.
 
-    It works until SIGTERM or Ctrl-C.
+    It works until SIGTERM or Ctrl-C. Handlers of an app work on the messages of several queues.
 
     A message that the handler fails on comes again, after a pause that grows. While another consumer holds the queue,
     it waits: of several processes one works, and another goes on where it stopped.
