@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.dags
 
-FINISHED = "nothing of it is at work that could be paused"
+FINISHED = "nothing is at work that could be paused"
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
     run_id = planned(control, kind, own_home)
     runs, address = MaintenanceRuns(control), f"/runs/{kind}/{run_id}"
     if kind == "session_migration":
-        assert "nothing of it is at work" in shown(browser, kind, run_id), "its plan is verified"
+        assert "nothing is at work" in shown(browser, kind, run_id), "its plan is verified"
         assert f'action="/queuekeeper{address}' not in shown(browser, kind, run_id)
         MigrationLedger(control).set_plan_state(run_id, PlanState.COPYING)
 

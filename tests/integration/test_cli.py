@@ -403,7 +403,7 @@ def test_a_migration_is_listed_steered_and_reported_like_any_run(
     assert (status["paused"], status["throttle_operations_per_s"], status["approved_by"]) == (True, 5_000, "admin")
     assert as_json("run", "resume", samples.PLAN_ID, *there)["paused"] is False
     set_state(recorded, PlanState.VERIFIED)
-    fails("run", "pause", samples.PLAN_ID, *there, code=4, words="It is done: nothing of it is at work")
+    fails("run", "pause", samples.PLAN_ID, *there, code=4, words="It is done: nothing is at work")
     reported = as_json("run", "report", samples.PLAN_ID, "--report-directory", str(tmp_path), *servers)
     assert Path(reported["html"]).parent == tmp_path
     assert as_json("run", "status", *there)["report"]["html"] == reported["html"]

@@ -117,7 +117,7 @@ def test_run_that_is_over_is_not_paused_or_slowed_down_in_silence(
     for call in (("pause", run_id), ("throttle", run_id, "250")):
         code, told, error = called(*call)
         assert (code, told) == (4, None)
-        assert "It is done: nothing of it is at work that could be paused or slowed down." in error
+        assert "It is done: nothing is at work that could be paused or slowed down." in error
 
     assert MaintenanceRuns(control).load(run_id) == before
     assert entries(control, run_id) == noted

@@ -125,7 +125,7 @@ def _migration_is_on_record_for_those_who_may_see_it(airflow: AirflowServer, htm
         (run,) = client.call("GET", f"/dags/{DAG}/dagRuns")["dag_runs"]
         run_id = str(run["dag_run_id"])
         found = states(client, run_id)
-        # The broker is stopped: nobody's owner has to change.
+        # The broker is stopped: no client has to change its owner.
         online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
         assert {task for task, state in found.items() if state == "skipped"} == online
         assert {state for task, state in found.items() if task not in online} == {"success"}

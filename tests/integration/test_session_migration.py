@@ -158,7 +158,7 @@ def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: W
         task: log(client, run_id, task) for task, s in states(client, run_id).items() if s == "failed"
     }
     found = states(client, run_id)
-    # The broker is stopped: nobody's owner has to change.
+    # The broker is stopped: no client has to change its owner.
     online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
     assert {task for task, each in found.items() if each == "skipped"} == online
     assert {each for task, each in found.items() if task not in online} == {"success"}

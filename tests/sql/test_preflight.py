@@ -80,7 +80,7 @@ def test_plan_that_was_made_for_another_kind_of_redis_is_refused(
     no_spark: Any = None
     words = (
         f"plan plan-a was made for a {made_for}, and this Redis is a {here}, where clients whose ids begin "
-        "with } have another fate: plan again for this Redis, or name the one that the plan was made for"
+        "with } are treated differently: plan again for this Redis, or name the one that the plan was made for"
     )
     with connect_redis(url) as client:
         steps: dict[str, Callable[[], Any]] = {

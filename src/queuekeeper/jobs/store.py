@@ -105,7 +105,7 @@ class MaintenanceRun:
             return f"Its plan was refused: {self.refused}."
         # A second look can be paused.
         if self.state is RunState.DONE and (self.report is not None or not self.of.looks_again):
-            return "It is done: nothing of it is at work that could be paused or slowed down."
+            return "It is done: nothing is at work that could be paused or slowed down."
         return ""
 
     @property

@@ -166,7 +166,7 @@ def check_same_source(connection: Connection, plan: MigrationPlan) -> None:
 
 
 def check_same_target(client: RedisClient, plan: MigrationPlan) -> None:
-    """Refuse a plan that was made for another kind of target, by which some clients have another fate.
+    """Refuse a plan that was made for another kind of target, by which some clients are treated differently.
 
     :raises StalePlan: saying for which kind it was made, and what to do.
     """
@@ -174,7 +174,7 @@ def check_same_target(client: RedisClient, plan: MigrationPlan) -> None:
         made_for, here = ("a cluster", "a single server") if plan.target_clustered else ("a single server", "a cluster")
         raise StalePlan(
             f"plan {plan.plan_id} was made for {made_for}, and this Redis is {here}, where clients whose ids begin "
-            "with } have another fate: plan again for this Redis, or name the one that the plan was made for"
+            "with } are treated differently: plan again for this Redis, or name the one that the plan was made for"
         )
 
 

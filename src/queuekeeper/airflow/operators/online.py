@@ -61,7 +61,7 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
         :raises RunPaused: when the migration is paused.
         """
         if self.mode != Mode.ONLINE:
-            raise AirflowSkipException("the broker is stopped: nobody's owner has to change")
+            raise AirflowSkipException("the broker is stopped: no client has to change its owner")
         if self.rests:
             with self.postgres_hook.ledger() as ledger:
                 control_of(ledger, self.plan_id, paused=lambda: None, stays=False)

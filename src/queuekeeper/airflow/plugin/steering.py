@@ -104,10 +104,10 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
 def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
     """Return how far a run is, in a sentence.
 
-    :param progress: none when nothing of it has begun.
+    :param progress: none when no part of it has begun.
     """
     if progress is None:
-        return "Nothing of it has begun."
+        return "No part of it has begun."
     planned = run.plan.get("shares")
     shares = len(planned) if isinstance(planned, list) else progress.shares
     return f"{number(progress.done)} of {number(shares)} shares done, {number(progress.scanned)} looked at."

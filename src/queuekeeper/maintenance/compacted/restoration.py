@@ -56,7 +56,7 @@ def restore_collected(
     for path in files:
         header, _ = read_undo_file(path, kind=KIND)
         if not header["values"]:
-            raise RefusedError(f"run {run_id} was told to keep no values: {path} only lists what was removed")
+            raise RefusedError(f"run {run_id} kept no values: {path} only lists what was removed")
     histories = _histories(files, files[0].parent)
     for (client_id, _), history in histories.items():
         # Of a queue that nobody can read by now nothing comes back; that of others does.

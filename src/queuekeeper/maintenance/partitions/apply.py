@@ -354,7 +354,7 @@ class _Work:
         bounds = [(each.lower, each.upper) for each in step.pieces if each.lower is not None]
         self._check_free(seen, step, bounds)
         if default is None or default.oid != step.oid:
-            raise _Stale("the DEFAULT partition is another one by now")
+            raise _Stale("the DEFAULT partition was replaced meanwhile")
         self._check_same(replace(step, lower=None, upper=None), default)
         if seen.undrainable:
             raise _Stale(seen.undrainable)
@@ -419,7 +419,7 @@ class _Work:
         """Take away what an interrupted drain has left; one that is at work holds the table's maintenance."""
         default = seen.table.default
         if default is None or default.oid != step.oid:
-            raise _Stale("the DEFAULT partition is another one by now")
+            raise _Stale("the DEFAULT partition was replaced meanwhile")
         if not seen.drain_left:
             raise _Already
         self._check_same(step, default)
@@ -489,7 +489,7 @@ class _Work:
         if broker.holds_undispatched(self._connection, table=self._plan.table, oid=relation.oid):
             self._send(write.attachment(step))
             self._end(step, RetiredState.REATTACHED, RetiredState.DETACHING)
-            raise _Stale("an event in it was committed meanwhile: it was attached again, until that is dispatched")
+            raise _Stale("an event was committed in it meanwhile: it was attached again until that event is dispatched")
         self._make_room(write)
         step = self._renamed(step)
         self._run((BEGIN, *write.quarantine(step), COMMIT), lambda: self._note_quarantined(step))
@@ -556,7 +556,7 @@ class _Work:
             check_archive(self._connection, table=name, path=archive_folder(record))
         except (CheckFailed, RefusedError) as error:
             raise CheckFailed(
-                f"it is not dropped, because its archive does not prove to hold its rows: {error}; drop it where the "
+                f"it is not dropped, because its archive is not proven to hold its rows: {error}; drop it where the "
                 "archive can be read, or archive it again"
             ) from error
 

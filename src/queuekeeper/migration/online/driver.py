@@ -353,7 +353,7 @@ class OnlineDriver:
         if others and all(each.state in done for each in found):
             # Clients may be theirs by now, and mirrored for them.
             raise RefusedError(
-                f"plan {self._plan_id} is committed, and plan {others[0]} is at work: it has the last word on what "
+                f"plan {self._plan_id} is committed, and plan {others[0]} is at work: the latter decides what "
                 "moves now, and ends the mirror of its clients"
             )
         return [each for each in found if not others or each.state not in done]
