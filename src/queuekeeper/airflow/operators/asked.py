@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -40,6 +41,8 @@ class AsksOperator(BaseOperator):
             name: each for base in reversed(cls.__mro__) for name, each in vars(base).items() if isinstance(each, Ask)
         }
         cls.template_fields = tuple(dict.fromkeys((*cls.template_fields, *cls.asks)))
+        if own := [name for name, each in vars(cls).items() if isinstance(each, Ask)]:
+            cls.__init__ = _naming(own, cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, **kwargs: Any) -> None:
         asked = {
@@ -59,6 +62,19 @@ class AsksOperator(BaseOperator):
 
     def _said(self, model: type[Parameters]) -> dict[str, Any]:
         return {each.name or name: getattr(self, name) for name, each in self.asks.items() if each.model is model}
+
+
+def _naming(names: Sequence[str], make: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that names these, too: it tells Airflow what ``default_args`` and mapped tasks may say."""
+
+    def __init__(self: Any, **kwargs: Any) -> None:  # noqa: N807 - of the class that asks
+        make(self, **kwargs)
+
+    signature = inspect.signature(make)
+    *others, more = signature.parameters.values()
+    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    __init__.__signature__ = signature.replace(parameters=[*others, *asked, more])  # type: ignore[attr-defined]
+    return __init__
 
 
 class AskedOperator(AsksOperator):
