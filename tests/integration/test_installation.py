@@ -80,6 +80,11 @@ bars = charts.chart_of([{"messages": 3}]).mark_bar().encode(x="messages:Q")
 print(charts.pictures(lambda width: bars.properties(width=width), label="Messages")[0][:4])
 """
 
+EXPECTATIONS = """
+from queuekeeper.quality.judge import suites, validation
+validation.check_expectations(suites.load("migration_ledger"))
+"""
+
 JUDGED_TABLE = """
 import os
 from queuekeeper.postgres import connect, migrate
@@ -298,14 +303,10 @@ def test_private_servers_start_and_answer(environment: Environment) -> None:
         ("import queuekeeper.config", "pydantic_settings", "cli"),
         ("import queuekeeper.metrics", "prometheus_client", "cli"),
         ("from queuekeeper.report import page", "jinja2", "reports"),
-        ("from queuekeeper.migration import transforms", "pyspark", "spark"),
+        ("from queuekeeper.migration.offline import transforms", "pyspark", "spark"),
         ("import queuekeeper.sessions.sample", "numpy", "spark"),
-        ("from queuekeeper.quality import profile_tables", "pyarrow", "quality"),
-        (
-            "from queuekeeper.quality import suites; suites.check_expectations(suites.load('migration_ledger'))",
-            "great_expectations",
-            "quality",
-        ),
+        ("from queuekeeper.quality.profile import tables", "pyarrow", "quality"),
+        (EXPECTATIONS, "great_expectations", "quality"),
         ("from queuekeeper.compacted import MqttDoor", "paho", "mqtt"),
         ("from queuekeeper.events import Webhook", "httpx", "webhooks"),
         ("import queuekeeper.airflow.operators.jobs", "airflow", "airflow"),
