@@ -497,7 +497,7 @@ def test_audit_is_searched_verified_and_exported(servers: World) -> None:
     assert chain.is_whole
     assert chain.entries == len(list(audit.read_chain(servers.connection)))
     assert "attachment" in exported.headers["content-disposition"]
-    assert "No entry is like this" in servers.browser.get("/audit", params={"actor": "nobody"}, page=True).text
+    assert "No entry matches" in servers.browser.get("/audit", params={"actor": "nobody"}, page=True).text
     assert servers.browser.get("/audit", params={"since": "yesterday"}, page=True).status_code == 422
 
 
