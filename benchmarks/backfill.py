@@ -48,7 +48,8 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CohortState, MigrationParameters, MigrationPlan, PlanState
+from queuekeeper.migration.ledger.model import CohortState, MigrationPlan, PlanState
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, MESSAGES, SESSION_COLUMNS, SESSIONS

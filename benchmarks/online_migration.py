@@ -32,14 +32,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import client_slot, cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import (
-    CohortPlan,
-    MigrationParameters,
-    MigrationPlan,
-    Mode,
-    PlanState,
-    code_version,
-)
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import MirrorReport, StepReport
 from queuekeeper.redis_client import connect

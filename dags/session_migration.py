@@ -56,7 +56,7 @@ from queuekeeper.airflow.operators.online import (
 )
 from queuekeeper.airflow.operators.report import ReportMigrationOperator
 from queuekeeper.jobs.common import Approval, Connections, DryRun, SparkConnection
-from queuekeeper.migration.ledger.model import CopyGroups, MigrationParameters, OnlineWish
+from queuekeeper.migration.ledger.parameters import CopyGroups, MigrationParameters, OnlineWish
 
 SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=12)}
 ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}

@@ -27,7 +27,7 @@ from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.online import LookAtCohortsOperator, RollBackOperator
 from queuekeeper.jobs.common import Approval, Connections, DryRun
-from queuekeeper.migration.ledger.model import PlanChoice, RollbackWish
+from queuekeeper.migration.ledger.parameters import PlanChoice, RollbackWish
 
 ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 STEP = {"plan_id": "{{ params.plan_id }}", "cohorts": "{{ params.cohorts }}"}

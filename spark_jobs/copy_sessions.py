@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from queuekeeper.migration.ledger.model import CohortChoice, CopyManner, CopyReport, PlanChoice
+from queuekeeper.migration.ledger.model import CopyReport
+from queuekeeper.migration.ledger.parameters import CohortChoice, CopyManner, PlanChoice
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.spark.job import Environment, run
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from queuekeeper.migration.ledger.model import MigrationParameters, MigrationPlan, PlanRequest
+from queuekeeper.migration.ledger.model import MigrationPlan
+from queuekeeper.migration.ledger.parameters import MigrationParameters, PlanRequest
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.spark.job import Environment, run
 

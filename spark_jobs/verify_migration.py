@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from queuekeeper.errors import CheckFailed
-from queuekeeper.migration.ledger.model import CohortChoice, PlanChoice, VerifyReport
+from queuekeeper.migration.ledger.model import VerifyReport
+from queuekeeper.migration.ledger.parameters import CohortChoice, PlanChoice
 from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.migration.spark.job import Environment, run
 

@@ -14,10 +14,10 @@ from queuekeeper.migration.ledger.model import (
     CopyReport,
     Difference,
     LedgerRow,
-    MigrationParameters,
     MigrationPlan,
     PlanState,
 )
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.report.gather import Evidence
 from queuekeeper.migration.report.memory import KeySample, scale
 from queuekeeper.migration.report.model import MemoryFacts

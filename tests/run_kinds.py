@@ -17,7 +17,7 @@ from queuekeeper.jobs.undo import UndoFile, undo_path
 from queuekeeper.maintenance.partitions.model import Purpose
 from queuekeeper.maintenance.partitions.runs import kind_name
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
-from queuekeeper.migration.ledger.model import Mode
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from tests import report_samples

@@ -16,14 +16,8 @@ from pyspark.sql import SparkSession
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import (
-    CohortState,
-    CopyReport,
-    MigrationParameters,
-    MigrationPlan,
-    PlanState,
-    VerifyReport,
-)
+from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.verify import verify_migration

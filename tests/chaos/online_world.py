@@ -18,14 +18,8 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import (
-    CohortPlan,
-    MigrationParameters,
-    MigrationPlan,
-    Mode,
-    PlanState,
-    code_version,
-)
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
 from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.cohorts import OnlineCohorts

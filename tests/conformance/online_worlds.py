@@ -18,7 +18,8 @@ from queuekeeper import keyspace, postgres, redis_async, redis_client
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, code_version
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, code_version
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
 from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts

@@ -13,7 +13,7 @@ from tbmq_broker import Broker
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.ledger.model import Mode
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline.quarantine import ReplayReport, reopen_lost, replay
 from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.sessions import quarantine

@@ -18,7 +18,7 @@ from queuekeeper import redis_async, redis_client
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, SessionFenced, UsageError
 from queuekeeper.keyspace import session_keys
-from queuekeeper.migration.ledger.model import Lease
+from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.operation import Pause
 from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release, SaveReport, SessionSave
 from queuekeeper.sessions.owners import Owner

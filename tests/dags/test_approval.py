@@ -24,16 +24,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.keyspace import SLOTS, format_cohorts, parse_cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import (
-    BadRows,
-    CohortPlan,
-    MigrationParameters,
-    MigrationPlan,
-    Mode,
-    PlanState,
-    code_version,
-    plan_id,
-)
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version, plan_id
+from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.preflight import source_fingerprint
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason

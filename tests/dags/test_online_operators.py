@@ -27,7 +27,7 @@ from queuekeeper.airflow.operators.online import (
 )
 from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
-from queuekeeper.migration.ledger.model import steps_of
+from queuekeeper.migration.ledger.parameters import steps_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.sessions.model import SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import ParamValidationError
 
 from queuekeeper.airflow.forms import reject_unknown
 from queuekeeper.errors import UsageError
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 
 pytestmark = pytest.mark.dags
 

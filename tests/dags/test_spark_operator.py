@@ -25,7 +25,7 @@ from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.migration.ledger.model import PlanChoice
+from queuekeeper.migration.ledger.parameters import PlanChoice
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.dags

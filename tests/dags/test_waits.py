@@ -18,7 +18,7 @@ from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CohortChoice, CopyManner, PlanChoice
+from queuekeeper.migration.ledger.parameters import CohortChoice, CopyManner, PlanChoice
 from tests.dags.test_approval import make_plan
 
 pytestmark = pytest.mark.dags

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuekeeper.keyspace import safe_counter
-from queuekeeper.migration.offline import copy as apply
-from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.copy import Chunk, chunks
+from queuekeeper.migration.offline import importer, transforms
+from queuekeeper.migration.offline.importer import Chunk, chunks
 
 MESSAGES_PER_CALL = 4
 BYTES_PER_CALL = 60
@@ -88,8 +87,8 @@ def _batches(table: pa.Table, edges: list[int]) -> list[pa.RecordBatch]:
 def small_calls() -> Iterator[None]:
     """Make calls so small that generated clients need several."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(apply, "CHUNK_MESSAGES", MESSAGES_PER_CALL)
-    patch.setattr(apply, "CHUNK_BYTES", BYTES_PER_CALL)
+    patch.setattr(importer, "CHUNK_MESSAGES", MESSAGES_PER_CALL)
+    patch.setattr(importer, "CHUNK_BYTES", BYTES_PER_CALL)
     yield
     patch.undo()
 

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from queuekeeper import keyspace
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.copy import _unpacked, chunks
+from queuekeeper.migration.offline.importer import _unpacked, chunks
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
 from queuekeeper.sessions.quarantine import defect

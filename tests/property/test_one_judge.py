@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from queuekeeper import postgres
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline import transforms
 from queuekeeper.quality.explain import Fate, explain, read_queue
 from queuekeeper.redis_client import connect

@@ -16,7 +16,7 @@ from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.jobs.checks import Severity
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.quality.judge import run

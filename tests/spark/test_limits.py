@@ -29,7 +29,8 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import BadRows, CohortState, MigrationParameters, Mode, PlanState, plan_id
+from queuekeeper.migration.ledger.model import CohortState, PlanState, plan_id
+from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
 from queuekeeper.migration.spark.session import our_errors, task_memory

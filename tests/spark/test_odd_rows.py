@@ -9,7 +9,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.keyspace import payload_key
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from tests.spark.world import World
 
 PARAMETERS = MigrationParameters(cohort_count=3, quarantine_cap_percent=100.0)

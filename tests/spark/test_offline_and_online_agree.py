@@ -9,7 +9,7 @@ import pytest
 
 from queuekeeper import keyspace, postgres
 from queuekeeper.clock import system_clock
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection
 from tests.conformance.online_worlds import DEFAULT_TTL_S, OnlineWorld
 from tests.property.generated_clients import RULES, Client, clients

@@ -23,7 +23,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from queuekeeper.errors import UsageError
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.spark.session import build_session, runs_here
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.spark.world import World

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import keyspace, postgres, redis_client
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CopyManner, CopyReport, MigrationParameters, MigrationPlan, VerifyReport
+from queuekeeper.migration.ledger.model import CopyReport, MigrationPlan, VerifyReport
+from queuekeeper.migration.ledger.parameters import CopyManner, MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS

@@ -22,11 +22,10 @@ from queuekeeper.migration.ledger.model import (
     CopyReport,
     Difference,
     LedgerRow,
-    MigrationParameters,
     MigrationPlan,
-    Mode,
     PlanState,
 )
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
 from queuekeeper.migration.ledger.shared_rate import shared_rate
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection

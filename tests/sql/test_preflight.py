@@ -15,15 +15,8 @@ from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
 from queuekeeper.keyspace import SLOTS
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import (
-    CohortPlan,
-    MigrationParameters,
-    MigrationPlan,
-    PlanState,
-    TaskMemory,
-    code_version,
-    plan_id,
-)
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, TaskMemory, code_version, plan_id
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.quarantine import replay
 from queuekeeper.migration.offline.verify import verify_migration

@@ -13,7 +13,8 @@ import pytest
 
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration.ledger.ledger import ThroughputSample
-from queuekeeper.migration.ledger.model import CohortState, Mode
+from queuekeeper.migration.ledger.model import CohortState
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.ledger.status import speeds
 from queuekeeper.migration.report.gather import (
     GUIDE,

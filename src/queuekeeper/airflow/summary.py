@@ -10,7 +10,8 @@ from typing import Any
 import humanize
 
 from queuekeeper.keyspace import format_cohorts
-from queuekeeper.migration.ledger.model import BadRows, MigrationPlan, Mode
+from queuekeeper.migration.ledger.model import MigrationPlan
+from queuekeeper.migration.ledger.parameters import BadRows, Mode
 from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
 from queuekeeper.report.figures import number, size

@@ -24,14 +24,8 @@ from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow, Step
-from queuekeeper.migration.ledger.model import (
-    CohortChoice,
-    LedgerRow,
-    MigrationParameters,
-    MigrationPlan,
-    PlanWish,
-    unaccounted,
-)
+from queuekeeper.migration.ledger.model import LedgerRow, MigrationPlan, unaccounted
+from queuekeeper.migration.ledger.parameters import CohortChoice, MigrationParameters, PlanWish
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.judge import check_reason
 

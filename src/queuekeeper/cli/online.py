@@ -16,7 +16,7 @@ from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, comm
 from queuekeeper.cli.options import Taken, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, show_result, table
 from queuekeeper.facts import plain
-from queuekeeper.migration.ledger.model import BadRows, StepWish
+from queuekeeper.migration.ledger.parameters import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.states import BEGINS, ends

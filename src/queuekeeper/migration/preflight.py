@@ -9,7 +9,8 @@ from typing import Any
 from queuekeeper.approvals import check_release
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
 from queuekeeper.keyspace import client_slot
-from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, Mode, TaskMemory
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, TaskMemory
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts, is_cluster, shards, unfit, value_bounds
 from queuekeeper.report.figures import size

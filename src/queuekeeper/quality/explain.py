@@ -16,7 +16,7 @@ from typing import Any
 from queuekeeper import audit
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScatteredClient, UsageError
 from queuekeeper.identity import client_hash
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient

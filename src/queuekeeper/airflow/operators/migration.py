@@ -16,7 +16,7 @@ from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.jobs.pace import RunPaused, control_of
 from queuekeeper.jobs.parameters import Parameters, describe
-from queuekeeper.migration.ledger.model import (
+from queuekeeper.migration.ledger.parameters import (
     CohortChoice,
     CopyManner,
     MigrationParameters,

@@ -17,7 +17,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CopyGroups, MigrationPlan, PlanState
+from queuekeeper.migration.ledger.model import MigrationPlan, PlanState
+from queuekeeper.migration.ledger.parameters import CopyGroups
 from queuekeeper.migration.online.checks import check_four_eyes
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection

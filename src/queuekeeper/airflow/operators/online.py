@@ -20,7 +20,7 @@ from queuekeeper.facts import brief
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import parse_cohorts
-from queuekeeper.migration.ledger.model import Lease, Mode, OnlineWish, RollbackWish, steps_of
+from queuekeeper.migration.ledger.parameters import Lease, Mode, OnlineWish, RollbackWish, steps_of
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import StepReport

@@ -22,7 +22,8 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantineCount, StoredReport
-from queuekeeper.migration.ledger.model import CohortPlan, Difference, LedgerRow, Mode, PlanState
+from queuekeeper.migration.ledger.model import CohortPlan, Difference, LedgerRow, PlanState
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.ledger.status import (
     MigrationStatus,
     StepStatus,

@@ -21,10 +21,10 @@ from queuekeeper.migration.ledger.model import (
     CopyReport,
     Difference,
     LedgerRow,
-    MigrationParameters,
     MigrationPlan,
     PlanState,
 )
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.shared_rate import lock_class
 from queuekeeper.postgres import statement, translated_errors
 from queuekeeper.sessions.judge import check_reason

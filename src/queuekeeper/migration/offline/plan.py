@@ -16,14 +16,8 @@ from queuekeeper import keyspace
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.ledger.model import (
-    CohortPlan,
-    MigrationParameters,
-    MigrationPlan,
-    PlanState,
-    code_version,
-    plan_id,
-)
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version, plan_id
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.forecast import MemoryModel, memory_model

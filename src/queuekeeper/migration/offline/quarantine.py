@@ -13,7 +13,8 @@ from queuekeeper.errors import MovedOn, PacketIdInUse, RefusedError, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, session_keys
 from queuekeeper.lua import scripts
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.ledger.model import EPOCH, MigrationPlan, Mode
+from queuekeeper.migration.ledger.model import EPOCH, MigrationPlan
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.preflight import check_same_target
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster

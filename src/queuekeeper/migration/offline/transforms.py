@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
-from queuekeeper.migration.ledger.model import MigrationParameters
+from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.sessions import judge
 from queuekeeper.sessions.judge import MAX_SERIAL, MAX_TIME_MS, Reason
 from queuekeeper.sessions.wire import MAX_INTERVAL_S

@@ -16,7 +16,8 @@ import psycopg
 
 from queuekeeper import audit
 from queuekeeper.errors import RefusedError, StaleDriver, UsageError
-from queuekeeper.migration.ledger.model import MigrationPlan, Mode
+from queuekeeper.migration.ledger.model import MigrationPlan
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 

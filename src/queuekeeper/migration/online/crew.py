@@ -21,7 +21,8 @@ from queuekeeper.errors import (
 )
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.keyspace import check_served, session_keys
-from queuekeeper.migration.ledger.model import BadRows, MigrationPlan
+from queuekeeper.migration.ledger.model import MigrationPlan
+from queuekeeper.migration.ledger.parameters import BadRows
 from queuekeeper.migration.online.brake import Brake, Limits, Load
 from queuekeeper.migration.online.checks import check_servers, servers_clock
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts

@@ -19,15 +19,8 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import (
-    BadRows,
-    CohortState,
-    Lease,
-    LedgerRow,
-    MigrationPlan,
-    PlanState,
-    StepWish,
-)
+from queuekeeper.migration.ledger.model import CohortState, LedgerRow, MigrationPlan, PlanState
+from queuekeeper.migration.ledger.parameters import BadRows, Lease, StepWish
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.checks import (
     check_clean,

@@ -20,7 +20,7 @@ from psycopg import errors as postgres_errors
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
-from queuekeeper.migration.ledger.model import BadRows, Lease
+from queuekeeper.migration.ledger.parameters import BadRows, Lease
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership

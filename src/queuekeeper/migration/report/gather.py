@@ -18,7 +18,8 @@ from queuekeeper.migration.ledger.ledger import (
     Step,
     ThroughputSample,
 )
-from queuekeeper.migration.ledger.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan, Mode
+from queuekeeper.migration.ledger.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.ledger.status import runs_at_work
 from queuekeeper.migration.report.memory import estimate_memory
 from queuekeeper.migration.report.model import (

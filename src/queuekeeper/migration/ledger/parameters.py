@@ -1,0 +1,278 @@
+"""What a migration is asked: the parameters of its plan, its copy, and its steps while devices are connected."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs import common
+from queuekeeper.jobs.common import FourEyes, SessionRules
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
+from queuekeeper.report.files import RUN_ID
+
+
+class Mode(StrEnum):
+    """Whether devices are served meanwhile."""
+
+    OFFLINE = "offline"  # the broker is stopped
+    ONLINE = "online"  # every writer asks who owns a session
+
+
+class BadRows(StrEnum):
+    """What an online migration does with rows that nobody can deliver."""
+
+    QUARANTINE = "quarantine"  # they go to queuekeeper.session_quarantine, and their client moves
+    LEAVE = "leave"  # nothing is touched, and their client stays in PostgreSQL until they are mended
+
+
+def percent_of_share(share: Any) -> Any:
+    """Return a share of 0 to 1 in percent, as ``quarantine_cap`` was before it was ``quarantine_cap_percent``."""
+    return 100 * share if isinstance(share, int | float) else share
+
+
+class MigrationParameters(SessionRules):
+    """What the person who starts a migration chooses."""
+
+    mode: Mode = parameter(
+        Mode.OFFLINE,
+        title="Mode",
+        help="offline: the broker is stopped from the plan to the end, and nobody else writes to either store. online: "
+        "clients change over one by one, fenced for milliseconds; every writer has to be a SessionRouter, or the "
+        "trigger for other writers has to be installed.",
+        choices={
+            "offline": "offline: the broker is stopped",
+            "online": "online: devices are connected, writers ask who owns a session",
+        },
+    )
+    bad_rows: BadRows = parameter(
+        BadRows.QUARANTINE,
+        title="Rows that nobody can deliver (online)",
+        help="What becomes of them in the mode online; the plan counts them by reason, for the approval. quarantine "
+        "moves them, whole, to queuekeeper.session_quarantine, and their client moves. leave touches nothing, and "
+        "their client stays in PostgreSQL: repair the rows and cut over again to move it. A client that no cluster can "
+        "hold, since its id begins with }, is served from PostgreSQL either way; with quarantine the commit moves its "
+        "messages to the same table.",
+        section=Section.RULES,
+        choices={
+            "quarantine": "quarantine: they are put aside in PostgreSQL, and their client moves",
+            "leave": "leave: nothing is touched, and their client stays in PostgreSQL",
+        },
+    )
+    cohorts: str = common.cohorts(what="Which cohorts to copy. The plan always counts all of them.")
+    cohort_count: int = common.cohort_count(note="More cohorts are smaller steps to copy, verify and repeat.")
+    quarantine_cap_percent: float = parameter(
+        1.0,
+        title="Quarantine cap (percent of rows)",
+        help="The plan is refused when more than this percent of the rows is unfit for copying.",
+        section=Section.RULES,
+        least=0,
+        most=100,
+        examples=[0, 1, 5.5],
+        aliases={"quarantine_cap": percent_of_share},
+    )
+    throttle_messages_per_s: int | None = parameter(
+        None,
+        title="Throttle (messages per second)",
+        help="Messages copied per second, over all tasks. Online, it counts clients per second once they change over. "
+        "It can be changed while the run works, see the runbook.",
+        unset="as fast as the servers allow",
+        section=Section.PACE,
+        least=1,
+        most=MAX_RATE_PER_S,
+        examples=[None, 5_000, 50_000],
+    )
+
+    @model_validator(mode="after")
+    def _nobody_stays_where_nobody_serves(self) -> Self:
+        if self.bad_rows is BadRows.LEAVE and self.mode is Mode.OFFLINE:
+            raise UsageError(
+                "bad_rows is 'leave', and the mode is offline: PostgreSQL serves nobody afterwards, so no client can "
+                "stay there; choose quarantine, or the mode online"
+            )
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return what two plans must share to be the same plan; the throttle may change while a copy runs."""
+        return {name: value for name, value in asdict(self).items() if name != "throttle_messages_per_s"}
+
+
+class CopyGroups(Parameters):
+    """How the copy is shared out."""
+
+    copy_groups: int = parameter(
+        2,
+        title="Copy groups",
+        help="How many tasks share the chosen cohorts. Each starts a Spark driver of its own (10 to 20 seconds); a "
+        "failed group is repeated without the others.",
+        section=Section.PACE,
+        least=1,
+        most=1_024,
+        examples=[1, 2, 8],
+    )
+
+
+class Lease(Parameters):
+    """How long a client is fenced."""
+
+    lease_ms: int = parameter(
+        1_000,
+        title="Lease of a fence (milliseconds)",
+        help="Online: longest time for which nobody can write to a client while it changes over. A client whose queue "
+        "takes longer stays where it is and is named.",
+        section=Section.PACE,
+        least=50,
+        most=1_000,
+        examples=[200, 1_000],
+    )
+
+
+def in_minutes(value: Any) -> Any:
+    """Return seconds in minutes, as the soak's ``seconds`` was before it was ``soak_minutes``."""
+    return value / 60 if isinstance(value, int | float) else value
+
+
+def steps_of(text: str) -> tuple[int, ...]:
+    """Return the shares that a text such as ``1,10,50,100`` names.
+
+    :raises UsageError: when they are not rising percentages that end with 100.
+    """
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or list(found) != sorted(set(found)) or not 1 <= found[0] <= found[-1] == 100:
+        raise UsageError(f"the steps are {text!r}: write rising percentages that end with 100, such as 1,10,50,100")
+    return found
+
+
+class OnlineWish(Lease, FourEyes):
+    """What only a migration with devices connected goes by."""
+
+    require_trigger: bool = parameter(
+        False,
+        title="Other writers are refused",
+        help="Online: go on only if PostgreSQL refuses writers that do not ask who owns a session (queuekeeper migrate "
+        "trigger install). Needed when one of them is not a SessionRouter.",
+        section=Section.RULES,
+    )
+    canary_percent: int = parameter(
+        1,
+        title="Canary (percent of clients)",
+        help="Online: this percent of the clients goes to Redis, back to PostgreSQL and to Redis again before the "
+        "other clients move.",
+        section=Section.PACE,
+        least=1,
+        most=100,
+        examples=[1, 5],
+    )
+    canary_steps_percent: str = parameter(
+        "1,10,50,100",
+        title="Steps (percent of clients)",
+        help="Online: percentages of the clients at which the cut over stops and looks, rising to 100.",
+        section=Section.PACE,
+        pattern=r"^\d{1,3}(,\d{1,3})*$",
+        rule="it must be rising percentages that end with 100, such as 1,10,50,100",
+        check=steps_of,
+        examples=["1,10,50,100", "5,100"],
+    )
+    soak_minutes: float = minutes(
+        60.0,
+        title="Soak time",
+        help="Online: minutes that all clients are watched on Redis, with a way back, before a person is asked to "
+        "commit.",
+        section=Section.PACE,
+        least=0,
+        examples=[10, 60, 1_440],
+        aliases={"seconds": in_minutes},
+    )
+    approval_limit_minutes: int = common.approval_minutes(
+        title="Life of an approval",
+        help="Online: age from which an approval no longer counts when the cut over begins.",
+    )
+
+
+class PlanChoice(Parameters):
+    """The plan that somebody has to name."""
+
+    plan_id: str = common.needed(
+        title="Plan",
+        help="Id of the plan; its migration page shows it. What goes back to PostgreSQL has to be on Redis.",
+        pattern=f"^{RUN_ID}$",
+        rule="it must be the id of a plan: 16 hex digits",
+        examples=["0123456789abcdef"],
+    )
+
+
+class CohortChoice(Parameters):
+    """What a copy or a verification works on."""
+
+    cohorts: str = common.cohorts(what="Which of the plan's cohorts.", default="", unset="all of them")
+
+
+class CopyManner(Parameters):
+    """How a copy meets a pause."""
+
+    gives_way: bool = parameter(
+        False,
+        title="Give way",
+        help="End when the migration is paused. What is done stays on record, and the copy goes on from there when it "
+        "is started again. Without this option the copy waits, then checks source and servers once more and goes on.",
+    )
+    only_missing: bool = parameter(
+        False,
+        title="Only what is missing",
+        help="Leave out cohorts that are copied already. A copy that goes on after a pause does so.",
+    )
+
+
+class PlanRequest(Parameters):
+    """Who asks for a plan."""
+
+    run_id: str = common.run_id(
+        help="Name of this request; a later step finds the plan by it.", unset="no name", examples=["nightly"]
+    )
+
+
+class PlanWish(PlanRequest, MigrationParameters):
+    """What the command that plans is asked for."""
+
+
+class RollbackWish(Lease, FourEyes):
+    """What a way back to PostgreSQL is asked to do."""
+
+    cohorts: str = common.cohorts(what="Which cohorts go back.", default="", unset="all that are on Redis")
+    max_lag_s: float = seconds(
+        10.0,
+        title="Mirror may be behind",
+        help="Seconds that the mirror may be behind. While it is further behind nothing goes back, since PostgreSQL "
+        "may be unable to take writes.",
+        section=Section.RULES,
+        least=0,
+        most=3_600,
+        examples=[1, 10],
+    )
+    mirror_wait_minutes: float = minutes(
+        10.0,
+        title="Wait for the mirror",
+        help="Minutes to bring the mirror up to date and to look again while it is further behind. After that, or at "
+        "once with 0, the way back is refused.",
+        section=Section.RULES,
+        least=0,
+        most=1_440,
+        examples=[0, 10],
+    )
+
+
+class StepWish(OnlineWish, RollbackWish):
+    """What a command of one step is asked for while devices are connected."""
+
+    cohorts: str = common.cohorts(
+        what="Which of the plan's cohorts.", default="", unset="all that have reached this step"
+    )
+    movers: int = parameter(
+        8, title="Movers", help="Clients that are worked on side by side.", section=Section.PACE, least=1, most=64
+    )

@@ -1,0 +1,345 @@
+"""Imports sessions, chunk by chunk, as ready-made calls of one script that are sent in windows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import hiredis
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import redis
+from redis.exceptions import RedisError, ResponseError
+
+from queuekeeper import lua
+from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch
+from queuekeeper.keyspace import safe_counter, session_keys
+from queuekeeper.lua import scripts
+from queuekeeper.migration.ledger.model import EPOCH
+from queuekeeper.migration.ledger.parameters import Mode
+from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.undo import drop_import
+from queuekeeper.redis_client import RedisClient, address_of, from_redis
+
+# Bounds of one script call: about 2 ms of the server's time.
+CHUNK_MESSAGES = 256
+CHUNK_BYTES = 512 * 1024
+# What is written before replies are read; two such windows are in flight, so that the server always has work.
+WINDOW_CALLS = 64
+WINDOW_BYTES = 2 * 1024 * 1024
+
+OWNERS = {
+    Mode.OFFLINE: "redis",  # the session belongs to Redis as soon as it is complete
+    Mode.ONLINE: "postgres",  # nobody may use the copy before its owner changes
+}
+
+Buffer: TypeAlias = "memoryview[int] | bytes"
+
+
+def _bulk(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return b"$%d\r\n%s\r\n" % (len(raw), raw)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One call of ``import_session``.
+
+    :param keys: payload keys as Redis bulk strings, one behind the other.
+    :param args: serial, expiry and JSON of each message, likewise.
+    """
+
+    client_id: str
+    cohort: int
+    number: int
+    count: int
+    keys: bytes
+    args: bytes
+    last: bool = False
+    last_packet_id: str = ""
+    last_serial: str = ""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened in one cohort."""
+
+    messages_written: int = 0
+    messages_expired: int = 0
+    sessions_written: int = 0
+    sessions_unchanged: int = 0
+    sessions_moved_on: int = 0
+    script_calls: int = 0
+
+
+def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
+    """Cut rows into script calls, the last of each client marked, with a counter that has passed the messages' ids.
+
+    :param batches: see :func:`queuekeeper.migration.offline.transforms.fragments`; rows of a client lie together.
+    """
+    pending: Chunk | None = None
+    # Of the pending chunk's client, the newest message's first.
+    packet_ids: list[int] = []
+    last_packet_id: int | None = None
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        keys, key_ends = _slices(batch.column("keys_part"))
+        args, arg_ends = _slices(batch.column("args_part"))
+        is_message = pc.equal(batch.column("kind"), transforms.MESSAGE).to_numpy(zero_copy_only=False)
+        last_packet_ids, last_serials = batch.column("last_packet_id"), batch.column("last_serial")
+        cohorts, own_ids = batch.column("cohort"), batch.column("packet_id")
+        runs = pc.run_end_encode(batch.column("client_id"))
+        start = 0
+        for client_id, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            # A session row carries no message and comes last in its run.
+            stop = end if is_message[end - 1] else end - 1
+            if pending is not None and pending.client_id != client_id:
+                yield _ended(pending, last_packet_id, packet_ids)
+                pending, packet_ids = None, []
+            last_packet_id, last_serial = last_packet_ids[end - 1].as_py(), last_serials[end - 1].as_py()
+            packet_ids += own_ids[start:stop].to_pylist()
+            cohort = cohorts[end - 1].as_py()
+            first = start
+            while first < stop or pending is None:
+                until = min(stop, first + CHUNK_MESSAGES)
+                if until - first > 1 and arg_ends[until] - arg_ends[first] > CHUNK_BYTES:
+                    limit = arg_ends[first] + CHUNK_BYTES
+                    until = max(first + 1, int(np.searchsorted(arg_ends[: until + 1], limit, side="right")) - 1)
+                number = 0
+                if pending is not None:
+                    number = pending.number + 1
+                    yield pending
+                pending = Chunk(
+                    client_id=client_id,
+                    cohort=cohort,
+                    number=number,
+                    count=until - first,
+                    keys=bytes(keys[key_ends[first] : key_ends[until]]),
+                    args=bytes(args[arg_ends[first] : arg_ends[until]]),
+                )
+                first = until
+            pending.last_serial = "" if last_serial is None else str(last_serial)
+            start = end
+    if pending is not None:
+        yield _ended(pending, last_packet_id, packet_ids)
+
+
+def _ended(chunk: Chunk, last_packet_id: int | None, packet_ids: list[int]) -> Chunk:
+    """Return the last chunk of a client, with what is its counter from now on."""
+    safe = safe_counter(last_packet_id, packet_ids[::-1])
+    chunk.last, chunk.last_packet_id = True, "" if safe is None else str(safe)
+    return chunk
+
+
+def _slices(column: pa.Array) -> tuple[Buffer, np.ndarray[Any, np.dtype[np.int32]]]:
+    """Return a text column's bytes and the offsets between which each row lies."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return (memoryview(data) if data is not None else b""), ends
+
+
+class _Lane:
+    """One connection to one shard, with two windows of calls in flight."""
+
+    def __init__(self, connection: redis.Connection, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.buffer: list[bytes] = []
+        self.buffered_bytes = 0
+        self.unsent: list[Chunk] = []
+        self.sent: deque[list[Chunk]] = deque()
+
+
+class SessionImporter:
+    """Streams chunks into Redis; a call that a server did not run is sent again, in order.
+
+    :param plan_id: written into each session, so that a repeated run knows its own work.
+    :param pace: called before each chunk with its number of messages; may wait.
+    :param mode: whether the broker is stopped; if it is not, sessions that are further already are left alone.
+    :ivar messages_done: messages that need no more work, those included that an earlier run has written.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        *,
+        plan_id: str,
+        prefix: str,
+        pace: Callable[[int], None],
+        mode: Mode = Mode.OFFLINE,
+    ) -> None:
+        self.client = client
+        self.owner = OWNERS[mode]
+        self.left_alone = (MovedOn,) if mode is Mode.OFFLINE else (MovedOn, NotOwner, StaleEpoch)
+        self.plan_id = plan_id
+        self.prefix = prefix
+        self.pace = pace
+        self.script = lua.load("sessions/import_session")
+        self.counts: dict[int, Counts] = {}
+        self.messages_done = 0
+        self._caller = lua.ScriptCaller(client)
+        self._lanes: dict[str, _Lane] = {}
+        self._failed: list[Chunk] = []
+        self._left_alone: set[str] = set()
+        self._evalsha = b"$7\r\nEVALSHA\r\n" + _bulk(self.script.sha1)
+        self._fixed = _bulk(plan_id) + _bulk(EPOCH) + _bulk(self.owner)
+
+    def add(self, chunk: Chunk) -> None:
+        """Send a chunk, sooner or later."""
+        self.pace(chunk.count)
+        lane = self._lane(chunk)
+        keys = session_keys(chunk.client_id, prefix=self.prefix)
+        head = b"*%d\r\n" % (13 + 4 * chunk.count)
+        body = (
+            head,
+            self._evalsha,
+            _bulk(str(3 + chunk.count)),
+            *(_bulk(key) for key in keys),
+            chunk.keys,
+            self._fixed,
+            _bulk(str(chunk.number)),
+            b"$1\r\n1\r\n" if chunk.last else b"$1\r\n0\r\n",
+            _bulk(chunk.last_packet_id if chunk.last else ""),
+            _bulk(chunk.last_serial if chunk.last else ""),
+            chunk.args,
+        )
+        lane.buffer.extend(body)
+        lane.buffered_bytes += len(chunk.keys) + len(chunk.args) + 300
+        lane.unsent.append(chunk)
+        if len(lane.unsent) >= WINDOW_CALLS or lane.buffered_bytes >= WINDOW_BYTES:
+            self._write(lane)
+            if len(lane.sent) > 1:
+                self._read(lane)
+            if self._failed:
+                self._settle()
+
+    def finish(self) -> None:
+        """Send what is left and wait for all replies."""
+        self._settle()
+
+    def close(self) -> None:
+        """Give up the connections."""
+        for lane in self._lanes.values():
+            lane.connection.disconnect()  # type: ignore[no-untyped-call]
+        self._lanes.clear()
+
+    def _lane(self, chunk: Chunk) -> _Lane:
+        if isinstance(self.client, redis.RedisCluster):
+            key = session_keys(chunk.client_id, prefix=self.prefix).messages
+            try:
+                node = self.client.get_node_from_key(key)  # type: ignore[no-untyped-call]
+            except RedisError as error:
+                raise from_redis(error, address_of(self.client)) from error
+            if node is None:
+                raise RefusedError(f"the cluster does not serve the slot of {key!r}: repair it, then repeat the copy")
+            name, single = str(node.name), self.client.get_redis_connection(node)
+        else:
+            name, single = address_of(self.client), self.client
+        if name not in self._lanes:
+            self._lanes[name] = _Lane(_connection(single, name), name)
+        return self._lanes[name]
+
+    def _write(self, lane: _Lane) -> None:
+        try:
+            lane.connection.send_packed_command([b"".join(lane.buffer)])  # type: ignore[no-untyped-call]
+        except (RedisError, OSError) as error:
+            raise from_redis(error, lane.address) from error
+        lane.sent.append(lane.unsent)
+        lane.unsent, lane.buffer, lane.buffered_bytes = [], [], 0
+
+    def _read(self, lane: _Lane) -> None:
+        for chunk in lane.sent.popleft():
+            try:
+                reply = lane.connection.read_response(disable_decoding=True)
+            except ResponseError:
+                # The script refused or was not there: looked at once nothing is in flight any more.
+                self._failed.append(chunk)
+            except (RedisError, OSError) as error:
+                raise from_redis(error, lane.address) from error
+            else:
+                self._count(chunk, reply)
+
+    def _settle(self) -> None:
+        """Read all outstanding replies, then repeat what failed one by one, in the order in which it was sent."""
+        for lane in self._lanes.values():
+            if lane.unsent:
+                self._write(lane)
+            while lane.sent:
+                self._read(lane)
+        failed, self._failed = self._failed, []
+        for chunk in failed:
+            self._alone(chunk)
+
+    def _alone(self, chunk: Chunk) -> None:
+        if chunk.client_id in self._left_alone:
+            self.messages_done += chunk.count
+            return
+        call = scripts.sessions.import_session(
+            session_keys(chunk.client_id, prefix=self.prefix),
+            payloads=_unpacked(chunk.keys, chunk.count),
+            plan=self.plan_id,
+            epoch=EPOCH,
+            owner=self.owner,
+            chunk=chunk.number,
+            last=int(chunk.last),
+            last_packet_id=chunk.last_packet_id if chunk.last else "",
+            last_serial=chunk.last_serial if chunk.last else "",
+            messages=_unpacked(chunk.args, 3 * chunk.count),
+        )
+        try:
+            try:
+                reply = self._caller.call(*call)
+            except ImportedBefore:
+                drop_import(self.client, chunk.client_id, prefix=self.prefix)
+                reply = self._caller.call(*call)
+        except self.left_alone:
+            self._left_alone.add(chunk.client_id)
+            self._counts(chunk).sessions_moved_on += 1
+            self.messages_done += chunk.count
+            return
+        self._count(chunk, reply)
+
+    def _counts(self, chunk: Chunk) -> Counts:
+        return self.counts.setdefault(chunk.cohort, Counts())
+
+    def _count(self, chunk: Chunk, reply: list[Any]) -> None:
+        counts = self._counts(chunk)
+        counts.script_calls += 1
+        self.messages_done += chunk.count
+        status, written, expired = reply
+        counts.messages_written += written
+        counts.messages_expired += expired
+        if chunk.last:
+            if status == b"unchanged":
+                counts.sessions_unchanged += 1
+            elif status == b"used":
+                counts.sessions_moved_on += 1
+            else:
+                counts.sessions_written += 1
+
+
+def _connection(single: redis.Redis, address: str) -> redis.Connection:
+    """Return a connection of our own, logged in and with TLS as the client has it."""
+    try:
+        connection: Any = single.connection_pool.make_connection()
+        connection.connect()
+    except (RedisError, OSError) as error:
+        raise from_redis(error, address) from error
+    assert isinstance(connection, redis.Connection)
+    return connection
+
+
+def _unpacked(fragment: bytes, count: int) -> list[bytes]:
+    """Return the values of concatenated bulk strings."""
+    if count == 0:
+        return []
+    reader = hiredis.Reader()
+    reader.feed(b"*%d\r\n" % count)
+    reader.feed(fragment)
+    values = reader.gets()
+    assert isinstance(values, list)
+    return values
