@@ -703,7 +703,10 @@ def test_server_that_is_restarted_is_waited_for(redis_server_factory: Callable[.
     run(server.url, test)
 
 
-def test_end_does_not_wait_for_a_server_that_is_gone(redis_server_factory: Callable[..., RedisServer]) -> None:
+def test_end_does_not_wait_for_a_server_that_is_gone(
+    redis_server_factory: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "GRACE_S", 0.5)
     server = redis_server_factory()
 
     async def test(queues: WatchedQueues) -> None:
@@ -749,8 +752,9 @@ def test_acknowledgement_fails_with_what_has_ended_the_consumer(valkey_url: str)
 
 
 def test_acknowledgement_after_a_stop_does_not_wait_for_a_server_that_is_gone(
-    redis_server_factory: Callable[..., RedisServer],
+    redis_server_factory: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumer_module, "GRACE_S", 0.5)
     server = redis_server_factory()
 
     async def test(queues: WatchedQueues) -> None:

@@ -525,7 +525,8 @@ def test_process_ends_though_a_handler_never_does(valkey_url: str) -> None:
 def test_task_that_does_without_its_cancellation_keeps_no_consumer_from_ending(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("queuekeeper.fanout.consumption.END_S", 0.1)
+    for place in ("fanout.consumption", "service.aio"):
+        monkeypatch.setattr(f"queuekeeper.{place}.END_S", 0.1)
 
     async def main() -> None:
         began, release = asyncio.Event(), asyncio.Event()

@@ -151,7 +151,10 @@ def test_store_that_is_down_is_named_and_the_rest_of_the_page_is_there(servers: 
     assert f"{down} was not reached." in explained
 
 
-def test_table_that_somebody_locks_is_told_on_its_panels_and_the_rest_of_the_page_is_there(servers: World) -> None:
+def test_table_that_somebody_locks_is_told_on_its_panels_and_the_rest_of_the_page_is_there(
+    servers: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queuekeeper.airflow.plugin.stores._LOCK_TIMEOUT_MS", 200)
     with postgres.connect(servers.stores._postgres_url()) as other:
         other.execute("LOCK TABLE queuekeeper.quality_runs IN ACCESS EXCLUSIVE MODE")
         shown = text_of(servers.browser.get("/", page=True))
@@ -182,7 +185,11 @@ def test_statement_that_takes_too_long_is_ended_and_told_as_such(servers: World)
 
 
 @pytest.mark.parametrize("hanging", ["PostgreSQL", "Redis"])
-def test_server_that_takes_calls_and_says_nothing_is_told_as_such(servers: World, hanging: str) -> None:
+def test_server_that_takes_calls_and_says_nothing_is_told_as_such(
+    servers: World, hanging: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if hanging == "Redis":
+        monkeypatch.setattr("queuekeeper.airflow.plugin.stores._REPLY_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
         stores = (

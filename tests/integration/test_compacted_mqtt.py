@@ -110,6 +110,12 @@ class World:
             await asyncio.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let doors notice soon that Redis is gone, or back."""
+    monkeypatch.setattr(mqtt, "ASK_EVERY_S", 0.1)
+
+
 @pytest.fixture
 def broker(server_home: Path) -> Iterator[Mosquitto]:
     """A Mosquitto that lets clients read their own queue alone."""
