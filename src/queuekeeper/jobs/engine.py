@@ -318,7 +318,7 @@ def save_plan(job: type[AnyJob], runs: MaintenanceRuns, plan: AnyPlan) -> Mainte
     return runs.save_plan(
         kind=job.kind,
         parameters=facts.pop("parameters"),
-        # Names that others made up may hold what PostgreSQL's text cannot.
+        # Names from other programs may hold characters that PostgreSQL's text cannot.
         plan=facts | {"steps": json.dumps(plan.steps)},
         operations_per_s=plan.parameters.max_operations_per_s,
     )

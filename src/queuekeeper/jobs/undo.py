@@ -267,7 +267,7 @@ class _InStore:
             told(f"undo file {self._path} cannot be removed", self._path, f"let this user remove it, {_ELSE}"),
             suppress(FileNotFoundError),
         ):
-            # The first goes last: where this is broken off, it says whose file the others are.
+            # The first part is removed last: if this breaks off, it says whose file the remaining parts are.
             if names := [self._name(part[0]) for part in self._parts()[1:]]:
                 self._fs.rm(names)
             self._fs.rm(self._folder, recursive=True)

@@ -119,7 +119,7 @@ class Sweep:
         self._orphans(payloads, counts)
         emptied = self._queues([_Queue(stem) for stem in sorted(queues)], counts)
         self._idle({stem: {"last_packet_id", "session"} for stem in emptied}, counts, all_dead=True)
-        # A session whose set has gone by now has been judged above.
+        # A session whose set is gone meanwhile was judged above.
         self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
 
     def _pace(self, amount: int = 0) -> None:

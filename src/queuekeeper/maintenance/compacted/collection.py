@@ -208,7 +208,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         """Yield the queues of a part in which something may be due, in steps."""
         beat = self._registry.heartbeat(part)
         parameters = self.world.parameters
-        # By other rules than those that it was last collected by, the registry does not say what is due.
+        # The registry says what is due by the rules of the last collection; under other rules all queues are looked at.
         if not parameters.is_regular or beat is None or beat.retention != parameters.retention:
             yield from self._every(part)
             return

@@ -59,7 +59,7 @@ def restore_collected(
             raise RefusedError(f"run {run_id} kept no values: {path} only lists what was removed")
     histories = _histories(files, files[0].parent)
     for (client_id, _), history in histories.items():
-        # Of a queue that nobody can read by now nothing comes back; that of others does.
+        # A queue that nobody can read now gets nothing back, and does not stop the other queues.
         world.pace(1)
         with suppress(ScriptError, UsageError):
             history.judge(undo_mark(queues.inspect(client_id)))

@@ -78,7 +78,7 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
         done_with = json.loads(after) if after else ""
         for queue in self._all():
             if fanout_part(queue) in parts_of(share) and queue > done_with:
-                # Names that others made up may hold what PostgreSQL's text cannot.
+                # Names from other programs may hold characters that PostgreSQL's text cannot.
                 yield Step(cursor=json.dumps(queue), work=queue)
 
     def apply(self, step: Step) -> FanoutRepairCounts:

@@ -484,7 +484,7 @@ class _Work:
         if record.state is RetiredState.QUARANTINED:
             raise _Already
         write = self._writer(seen)
-        # Whatever it is called by now.
+        # The table may have been renamed since the plan.
         step = replace(step, schema_name=relation.schema_name, relation_name=relation.relation_name)
         if broker.holds_undispatched(self._connection, table=self._plan.table, oid=relation.oid):
             self._send(write.attachment(step))

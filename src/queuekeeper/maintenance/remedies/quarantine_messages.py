@@ -32,7 +32,7 @@ class QuarantineMessages(Remedy):
         serials: set[str] = set()
         for reference, verdict in self.sessions.judged(queue, own):
             fault = _fault(reference, verdict)
-            # A record is kept under its serial: of those that share one the first goes, the next after it.
+            # A record is kept under its serial. Of records that share a serial, each run sets aside the first.
             if fault and reference.score not in serials:
                 serials.add(reference.score)
                 effects.append(

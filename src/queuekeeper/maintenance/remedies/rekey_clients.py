@@ -243,7 +243,7 @@ class _Move:
         :raises QueueRefused: when one is not.
         """
         written = self._sessions.ask(scripts.export_messages(payloads=names, max_bytes="")).records
-        # The server's time, read after the copies: those that have expired by themselves are no loss.
+        # The server's time, read after the copies: a copy that has expired by itself is no loss.
         now_ms = self._sessions.state(self._target).now_ms
         for record, found in zip(records, written, strict=True):
             copy = _Record(*found)

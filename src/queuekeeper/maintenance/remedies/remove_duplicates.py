@@ -33,7 +33,7 @@ class RemoveDuplicates(Remedy):
             if verdict.word != "publish":
                 continue
             kept, its = first.setdefault(verdict.digest, (reference, verdict))
-            # It is kept under its serial: of those that share one the first goes, the next after it.
+            # It is kept under its serial. Of messages that share a serial, each run sets aside the first.
             if reference.score in serials:
                 continue
             if int(kept.score) < int(reference.score) and _lives_as_long(its, verdict):

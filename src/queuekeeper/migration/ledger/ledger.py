@@ -283,7 +283,8 @@ class MigrationLedger(Runs):
     def unwind(self, plan_id: str, cohorts: Sequence[int]) -> None:
         """Put a plan back to before its copy, once what that had written of some cohorts is out of Redis again."""
         self.set_cohort_state(plan_id, cohorts, CohortState.PLANNED)
-        # As it is by now: somebody may have copied. What was refused, or is not agreed to yet, stays what it is.
+        # The plan is read again, since somebody may have copied. A plan that was refused or not approved yet keeps its
+        # state.
         plan = self.load_plan(plan_id)
         if set(cohorts) == set(plan.chosen):
             self.clear_progress(plan_id, "copy")

@@ -136,7 +136,7 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
         known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
         raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
     (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
-    # A verification counts the same messages as the copy: those that must be in Redis.
+    # A verification counts the same messages as the copy: all that must be in Redis.
     copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)
     verify = _step(connection, ledger, plan_id, "verify", total=to_copy, now_ms=now_ms)
     plan_state = PlanState(state)

@@ -122,7 +122,7 @@ class OnlineCohorts:
                 f"(queuekeeper online arm {plan_id} --cohorts {cohort})"
             )
         if cohorts is None:
-            # Without a choice: those that have reached this step.
+            # Without a choice, all cohorts that have reached this step.
             found = [each for each in found if each.state in (*states, *ended)] or found
         check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
         return found

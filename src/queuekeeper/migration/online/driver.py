@@ -233,7 +233,7 @@ class OnlineDriver:
             for each in cohorts:
                 for page in pages(online, each, "redis"):
                     settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
-                    # One that has a greater epoch by now has been told so by somebody else.
+                    # Redis refuses an owner of a smaller epoch than it has: somebody else has told it the newer one.
                     store.answer([store.operations.set_owner_call(known) for known in settled])
 
     def cut_over_share(self, percent: int) -> StepReport | None:
@@ -344,7 +344,7 @@ class OnlineDriver:
         found = online.chosen(self._plan_id, cohorts, states, verb="commit", done=done)
         others = online.moving_plans(self._plan_id)
         if others and all(each.state in done for each in found):
-            # Clients may be theirs by now, and mirrored for them.
+            # Clients may belong to the other plan now, and be mirrored for it.
             raise RefusedError(
                 f"plan {self._plan_id} is committed, and plan {others[0]} is at work: the latter decides what "
                 "moves now, and ends the mirror of its clients"

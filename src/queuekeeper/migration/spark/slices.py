@@ -143,7 +143,7 @@ def _told_in_words(url: str) -> Iterator[None]:
 def export_snapshot(connection: Connection) -> str:
     """Begin a read-only transaction and return the name under which others can share its view."""
     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    # It stays open, and idle, for as long as others read.
+    # The transaction stays open and idle as long as other connections read.
     connection.execute(statement("queuekeeper/queries/allow_long_statements"))
     row = connection.execute("SELECT pg_export_snapshot()").fetchone()
     assert row is not None

@@ -94,7 +94,7 @@ class _Reader:
     def _row(self, queue: str, consumer: str, found: dict[str, Any]) -> dict[str, Any]:
         return {
             **_HEALTHY,
-            # PostgreSQL's text has no zero characters; only the names of others' keys have them.
+            # PostgreSQL's text has no zero characters. Only names from other programs have them.
             "queue": queue.replace("\0", "\\0"),
             "consumer": consumer,
             "client_hash": client_hash(queue, key=self._hash_key),
