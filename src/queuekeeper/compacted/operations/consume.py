@@ -236,7 +236,7 @@ class ConsumeOperations(CommonOperations):
         )
 
     def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
-        """Acknowledge a message that its consumer cannot.
+        """Acknowledge a message that its consumer cannot acknowledge.
 
         It is for operators. The message stays in the queue.
 

@@ -51,7 +51,7 @@ class RepairOperations(LookOperations):
     def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
         """Put right what `verify` finds.
 
-        What leads nowhere is dropped, and numbers are counted again.
+        Entries that lead nowhere are dropped, and counts are made again.
         """
         survey = yield from self._survey(client_id)
         found = len(survey.violations)

@@ -33,7 +33,7 @@ class UpkeepOperations(LookOperations):
     def purge(self, client_id: str, *, what: Purge, dry_run: bool = False) -> Operation[PurgeReport]:
         """Remove messages of a queue.
 
-        Its numbers, its cursor and what is appended meanwhile stay. It takes bounded steps.
+        The queue's numbers and cursor stay, and so do messages that are appended meanwhile. It takes bounded steps.
         """
         if type(what) is not Purge:
             raise UsageError(f"what to purge is {what!r}: it must be a Purge")

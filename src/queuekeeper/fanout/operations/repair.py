@@ -112,10 +112,10 @@ class RepairOperations(CommonOperations):
     def repair(self, queue: str, *, dry_run: bool = True, over_too: bool = True) -> Operation[RepairReport]:
         """Put right what `verify` finds.
 
-        Messages that nobody owes an acknowledgement are freed, what leads nowhere is dropped, counts are set right, in
-        bounded steps.
+        Messages for which no acknowledgement is due are freed, entries that lead nowhere are dropped, and counts are
+        set right, in bounded steps.
 
-        :param over_too: also messages whose time is over; else they are left to an ``expire``.
+        :param over_too: whether messages whose time is over are repaired too; otherwise they are left to an ``expire``.
         """
         membership = yield from self._membership(queue, fresh=True)
         over_ms = -1 if over_too else membership.now_ms if self._clock is None else self._clock()

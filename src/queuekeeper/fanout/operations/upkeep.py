@@ -66,10 +66,10 @@ class UpkeepOperations(DeadOperations):
         return expired
 
     def purge(self, queue: str, *, consumer: str | None = None, dry_run: bool = False) -> Operation[PurgeReport]:
-        """Remove what waits for one consumer or for all.
+        """Remove waiting messages, of one consumer or of all.
 
-        For all, messages that the queue holds go, too. Messages that a worker holds stay, and so do dead letters. It
-        takes bounded steps.
+        For all consumers, messages that the queue holds are removed too. Messages that a worker holds stay, and so do
+        dead letters. It takes bounded steps.
 
         :param consumer: none for all of them, and for what is held.
         """
@@ -97,7 +97,7 @@ class UpkeepOperations(DeadOperations):
         return PurgeReport(released=released, freed=None if dry_run else freed, dry_run=dry_run)
 
     def pause(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
-        """Hand no more messages out, to one consumer or to any.
+        """Stop handing out messages, to one consumer or to all.
 
         Messages that are handed out already can be finished, and publishes go on.
 
@@ -156,7 +156,8 @@ class UpkeepOperations(DeadOperations):
     def size(self, queue: str, *, consumer: str | None = None) -> Operation[int]:
         """Count messages, all or those of a consumer.
 
-        Counted are all that are stored, or those that a consumer has yet to acknowledge, without its dead letters.
+        Without a consumer it counts all stored messages. With one it counts the messages that the consumer has yet to
+        acknowledge, without its dead letters.
         """
         if consumer is None:
             return (yield from self._queue_facts(queue)).messages
@@ -166,8 +167,8 @@ class UpkeepOperations(DeadOperations):
     def inspect(self, queue: str) -> Operation[QueueView]:
         """Say where a queue and its consumers stand.
 
-        It says what waits and since when, how much is worked on, what has failed, and what only one consumer keeps from
-        being freed, also of a queue that does not exist. Nothing is changed.
+        It says what waits and since when, how much is worked on, what has failed, and how much only one consumer keeps
+        from being freed, also of a queue that does not exist. Nothing is changed.
         """
         facts = yield from self._queue_facts(queue)
         membership = yield from self._membership(queue, fresh=True)
