@@ -105,6 +105,10 @@ class Queue:
         """Run a script on the queue, with what its header names."""
         return self.run(getattr(scripts.compacted, script)(self.keys, **named))
 
+    def ask(self, script: str, **named: Any) -> Any:
+        """Run a script on the queue; its answer has the names that its header gives."""
+        return getattr(scripts.compacted, script).script.read(self.call(script, **named))
+
     def send(self, script: str, *args: lua.Value) -> Any:
         """Run a script with arguments as they are, also such as nobody can name: too few, or too many."""
         loaded = lua.load(f"compacted/{script}")
@@ -166,7 +170,7 @@ class Queue:
         redeliver: int = 0,
         now: int = NOW_MS,
     ) -> Fetched:
-        reply = self.call(
+        reply = self.ask(
             "fetch",
             incarnation=fence.incarnation,
             epoch=fence.epoch,
@@ -178,10 +182,19 @@ class Queue:
             now=now,
             sequences=acks,
         )
-        *head, redelivered = reply[:7]
-        rows = [reply[at : at + 4] for at in range(7, len(reply), 4)]
-        messages = [Delivered._make([*row, place < redelivered]) for place, row in enumerate(rows)]
-        return Fetched._make([*head, messages])
+        messages = [
+            Delivered(each.key, each.ms, each.sequence, each.value, place < reply.redelivered)
+            for place, each in enumerate(reply.messages)
+        ]
+        return Fetched(
+            acked_now=reply.acked_now,
+            unknown=reply.unknown,
+            acked=reply.acked,
+            in_flight=reply.in_flight,
+            lag=reply.lag,
+            more_to_resend=reply.more_to_resend,
+            messages=messages,
+        )
 
     def ack(self, fence: Fence, *sequences: int | str, mode: str = "each", now: int | str = NOW_MS) -> list[int]:
         reply: list[int] = self.call(
@@ -210,7 +223,7 @@ class Queue:
         max_bytes: int = PLENTY,
         now: int | str = NOW_MS,
     ) -> DuePage:
-        reply = self.call(
+        reply = self.ask(
             "find_due",
             policy=policy,
             retention_ms=retention_ms,
@@ -222,7 +235,11 @@ class Queue:
             max_bytes=max_bytes,
             now=now,
         )
-        return DuePage._make([*reply[:7], [Due(*reply[at : at + 7]) for at in range(7, len(reply), 7)]])
+        rows = [
+            Due(row.key, row.sequence, row.ms, row.is_tombstone, row.bytes, row.is_acked, row.value)
+            for row in reply.rows
+        ]
+        return DuePage(**(reply._asdict() | {"rows": rows}))
 
     def collect(
         self,
@@ -248,8 +265,8 @@ class Queue:
         return reply
 
     def peek(self, after: int = 0, limit: int = 500) -> list[tuple[bytes, int, bytes]]:
-        reply = self.call("peek", after_sequence=after, limit=limit, max_bytes=PLENTY)
-        return [(reply[at], reply[at + 1], reply[at + 3]) for at in range(1, len(reply), 4)]
+        reply = self.ask("peek", after_sequence=after, limit=limit, max_bytes=PLENTY)
+        return [(each.key, each.ms, each.value) for each in reply.messages]
 
     def state(self) -> dict[str, str]:
         client: Any = self.client
@@ -275,10 +292,10 @@ class Queue:
         for part in ("state", "order", "times", "values", "tombstones", "in_flight"):
             cursor, totals[part] = b"0", 0
             while True:
-                reply = self.call("verify", part=part, cursor=cursor, limit=limit, kinds="", headed="")
-                totals[part] += reply[2]
-                found += [(reply[at].decode(), reply[at + 1], reply[at + 2]) for at in range(3, len(reply), 4)]
-                cursor = reply[0]
+                reply = self.ask("verify", part=part, cursor=cursor, limit=limit, kinds="", headed="")
+                totals[part] += reply.bytes
+                found += [(each.rule.decode(), each.key, each.sequence) for each in reply.violations]
+                cursor = reply.next_cursor
                 if cursor == b"0":
                     break
         if totals["state"] != totals["order"]:

@@ -88,15 +88,19 @@ class Queue:
     def run(self, call: lua.Call) -> Any:
         return ScriptCaller(self.client).call(*call)
 
+    def ask(self, call: lua.Call) -> Any:
+        """Run a script; its answer has the names that its header gives."""
+        return call.script.read(self.run(call))
+
     def register(self, consumer: str, chosen: str | None = None, *, start: str = "new") -> Any:
         text = chosen or options()
-        reply = self.run(
+        reply = self.ask(
             scripts.register(
                 self.keys, self.of(consumer), consumer=consumer, options=text, start=start, now_ms=self.now
             )
         )
-        self.membership = reply[1]
-        self.members[consumer] = reply[3].decode()
+        self.membership = reply.membership
+        self.members[consumer] = reply.options.decode()
         return reply
 
     def publish(
@@ -161,7 +165,7 @@ class Queue:
             max_stalls=max_stalls,
             now_ms=self.now,
         )
-        reply = call.script.read(self.run(call))
+        reply = self.ask(call)
         messages = [
             Claimed(int(each.id), each.attempt, each.stalls, each.message.split(b":", 3)[3]) for each in reply.messages
         ]
@@ -210,7 +214,7 @@ class Queue:
         )
 
     def list_consumers(self) -> Any:
-        return self.run(scripts.list_consumers(self.keys))
+        return self.ask(scripts.list_consumers(self.keys))
 
     def configure(self, consumer: str, chosen: str) -> Any:
         self.membership = self.run(scripts.configure(self.keys, self.of(consumer), consumer=consumer, options=chosen))
@@ -265,11 +269,11 @@ class Queue:
     def refresh(self) -> None:
         """Read the membership again, as a publisher does that is told VERSION."""
         reply = self.list_consumers()
-        self.membership = reply[0]
+        self.membership = reply.membership
         self.members = {
-            reply[n].decode(): reply[n + 1].decode()
-            for n in range(2, len(reply), 3)
-            if not reply[n + 1].startswith(b"leaving")
+            member.consumer.decode(): member.options.decode()
+            for member in reply.members
+            if not member.options.startswith(b"leaving")
         }
 
     def return_claimed(self, consumer: str, *ids: int, token: str = "t1") -> Any:
@@ -331,7 +335,7 @@ class Queue:
 
     def inspect_consumer(self, consumer: str, *, sample: int = 100) -> dict[str, Any]:
         call = scripts.inspect_consumer(self.keys, self.of(consumer), consumer=consumer, sample=sample, now_ms=self.now)
-        found: dict[str, Any] = call.script.read(self.run(call))._asdict()
+        found: dict[str, Any] = self.ask(call)._asdict()
         found["fields"] = dict(zip(found["fields"][::2], found["fields"][1::2], strict=True))
         found["lanes"] = [tuple(found["lanes"][n : n + 3]) for n in range(0, len(found["lanes"]), 3)]
         return found
@@ -360,10 +364,10 @@ class Queue:
 
     def verify(self, *ids: int) -> dict[int, tuple[int, int, int, str]]:
         """Return by id: whether there is a message, the count, whether there is an expiry, and the places."""
-        reply = self._of_all(scripts.verify, ids)
+        reply = scripts.verify.script.read(self._of_all(scripts.verify, ids))
         return {
-            int(reply[n]): (reply[n + 1], reply[n + 2], int(float(reply[n + 3]) >= 0), reply[n + 4].decode())
-            for n in range(0, len(reply), 5)
+            int(row.id): (row.has_message, row.references, int(float(row.expires_at_ms) >= 0), row.places.decode())
+            for row in reply.rows
         }
 
     def repair(self, *ids: int, elsewhere: int | str = 0, told: int | str = "") -> Any:

@@ -185,8 +185,8 @@ class Session:
 
     def list_references(self, by: str, start: int | str, limit: int = 1_000) -> list[tuple[str, int]]:
         """Read a page of references."""
-        reply = self._call(scripts.list_references(self.keys, by=by, start=start, limit=limit))
-        return [(member.decode(), int(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+        call = scripts.list_references(self.keys, by=by, start=start, limit=limit)
+        return [(each.member.decode(), int(each.score)) for each in call.script.read(self._call(call)).references]
 
     def fetch_messages(self, packet_ids: Sequence[int], *, max_bytes: int = 1_000_000) -> list[Any]:
         """Read messages and their expiry, as many as fit."""
@@ -347,11 +347,11 @@ class Session:
         """Return the name under which a record without reference is kept."""
         return f"{self.keys.messages.removesuffix('messages')}orphan_{packet_id}"
 
-    def judge_messages(self, packet_ids: Sequence[int], *, max_bytes: int | str = 1_000_000) -> list[list[Any]]:
-        """Have records judged; six values each."""
+    def judge_messages(self, packet_ids: Sequence[int], *, max_bytes: int | str = 1_000_000) -> list[Any]:
+        """Have records judged."""
         payloads = map(self.payload, packet_ids)
-        reply = self._list(scripts.judge_messages(payloads=payloads, client_id=self.client_id, max_bytes=max_bytes))
-        return [reply[at : at + 6] for at in range(0, len(reply), 6)]
+        call = scripts.judge_messages(payloads=payloads, client_id=self.client_id, max_bytes=max_bytes)
+        return list(call.script.read(self._call(call)).verdicts)
 
     def set_expiry(
         self, *changes: tuple[int, int | str, int | str, int | str], may_lengthen: int | str = 0

@@ -166,7 +166,7 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     "quarantine_message": (save, lambda session: session.quarantine_message(2, 2, client_id=session.client_id), 1),
     "judge_messages": (
         save_readable,
-        lambda session: [verdict[0] for verdict in session.judge_messages([1, 9])],
+        lambda session: [each.verdict for each in session.judge_messages([1, 9])],
         [b"publish", b"missing"],
     ),
     "set_expiry": (

@@ -73,7 +73,7 @@ def test_membership_of_a_server_that_forgot_everything_is_not_taken_for_the_new_
         before = queue.membership
         assert queue.configure("b", chosen) > before
     queue.unregister("b")
-    assert queue.list_consumers()[0] > queue.membership > late.membership
+    assert queue.list_consumers().membership > queue.membership > late.membership
 
 
 def test_membership_without_all_its_members_is_refused(client: RedisClient) -> None:
@@ -103,13 +103,15 @@ def test_consumer_that_registers_gets_what_is_published_from_then_on(client: Red
     queue.register("a")
     queue.publish("before")
     before = queue.membership
-    created, membership, next_id = queue.register("b")[:3]
+    registered = queue.register("b")
+    created, membership, next_id = registered.created, registered.membership, registered.next_id
     assert (created, membership > before, next_id) == (1, True, 2)
     queue.publish("after")
 
     assert queue.claim("a", count=5).records == [b"before", b"after"]
     assert queue.claim("b", count=5).records == [b"after"]
-    assert queue.register("b", options("ordered"))[:4] == [0, membership, 3, options().encode()]
+    again = queue.register("b", options("ordered"))
+    assert (again.created, again.membership, again.next_id, again.options) == (0, membership, 3, options().encode())
 
 
 def test_publish_that_is_repeated_with_its_deduplication_id_is_one_message(client: RedisClient) -> None:
@@ -245,7 +247,7 @@ def test_messages_for_nobody_are_held_and_adopted_ahead_of_newer_ones(client: Re
     assert queue.publish("1", "2") == [0, b"1", 0, 0, b"2", 0, 0]
     queue.publish("3", "4", "5")
 
-    assert queue.register("a", start="held")[4] == b"held 6"
+    assert queue.register("a", start="held").adopting == b"held 6"
     queue.publish("6")
     assert queue.claim("a").ids == []
     assert queue.adopt("a", limit=2) == [2, 1]
@@ -253,7 +255,7 @@ def test_messages_for_nobody_are_held_and_adopted_ahead_of_newer_ones(client: Re
     assert queue.adopt("a", limit=3) == [3, 0]
     assert queue.adopt("a") == [0, 0]
 
-    assert queue.register("a", start="held")[4] == b""
+    assert queue.register("a", start="held").adopting == b""
     assert queue.claim("a", count=9).ids == [1, 2, 3, 4, 5, 6]
     assert queue.ack("a", *range(1, 7)) == [6, 6]
     assert client.exists(queue.keys.held) == 0
@@ -286,7 +288,7 @@ def test_late_consumer_adopts_what_the_queue_retains_once_and_in_order(client: R
     ids = sorted(map(int, listed[1:]), reverse=True)
     assert queue.adopt("late", *ids[:4], is_last=False) == [3, 1]
     assert queue.adopt("late", *ids[:4], is_last=False) == [0, 1]
-    assert queue.register("late")[4] == b"retained 4"
+    assert queue.register("late").adopting == b"retained 4"
     assert queue.adopt("late", *ids[4:]) == [2, 0]
 
     assert queue.peek("late", lane=0)[::4] == [b"3", b"5"]

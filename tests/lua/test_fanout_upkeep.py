@@ -67,7 +67,7 @@ def test_consumer_leaves_page_by_page_and_gets_nothing_more_from_the_first_on(qu
     assert queue.client.hkeys(queue.keys.messages) == [b"6"]
     with pytest.raises(UnknownConsumer):
         queue.unregister("b")
-    assert queue.register("b")[0] == 1
+    assert queue.register("b").created == 1
 
 
 def test_removal_that_goes_on_leaves_a_consumer_that_has_registered_anew(queue: Queue) -> None:
@@ -88,7 +88,7 @@ def test_consumer_at_work_is_not_removed_unless_it_is_forced(queue: Queue) -> No
     queue.claim("b", count=2)
     with pytest.raises(HasLeases, match="consumer b"):
         queue.unregister("b")
-    assert queue.list_consumers()[0] == queue.membership
+    assert queue.list_consumers().membership == queue.membership
 
     assert queue.unregister("b", force=True) == [5, 0, 0]
     assert queue.ack("b", 1) == [0, 0, b"1"]
@@ -100,7 +100,7 @@ def test_consumer_that_was_seen_since_is_not_removed_as_idle(queue: Queue) -> No
     assert queue.touch("b") == NOW_MS + 100
 
     assert queue.unregister("b", unseen_since_ms=NOW_MS + 100) == [b"seen", b"%d" % (NOW_MS + 100)]
-    assert queue.list_consumers()[0] == queue.membership
+    assert queue.list_consumers().membership == queue.membership
     assert queue.unregister("a", unseen_since_ms=NOW_MS + 1) == [5, 0, 0]
 
 
@@ -385,7 +385,7 @@ def call_every_script(queue: RecordingQueue) -> None:
     assert queue.list_dead("a")[0] == 3
     assert queue.retry_dead("a", 6) == [1]
     assert queue.purge_dead("a")[0] == 2
-    assert queue.configure("o", options("ordered", lanes=2, max_length=5)) == queue.list_consumers()[0]
+    assert queue.configure("o", options("ordered", lanes=2, max_length=5)) == queue.list_consumers().membership
     assert (queue.pause("a"), queue.resume("a"), queue.pause(), queue.resume()) == (1, 1, 1, 1)
     assert len(queue.peek("a")) == 24
     queue.inspect()

@@ -37,10 +37,12 @@ def test_messages_are_judged_without_leaving_the_server(client: RedisClient, cli
     session = Session(client=client, client_id=client_id)
     session.save_messages([readable(client_id, 1, msgExpiryInterval=-1), readable(client_id, 2, packetType="PUBREL")])
     first, second = session.judge_messages([1, 2])
-    assert first[:5] == [b"publish", FAR_MS, 1, b"1800000000000", b"4294967295"]
-    assert second[:5] == [b"pubrel", FAR_MS, 2, b"1800000000000", b""]
-    assert len(first[5]) == 40
-    assert first[5] == second[5], "topic, time and payload are the same"
+    assert (first.verdict, first.pexpiretime, first.packet_id) == (b"publish", FAR_MS, 1)
+    assert (first.time_ms, first.interval_s) == (b"1800000000000", b"4294967295")
+    assert (second.verdict, second.pexpiretime, second.packet_id) == (b"pubrel", FAR_MS, 2)
+    assert (second.time_ms, second.interval_s) == (b"1800000000000", b"")
+    assert len(first.digest) == 40
+    assert first.digest == second.digest, "topic, time and payload are the same"
 
 
 @pytest.mark.parametrize(
@@ -54,14 +56,16 @@ def test_messages_are_judged_without_leaving_the_server(client: RedisClient, cli
 def test_what_no_broker_can_read_is_unreadable(client: RedisClient, fields: dict[str, Any]) -> None:
     session = Session(client=client)
     session.save_messages([readable(C, 1, **fields)])
-    assert session.judge_messages([1]) == [[b"unreadable", FAR_MS, b"", b"", b"", b""]]
+    (judged,) = session.judge_messages([1])
+    assert (judged.verdict, judged.pexpiretime) == (b"unreadable", FAR_MS)
+    assert (judged.packet_id, judged.time_ms, judged.interval_s, judged.digest) == (b"", b"", b"", b"")
 
 
 @pytest.mark.parametrize("json", ["", "{", "[]", "7", "null", '"text"', "[" * 2_000])
 def test_what_is_no_object_is_unreadable(client: RedisClient, json: str) -> None:
     session = Session(client=client)
     session.save_messages([Message(1, 0, FAR_MS, json)])
-    assert session.judge_messages([1])[0][0] == b"unreadable"
+    assert session.judge_messages([1])[0].verdict == b"unreadable"
 
 
 def test_other_keys_are_told_apart(session: Session) -> None:
@@ -70,11 +74,11 @@ def test_other_keys_are_told_apart(session: Session) -> None:
     anything.delete(session.payload(3))
     anything.rpush(session.payload(3), "x")
     anything.set(session.payload(4), readable("other", 4).json)
-    assert [verdict[:2] for verdict in session.judge_messages([1, 2, 3, 4])] == [
-        [b"publish", FAR_MS],
-        [b"missing", -2],
-        [b"wrong_type", -1],
-        [b"other_client", -1],
+    assert [(each.verdict, each.pexpiretime) for each in session.judge_messages([1, 2, 3, 4])] == [
+        (b"publish", FAR_MS),
+        (b"missing", -2),
+        (b"wrong_type", -1),
+        (b"other_client", -1),
     ]
 
 
