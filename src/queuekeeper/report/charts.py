@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from markupsafe import Markup
@@ -61,8 +62,6 @@ def picture(chart: Any, *, label: str, name: str) -> Markup:
 
     :param name: class of the picture.
     """
-    import vl_convert
-
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
     styled = (
         chart.properties(background="transparent", padding=2, autosize={"type": "fit-x", "contains": "padding"})
@@ -78,9 +77,15 @@ def picture(chart: Any, *, label: str, name: str) -> Markup:
         )
         .configure_view(stroke=None)
     )
-    return _inline(
-        vl_convert.vegalite_to_svg(styled.to_json(validate=False), show_warnings=False), label=label, name=name
-    )
+    return _inline(_drawn(styled.to_json(validate=False)), label=label, name=name)
+
+
+@lru_cache(maxsize=32)
+def _drawn(chart: str) -> str:
+    """Return the drawing of a chart; pages that are looked at again mostly show the same ones."""
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(chart, show_warnings=False)
 
 
 _OPENING = re.compile(r"<svg\b[^>]*?\bviewBox=\"([\d. -]+)\"[^>]*>")
