@@ -59,7 +59,7 @@ def fields(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) ->
     """Return a form.
 
     :param params: a DAG's parameters as Airflow's REST API describes them.
-    :param given: values to fill in; those without a parameter are left to :func:`unknown`.
+    :param given: values to fill in; values without a parameter are left to :func:`unknown`.
     """
     found, before = [], ""
     for name, param in params.items():
@@ -75,7 +75,7 @@ def unknown(params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
 
 
 def misfits(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what is wrong with a link: values that their fields could only show as something else."""
+    """Return what is wrong with a link: values that their fields cannot show as they are."""
     return tuple(
         f"{name} is {json.dumps(value)}: it has to be {_wanted(params[name]['schema'])}"
         for name, value in given.items()

@@ -120,7 +120,7 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
 
 
 def payload_text(payload: bytes) -> tuple[str, str]:
-    """Return a payload as it can be read, and as what: text where it is some, else hexadecimal digits."""
+    """Return a payload as text, or as hexadecimal digits where it is no text, and the name of that form."""
     shown = payload[:_PAYLOAD_SHOWN]
     cut = f", the first {_PAYLOAD_SHOWN:,} bytes" if len(payload) > len(shown) else ""
     try:

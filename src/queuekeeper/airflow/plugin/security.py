@@ -91,7 +91,7 @@ def name_of_user(user: SignedIn) -> str:
 class Guards:
     """What is asked before a route answers; each raises an ``HTTPException`` where it is not allowed.
 
-    :param read: of every route, those that do not exist included.
+    :param read: asked before every route, also before a route that does not exist.
     :param user: returns the name of who is signed in.
     """
 

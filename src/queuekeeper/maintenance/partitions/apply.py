@@ -94,9 +94,9 @@ def apply_plan(
 ) -> ApplyReport:
     """Do every step of a plan that still fits; safe to repeat.
 
-    :param connection: commits by itself; its settings are as before afterwards.
-    :param is_paused: asked before each step; once it says yes, what is left is not done.
-    :param note: told after each step what became of all so far.
+    :param connection: commits by itself; its settings are restored afterwards.
+    :param is_paused: asked before each step; when it says yes, the remaining steps are not done.
+    :param note: called after each step with the outcomes so far.
     :param wait: called with the number of rows that were just copied; may wait.
     :param say: is told what is being done.
     :param random: spreads the pauses between tries.

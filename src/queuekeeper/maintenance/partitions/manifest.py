@@ -217,7 +217,7 @@ def table_content(connection: Connection, table: str, *, columns: Sequence[Archi
     """Count and hash the rows of a table; the transaction has to be pinned.
 
     :param table: as ``schema.name``, quoted where SQL needs it.
-    :param columns: those that the hash takes in, in this order.
+    :param columns: columns that the hash covers, in this order.
     """
     query = sql.SQL(
         "SELECT count(*), bit_xor(hash), sum(hash), min(key)::text, max(key)::text FROM ("

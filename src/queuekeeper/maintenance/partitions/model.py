@@ -121,13 +121,13 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Blocker:
-    """A session that holds what a plan needs; never its query's text, which may hold payloads.
+    """A session that holds a lock that a plan needs. The text of its query is left out, since it may hold payloads.
 
-    :param relation: which it holds.
-    :param mode: of its lock.
-    :param state: of the session, such as ``idle in transaction``.
-    :param query_age_s: since its latest statement began.
-    :param transaction_age_s: since its transaction began.
+    :param relation: table that it has locked.
+    :param mode: mode of its lock.
+    :param state: state of the session, such as ``idle in transaction``.
+    :param query_age_s: seconds since its latest statement began.
+    :param transaction_age_s: seconds since its transaction began.
     """
 
     pid: int
@@ -278,7 +278,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyReport:
-    """What an apply did; each step is reported, also the ones that were not done."""
+    """What an apply did, step by step, including steps that were not done."""
 
     purpose: Purpose
     table: str

@@ -65,7 +65,7 @@ _AGAINST_ATTACH = ALL_MODES - {"AccessShareLock", "RowShareLock", "RowExclusiveL
 def judged(
     connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool
 ) -> Iterator[tuple[Survey, list[Finding]]]:
-    """Yield how a table stands and what is wrong with it, while nobody else changes what it is."""
+    """Yield how a table stands and what is wrong with it, while nobody else can change its partitions."""
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
         seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
         yield seen, findings(connection, seen, wanted_ranges(seen))
@@ -398,8 +398,8 @@ def plan_reattachment(
     """Plan the way back of one partition from quarantine.
 
     :raises UsageError: when there is no such record.
-    :raises RefusedError: when it is not in quarantine, or others have its range by now.
-    :raises ForeignOwner: when it belongs to another role by now.
+    :raises RefusedError: when it is not in quarantine, or other partitions have its range now.
+    :raises ForeignOwner: when it belongs to another role now.
     """
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
         seen = survey(connection, policy=policy, now_ms=now_ms)

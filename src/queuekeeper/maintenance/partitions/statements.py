@@ -404,7 +404,7 @@ class Writer:
         )
 
     def drain_round(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return what repeats the changes that were noted since on the copy."""
+        """Return the statements that repeat on the copy the changes that were noted since."""
         schema = drain_schema(step.oid)
         whole, changes, taken = (sql.Identifier(schema, name) for name in ("whole", "changes", "taken"))
         keys, columns = _list(self._key_columns), _list(self._columns)
@@ -423,7 +423,7 @@ class Writer:
         )
 
     def drain_lock(self, step: PlannedStep) -> Statement:
-        """Return what keeps all others out for the moment of the exchange."""
+        """Return the statement that keeps other sessions out during the exchange."""
         old = sql.Identifier(step.schema_name, step.relation_name)
         return self._say(
             sql.SQL("LOCK TABLE ONLY {}, {} IN ACCESS EXCLUSIVE MODE").format(self._table.identifier(), old),

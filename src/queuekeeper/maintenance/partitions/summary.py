@@ -11,7 +11,7 @@ _STEPS_SHOWN = 12
 def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> str:
     """Return what a plan would do and why, the exact SQL, the locks it takes, and who holds them now.
 
-    :param shown: steps at most, and of all else; none for all.
+    :param shown: most steps to show, and most entries of every other list; none for all.
     """
     lines = [f"**{plan.table}**, {plan.purpose.value}: {_count(len(plan.steps), 'step')}, {size(plan.bytes)}"]
     if plan.lowest_needed is not None:

@@ -279,8 +279,8 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
 def lowest_needed(connection: Connection, seen: Survey, *, override_consumers: bool) -> int | None:
     """Ask the policy's query for the lowest key that a consumer still needs; none when nobody waits.
 
-    :param override_consumers: ask only for what nobody may agree to lose.
-    :raises KeyFromFuture: when it lies further in the future than data may.
+    :param override_consumers: ask only for keys that a person cannot agree to lose.
+    :raises KeyFromFuture: when the key lies further in the future than the policy allows.
     :raises UsageError: when the query fails, or answers something else.
     """
     query = seen.policy.lowest_needed_sql

@@ -72,7 +72,8 @@ class Timeline:
     """One table laid out.
 
     :param seconds_per_position: of a key that is, or begins with, a time; none for integers.
-    :param cursor_problem: why nobody can say where the slowest consumer is; empty when the policy can, or asks nobody.
+    :param cursor_problem: why the position of the slowest consumer is unknown; empty when it is known, or the policy
+        asks no consumer.
     """
 
     table: str

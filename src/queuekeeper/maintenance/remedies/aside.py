@@ -38,7 +38,7 @@ def payload_of(sessions: Sessions, queue: Queue, effect: Effect) -> bytes:
 def put_aside(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[bool]:
     """Move records out of their session, where they still have their serial.
 
-    :param judged: only those that are no messages of this client under their own packet id.
+    :param judged: move only records that are no messages of this client under their own packet id.
     """
     keys = sessions.keys(queue)
     replies = sessions.ask_each(
@@ -57,9 +57,9 @@ def put_aside(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, ju
 
 
 def bring_back(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[str]:
-    """Move records back into their session and say for each why it was not; an empty text when it was.
+    """Move records back into their session. The answer says for each why it was not moved, or is an empty text.
 
-    :param judged: only those that are messages of this client under their own packet id.
+    :param judged: move only records that are messages of this client under their own packet id.
     """
     keys = sessions.keys(queue)
     replies = sessions.ask_each(

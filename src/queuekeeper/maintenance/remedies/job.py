@@ -73,7 +73,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     :cvar purpose: what it does, in a sentence.
     :cvar way_back: how it can be undone, or that it cannot.
-    :cvar looks_by: scripts by which it looks, beside those that all use.
+    :cvar looks_by: scripts by which it looks, besides the scripts that all remedies use.
     :cvar writes_by: scripts by which it writes.
     :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
     :cvar whole: whether the effects of a queue are given to :meth:`change` and :meth:`restore` all at once, and only
@@ -130,9 +130,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         """Do it, each effect only where it still fits, and say for each whether it was done, or would be."""
 
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Take effects back where nobody has touched the place since; an empty text for each that was.
+        """Take effects back where nobody has touched the place since.
 
-        Otherwise the text says why it was not.
+        Return a text for each: empty when it was taken back, otherwise why it was not.
         """
         raise UsageError(f"{self.kind} has no way back")
 
@@ -142,7 +142,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     def settled(cls, parameters: RemedyParameters, database: Connection | None) -> RemedyParameters:
         """Return the parameters with the judgement that chooses queues, and the limits by which it judged.
 
-        The newest judgement may be another one by the time of the approval.
+        The newest judgement may have changed by the time of the approval.
         """
         given = parameters.model_fields_set
         if "quality_run_id" not in given:

@@ -137,8 +137,8 @@ class Effect:
     """One thing that a remedy would change, exactly.
 
     :param kind: what is done, in words; plans count by it.
-    :param packet_id: packet id that the message's key names; none for what has none.
-    :param serial: score of its reference, as the server writes it; empty for what has no reference.
+    :param packet_id: packet id that the message's key names; none where it names none.
+    :param serial: score of its reference, as the server writes it; empty where there is no reference.
     :param before: what is there now.
     :param after: what will be there.
     :param expires_at_ms: when the record expires now, -1 for never; none where that plays no part.
@@ -182,8 +182,8 @@ class Effect:
 class RemedyCounts(Counts):
     """What was found or done, in queues and by kind of effect.
 
-    :ivar queues: gone through to the end.
-    :ivar treated: those of them with something to do.
+    :ivar queues: queues that were gone through to the end.
+    :ivar treated: queues of these with something to do.
     :ivar changed: effects that no longer fitted when their turn came: somebody else was faster.
     :ivar not_planned: effects found during the work that the plan did not have; plan again for them.
     :ivar effects: number of effects by kind.
@@ -247,7 +247,7 @@ class QueuePlan:
 class RemedyFound:
     """What a plan of a remedy has found besides counts.
 
-    :param queues: those with something to mend, or with a reason why they cannot be.
+    :param queues: queues with something to mend, or with a reason why they cannot be mended.
     :param examples: some effects in full.
     """
 
@@ -265,7 +265,7 @@ class UndoReport:
     """What became of the lines of an undo file.
 
     :param restored: effects that were taken back.
-    :param left: effects that were not, by reason.
+    :param left: number of effects that were not taken back, by reason.
     """
 
     remedy: str

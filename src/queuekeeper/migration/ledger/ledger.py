@@ -133,7 +133,7 @@ class StoredReport:
 
 
 class MigrationLedger(Runs):
-    """Reads and writes the records of migrations, which are runs like others and keep much besides.
+    """Reads and writes the records of migrations, which are runs with a ledger, cohorts and a quarantine besides.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
     """
@@ -151,13 +151,12 @@ class MigrationLedger(Runs):
         """Store a plan and return it as stored.
 
         The same plan made again refreshes counts and instant as long as nobody has approved it, or when the approved
-        one was made so long ago that it counts no longer and nothing has begun; else, and while cohorts of it are
-        armed, the stored one stays as it is. So it does when somebody agrees to it, or begins its copy, while the bad
-        rows are written: nobody waits for these.
+        plan is too old to count and nothing has begun. Otherwise, and while cohorts of it are armed, the stored plan
+        stays as it is. It also stays when somebody approves it, or begins its copy, while the bad rows are written.
 
         :param run_id: Airflow run or call of the command line that asked for it.
-        :param quarantine: bad rows of all cohorts, put in place of those on record; none leaves these. They are read
-            only where the plan is stored.
+        :param quarantine: bad rows of all cohorts, which replace the rows on record; none leaves the rows on record.
+            They are read only if the plan is stored.
         """
         head = {
             "plan_id": plan.plan_id,
@@ -281,7 +280,7 @@ class MigrationLedger(Runs):
         self._row("set_cohort_state", {"plan_id": plan_id, "cohorts": list(cohorts), "state": str(state)})
 
     def unwind(self, plan_id: str, cohorts: Sequence[int]) -> None:
-        """Put a plan back to before its copy, once what that had written of some cohorts is out of Redis again."""
+        """Put a plan back to before its copy, once what the copy wrote of some cohorts is out of Redis."""
         self.set_cohort_state(plan_id, cohorts, CohortState.PLANNED)
         # The plan is read again, since somebody may have copied. A plan that was refused or not approved yet keeps its
         # state.

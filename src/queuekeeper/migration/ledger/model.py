@@ -202,12 +202,11 @@ class CopyReport:
     :param messages_written: messages written by this run.
     :param messages_expired: messages whose life ended between plan and copy; not written.
     :param sessions_written: sessions imported to the end by this run.
-    :param sessions_unchanged: sessions that an earlier run of this plan had already imported, or this one before a
-        pause.
+    :param sessions_unchanged: sessions that an earlier run of this plan, or this run before a pause, had imported.
     :param sessions_moved_on: sessions left alone because somebody else has used or created them in Redis.
     :param script_calls: calls of ``import_session``.
     :param seconds: wall clock time, Spark's start excluded.
-    :param paused: whether it ended since the migration is paused; a copy of what is missing goes on.
+    :param paused: whether it ended because the migration is paused; a later copy of what is missing goes on.
     """
 
     plan_id: str
@@ -235,8 +234,8 @@ class CopyReport:
 class LedgerRow:
     """Where every row of one cohort went, as found by reading both stores again.
 
-    With devices connected these are the live messages of each client at the instant at which it was compared; what had
-    expired, was over the limit or could not be read is not among them.
+    With devices connected it counts the live messages of each client at the instant at which it was compared, without
+    messages that had expired, were over the limit or could not be read.
 
     :param rows_seen: rows of ``device_publish_msg``.
     :param copied: rows found in Redis, equal in every respect.

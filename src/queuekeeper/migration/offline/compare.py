@@ -42,7 +42,8 @@ class Replayed:
     """Quarantined messages that were mended and imported since.
 
     :param mended: by client id and serial as the source has them.
-    :param moved: those that were given another client or serial, of which the source has no row; None if none was.
+    :param moved: messages that were given another client or serial, so that the source has no row of them; None if
+        there are none.
     :param counters: last packet ids that a replay has moved.
     """
 

@@ -62,11 +62,11 @@ def copy_sessions(
 ) -> CopyReport:
     """Write the planned sessions into Redis; what an earlier run has written is recognised and left as it is.
 
-    Where it does not give way to a pause, it waits for its end. Then source and servers are checked once more: others
-    may have filled the memory meanwhile.
+    A copy that does not end when the migration is paused waits for the end of the pause. Then it checks source and
+    servers once more, since others may have filled the memory meanwhile.
 
     :param cohorts: some of the plan's cohorts; all of them when empty.
-    :param manner: whether it ends when the migration is paused, and goes on with what is missing.
+    :param manner: whether it ends when the migration is paused, and whether it copies only what is missing.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.
     :raises StoreFull: when Redis ran out of memory; nothing is half-written, repeat after making room.

@@ -159,8 +159,8 @@ class SessionImporter:
 
     :param plan_id: written into each session, so that a repeated run knows its own work.
     :param pace: called before each chunk with its number of messages; may wait.
-    :param mode: whether the broker is stopped; if it is not, sessions that are further already are left alone.
-    :ivar messages_done: messages that need no more work, those included that an earlier run has written.
+    :param mode: whether the broker is stopped; with devices connected, sessions that have moved on are left alone.
+    :ivar messages_done: messages that need no more work, including messages that an earlier run has written.
     """
 
     def __init__(

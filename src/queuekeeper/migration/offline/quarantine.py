@@ -39,8 +39,8 @@ _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
 class ReplayReport(aside.Replayed):
     """What became of the open rows of a quarantine; what is replayed is at its place in its session.
 
-    :param as_new: messages put behind all others, as new ones, since their session is no longer as this plan has
-        imported it; on a dry run those that would be.
+    :param as_new: messages put behind all others, as new messages, since their session is no longer as this plan has
+        imported it; in a dry run, messages that would be.
     :param packet_id_in_use: messages whose packet id a pending message has; ``assign_packet_ids`` helps.
     :param moved_on: messages of sessions that were not imported by this plan or keep changing; ``as_new`` helps.
     :param sessions: session rows; they need no replay, since their counter was taken from their newest message.
@@ -73,8 +73,8 @@ def replay(
     :param client_id: only rows of this client.
     :param assign_packet_ids: give a message the next free packet id where its own cannot be used.
     :param drop_user_properties: leave user properties out where they cannot be read.
-    :param as_new: where given, messages of sessions that are no longer as this plan has imported them are saved
-        behind all others, as new ones; where not, they stay.
+    :param as_new: where given, saves messages of sessions that are no longer as this plan has imported them behind all
+        others, as new messages; without it, they stay in the quarantine.
     :param dry_run: write nothing.
     :raises RefusedError: for a plan with devices connected: its rows are set aside elsewhere.
     """
@@ -114,7 +114,7 @@ def replay(
 
 
 def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]) -> int:
-    """Open rows again that were replayed, and whose session was imported anew since, without them.
+    """Open rows again that were replayed, if their session was imported anew since, without them.
 
     :param cohorts: whose copy is complete.
     :returns: how many.

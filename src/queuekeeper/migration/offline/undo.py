@@ -17,7 +17,7 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class DropReport:
-    """What was taken out; of a dry run, what would be.
+    """What was taken out, or what a dry run would take out.
 
     :param sessions_dropped: sessions whose import is gone.
     :param messages_dropped: messages of these sessions, and messages that were removed before somebody used their
@@ -91,7 +91,7 @@ def drop_imports(
     """Remove what a plan has imported, session by session; sessions that were used since are left alone.
 
     :param client_ids: sessions to look at.
-    :param dry_run: the scripts decide all the same, and only count.
+    :param dry_run: the scripts decide in the same way, and only count.
     """
     drop = _Drop(lua.ScriptCaller(client, counts_only=dry_run), client, prefix)
     dropped = moved_on = absent = 0

@@ -49,7 +49,7 @@ def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float)
 
 
 def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
-    """Check that who agreed is not who asked.
+    """Check that the person who agreed is not the person who asked.
 
     :raises RefusedError: when it is the same person, or nobody knows who asked.
     """
@@ -76,9 +76,9 @@ def _postgres_ms(connection: Connection) -> int:
 
 
 def servers_clock(connection: Connection, client: RedisClient) -> Clock:
-    """Return a clock that goes by the servers: what it takes for over is over for one of them.
+    """Return a clock that goes by the servers: when a time is over by it, it is over for one of the servers.
 
-    The clock of this machine's may be days ahead, and what still lives would be taken for what both have forgotten.
+    The clock of this machine may be days ahead; by it, messages that still live would count as expired.
     """
     begun_s = time.monotonic()
     first_ms = max(_postgres_ms(connection), *clocks_ms(client))
@@ -116,7 +116,7 @@ def check_servers(
 ) -> None:
     """Check that servers and driver are the ones that cohorts were last worked on by.
 
-    :raises RefusedError: when a server is another, or was started anew.
+    :raises RefusedError: when a server was replaced, or was started anew.
     :raises StaleDriver: when somebody else has taken a cohort over.
     """
     dirty = OnlineCohorts(connection).note_servers(

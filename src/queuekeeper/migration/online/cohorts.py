@@ -32,7 +32,7 @@ class OnlineCohort:
 
     :param default_owner: owner of a client that nobody has heard of before.
     :param driver: number of the driver that may change it; 0 for none yet.
-    :param dirty_reason: why it has to be verified again before anything else; empty when it need not.
+    :param dirty_reason: why it has to be verified again before anything else; empty if it does not.
     :param servers: what was known of the servers when it was last worked on; none before.
     """
 
@@ -91,7 +91,7 @@ class OnlineCohorts:
         self._connection = connection
 
     def load(self, plan_id: str, cohorts: Sequence[int] | None = None) -> list[OnlineCohort]:
-        """Return cohorts of a plan in order; those that were never armed are planned.
+        """Return cohorts of a plan in order; cohorts that were never armed are planned.
 
         :param cohorts: only these.
         """
@@ -110,8 +110,8 @@ class OnlineCohorts:
     ) -> list[OnlineCohort]:
         """Return the cohorts to work on.
 
-        :param done: states of cohorts with which the step may have come to its end, or not quite.
-        :raises RefusedError: when one of those that were named has not reached this step, or there is none.
+        :param done: states in which a cohort may be once the step is done, or almost done.
+        :raises RefusedError: when a named cohort has not reached this step, or no cohort has.
         """
         states, ended = tuple(allowed), tuple(done)
         found = self.load(plan_id, cohorts)
@@ -209,7 +209,7 @@ class OnlineCohorts:
         audit.record(self._connection, actor=actor, action=audit.Action.APPLY, subject=plan_id, effect=effect)
 
     def set_default_owner(self, plan_id: str, cohorts: Sequence[int], *, driver: int, owner: str) -> None:
-        """Say to whom clients belong that come for the first time.
+        """Set which store owns clients that come for the first time.
 
         :raises StaleDriver: when somebody else has taken a cohort over.
         """
@@ -217,7 +217,7 @@ class OnlineCohorts:
         self._check_all(cohorts, self._rows("set_online_default_owner", values))
 
     def note_servers(self, plan_id: str, cohorts: Sequence[int], *, driver: int, servers: str) -> list[int]:
-        """Note which servers are at work; where they were others before, the cohort is dirty from now on.
+        """Note which servers are at work. Where these have changed, the cohort is dirty from now on.
 
         :param servers: replication ids and timeline, as text.
         :returns: cohorts that became dirty by this call.
@@ -257,7 +257,8 @@ class OnlineCohorts:
     ) -> list[tuple[int, str]]:
         """Return a page of a cohort's clients that belong to one store, as (slot, client id), in that order.
 
-        :param mirrored: only those whose changes in Redis go to PostgreSQL too, or only the others; none for both.
+        :param mirrored: true: only clients whose changes in Redis go to PostgreSQL too; false: only the other clients;
+            none: both.
         :param after: the last one of the page before.
         """
         values = {
@@ -272,7 +273,7 @@ class OnlineCohorts:
         return [(slot, client_id) for slot, client_id in self._rows("owned_clients", values)]
 
     def quiet_clients(self, cohort: OnlineCohort) -> list[str]:
-        """Return the clients of a cohort that are PostgreSQL's, those first that were not written to for longest."""
+        """Return the clients of a cohort that belong to PostgreSQL, the longest quiet first."""
         values = {"slot_first": cohort.slot_first, "slot_last": cohort.slot_last}
         return [client_id for (client_id,) in self._rows("quiet_clients", values)]
 
