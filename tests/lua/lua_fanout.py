@@ -336,9 +336,7 @@ class Queue:
     def inspect_consumer(self, consumer: str, *, sample: int = 100) -> dict[str, Any]:
         call = scripts.inspect_consumer(self.keys, self.of(consumer), consumer=consumer, sample=sample, now_ms=self.now)
         found: dict[str, Any] = self.ask(call)._asdict()
-        found["fields"] = dict(zip(found["fields"][::2], found["fields"][1::2], strict=True))
-        found["lanes"] = [tuple(found["lanes"][n : n + 3]) for n in range(0, len(found["lanes"]), 3)]
-        return found
+        return found | {"fields": dict(found["fields"]), "lanes": list(found["lanes"])}
 
     def list_ids(self, key: str, *, cursor: int = 0, limit: int = 1_000) -> Any:
         return self.run(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))

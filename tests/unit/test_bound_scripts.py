@@ -164,6 +164,16 @@ def test_rows_of_a_reply_have_names_too(tmp_path: Path) -> None:
     assert [(row.key, row.value) for row in record.rows] == [(b"a", 1), (b"b", 2)]
 
 
+def test_rows_of_a_list_within_a_reply_have_names_too(tmp_path: Path) -> None:
+    read = script(tmp_path, returns="{a, fields(key, value), b}  all").read
+    record = read([1, [b"a", 1, b"b", 2], 3])
+    assert (record.a, record.b) == (1, 3)
+    assert [(row.key, row.value) for row in record.fields] == [(b"a", 1), (b"b", 2)]
+    assert read([1, [], 3]).fields == ()
+    with pytest.raises(ValueError, match="shorter"):
+        read([1, [b"a", 1, b"b"], 3])
+
+
 @pytest.mark.parametrize(
     ("returns", "reply", "expected"),
     [("1  always", 1, 1), ('"text:more"  always', b"text:5", b"text:5"), ("{a}  some\n    {}  none", [], None)],
@@ -179,7 +189,7 @@ def test_reply_of_another_length_is_an_error(tmp_path: Path) -> None:
         script(tmp_path, returns="{a, b}  both").read([1, 2, 3])
 
 
-@pytest.mark.parametrize("returns", ["{a, ...}  old", '{a, "word"}  late', "{*rest, a}", "{a(b)}  row", "{a"])
+@pytest.mark.parametrize("returns", ["{a, ...}  old", '{a, "word"}  late', "{*rest, a}", "{a(b}  row", "{a"])
 def test_list_that_is_written_otherwise_is_refused_with_its_line(tmp_path: Path, returns: str) -> None:
     with pytest.raises(ScriptError, match=r"^lua/verb\.lua:10: "):
         script(tmp_path, returns=returns)

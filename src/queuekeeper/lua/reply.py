@@ -21,12 +21,13 @@ class _Shape(NamedTuple):
     """What one entry of Returns says of a list.
 
     :ivar word: text that it begins with.
+    :ivar head: names of its values, each with the columns of its rows when it is a list of rows itself.
     :ivar tail: name of what takes the rest; empty for none.
     :ivar columns: names of what a row of the rest holds; empty when the rest is no rows.
     """
 
     word: str
-    head: tuple[str, ...]
+    head: tuple[tuple[str, tuple[str, ...]], ...]
     tail: str
     columns: tuple[str, ...]
 
@@ -74,33 +75,48 @@ def _shape(text: str, line: Line) -> _Shape:
     word, head, tail, columns = "", [], "", ""
     for at, part in enumerate(re.split(r", (?![^(]*\))", match[1])):
         found = _PART.fullmatch(part)
-        if found is None or tail or (found[1] and at) or (found[4] and not found[2]):
+        if found is None or tail or (found[1] and at):
             raise fail_at(
                 line,
-                f'{part!r} is no part of a list: a "word" comes first, then names, then *rest or *rows(name, name)',
+                f'{part!r} is no part of a list: a "word" comes first, then names, some of them as rows(name, name), '
+                "then *rest or *rows(name, name)",
             )
         if found[1]:
             word = found[1]
         elif found[2]:
             tail, columns = found[3], found[4] or ""
         else:
-            head.append(found[3])
+            head.append((found[3], tuple(found[4].split(", ")) if found[4] else ()))
     return _Shape(word, tuple(head), tail, tuple(columns.split(", ")) if columns else ())
+
+
+def _rows_of(row: Callable[[Any], Any], width: int, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a list within a reply as rows."""
+    return tuple(map(row, zip(*[iter(values)] * width, strict=True)))
 
 
 def _record(script: str, shape: _Shape, line: Line, has_words: bool) -> Read:
     """Return what makes a record of a list with this shape."""
-    fields = [*(["word"] if has_words else []), *shape.head, *([shape.tail] if shape.tail else [])]
+    fields = [
+        *(["word"] if has_words else []),
+        *(name for name, _ in shape.head),
+        *([shape.tail] if shape.tail else []),
+    ]
     verb = script.rpartition("/")[2]
     try:
         # The names are only known from the header.
         record: Any = namedtuple(f"{verb}_reply", fields)  # type: ignore[misc]
         row: Any = namedtuple(f"{verb}_{shape.tail}", shape.columns) if shape.columns else None
+        within: Any = {name: namedtuple(f"{verb}_{name}", columns) for name, columns in shape.head if columns}
     except ValueError as error:
         raise fail_at(line, f"a reply cannot be read by these names: {error}") from None
     skipped, width = int(bool(shape.word)), max(1, len(shape.columns))
     least = skipped + len(shape.head)
-    values = [*([repr(shape.word)] if has_words else []), *(f"reply[{skipped + at}]" for at in range(len(shape.head)))]
+    values = [repr(shape.word)] if has_words else []
+    values += [
+        f"_rows_of(_{name}, {len(columns)}, reply[{skipped + at}])" if columns else f"reply[{skipped + at}]"
+        for at, (name, columns) in enumerate(shape.head)
+    ]
     wrong = f"len(reply) != {least}"
     if shape.columns:
         # Taken from one iterator, as this is what the hot paths read; strict=True would cost three times the rest.
@@ -123,7 +139,9 @@ def _record(script: str, shape: _Shape, line: Line, has_words: bool) -> Read:
         "_record": record,
         "_row": partial(tuple.__new__, row),
         "_wrong": wrong_number,
+        "_rows_of": _rows_of,
     }
+    space |= {f"_{name}": partial(tuple.__new__, kind) for name, kind in within.items()}
     exec(compile("\n".join(code), f"<reply of {script}>", "exec"), space)  # noqa: S102 - of names that the rule admits
     read: Read = space["read"]
     return read

@@ -200,7 +200,7 @@ class CommonOperations:
         """Describe a queue without its consumers."""
         keys = self._keys(queue)
         reply = yield from ask(scripts.inspect(keys))
-        state = _pairs(reply.fields)
+        state = _texts(reply.fields)
         chosen = {name: state.pop(name) for name in ("when_nobody", "max_held", "deduplication_ms") if name in state}
         for name in ("version", "members"):
             state.pop(name, None)
@@ -241,9 +241,8 @@ class CommonOperations:
         :param sample: messages next in line to look at for ``only_holder``.
         """
         reply = yield from self._consumer_facts(queue, consumer, sample=sample)
-        details = _pairs(reply.fields)
-        lengths, published_ms, states = reply.lanes[::3], reply.lanes[1::3], reply.lanes[2::3]
-        blocked_ms = [int(state.split()[1]) for state in states if state.startswith(b"blocked ")]
+        details, lanes = _texts(reply.fields), reply.lanes
+        blocked_ms = [int(lane.state.split()[1]) for lane in lanes if lane.state.startswith(b"blocked ")]
         del details["registered_ms"]
         return ConsumerView(
             consumer=consumer,
@@ -251,12 +250,12 @@ class CommonOperations:
             paused=bool(details.pop("paused")),
             adopting=bool(details.pop("adopting")),
             last_seen_ms=reply.last_seen_ms,
-            ready=sum(lengths),
+            ready=sum(lane.length for lane in lanes),
             leased=reply.leased,
             overdue=reply.overdue,
             delayed=reply.delayed,
             dead=reply.dead,
-            oldest_ready_ms=min((instant for instant in published_ms if instant), default=None),
+            oldest_ready_ms=min((lane.published_ms for lane in lanes if lane.published_ms), default=None),
             next_deadline_ms=reply.deadline_ms or None,
             next_due_ms=reply.due_ms or None,
             oldest_dead_ms=reply.oldest_dead_ms or None,
@@ -314,9 +313,9 @@ def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
     return [ids[start : start + most] for start in range(0, len(ids), most)]
 
 
-def _pairs(values: Sequence[bytes]) -> dict[str, str]:
-    """Return the fields of a hash as scripts answer them, names and values in turn."""
-    return {name.decode(): value.decode() for name, value in zip(values[::2], values[1::2], strict=True)}
+def _texts(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the fields of a hash, as scripts answer them, in text."""
+    return {name.decode(): value.decode() for name, value in fields}
 
 
 def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:

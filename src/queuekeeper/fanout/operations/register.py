@@ -74,8 +74,7 @@ class RegisterOperations(CommonOperations):
         :returns: messages that wait for it now.
         """
         reply = yield from self._consumer_facts(queue, consumer, sample=0)
-        fields: list[bytes] = reply.fields
-        adopting = fields[fields.index(b"adopting") + 1]
+        adopting: bytes = dict(reply.fields)[b"adopting"]
         return (yield from self._adopt(queue, consumer, adopting.decode())) if adopting else 0
 
     def _adopt(self, queue: str, consumer: str, adopting: str) -> Steps[int]:
