@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from queuekeeper import __version__, postgres
+from tests.conftest import LONGEST_FIRST, TOGETHER
 
 ROOT = Path(__file__).parents[2]
 CODE = ("benchmarks", "dags", "plugins", "scripts", "spark_jobs", "src", "tests")
@@ -138,6 +139,12 @@ def test_every_test_folder_has_its_marker() -> None:
         if f"mark.{lane}" not in "".join(path.read_text("utf-8") for path in under(f"tests/{lane}", "*.py"))
     ]
     assert unmarked == []
+
+
+def test_files_that_the_order_of_tests_names_exist() -> None:
+    named = [*LONGEST_FIRST, *itertools.chain(*TOGETHER.values())]
+
+    assert [name for name in named if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_every_dag_has_a_runbook_and_its_file_is_its_name() -> None:
