@@ -142,7 +142,7 @@ test-pythons: ## Unit, lua, sql and conformance on newer Pythons (PYTHONS="3.13"
 			tests/unit tests/lua tests/sql tests/conformance $(ARGS); \
 	done
 
-# make test plays one of these runs, make test-nightly four; a failed one is met again by ONLINE_SEEDS=1 ONLINE_FIRST_SEED=number.
+# make test plays one of these runs, make test-nightly five; a failed one is met again by ONLINE_SEEDS=1 ONLINE_FIRST_SEED=number.
 NIGHTLY_SEEDS ?= 200
 
 # Those of PYTHONS that this machine has.

@@ -354,7 +354,7 @@ def test_answer_to_one_plan_is_no_answer_to_another(
     assert world.runs.load(run_id).approved_by is None
 
 
-# By day: tests/sql/test_partitions.py.
+# By day: test_it_is_wired_as_it_is_drawn has the question, tests/sql/test_partitions.py what an answer lets pass.
 @pytest.mark.nightly
 def test_consumers_are_passed_only_when_a_person_agrees(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.table(

@@ -14,7 +14,6 @@ from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_STEPS = ("15 minutes", "1 hour", "6 hours", "1 day", "2 days", "1 week", "1 month", "3 months", "1 year")
-INTEGER_STEPS = ("1", "7", "1000", "1000000")
 HOUR = 3_600_000_000
 
 KEYS = {

@@ -25,7 +25,6 @@ from tests.property.migration_rules import Decision, Message, Rules, Session, de
 
 PARAMETERS = MigrationParameters(cohort_count=12, limit=500, quarantine_cap_percent=50.0)
 HOUR_MS = 3_600_000
-MARK = "spotted-in-a-payload"
 
 
 class Stored(NamedTuple):

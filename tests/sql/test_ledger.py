@@ -279,7 +279,7 @@ def test_plan_of_which_a_part_cannot_be_stored_is_not_stored_at_all(ledger: Migr
     with pytest.raises(ServerUnavailable, match="the source is gone"):
         ledger.save_plan(make_plan(), run_id="run-1", quarantine=broken())
 
-    assert ledger.latest_plan_id() is None
+    assert ledger.latest_id() is None
 
 
 def test_copy_begins_with_the_plan_that_was_read_or_not_at_all(ledger: MigrationLedger) -> None:
@@ -309,12 +309,12 @@ def test_repeated_run_may_come_to_another_plan(ledger: MigrationLedger) -> None:
 
 
 def test_latest_plan_is_the_one_asked_for_last(ledger: MigrationLedger) -> None:
-    assert ledger.latest_plan_id() is None
+    assert ledger.latest_id() is None
     ledger.save_plan(make_plan("plan-a"), run_id=None)
     ledger.save_plan(make_plan("plan-b"), run_id=None)
-    assert ledger.latest_plan_id() == "plan-b"
+    assert ledger.latest_id() == "plan-b"
     ledger.save_plan(make_plan("plan-a"), run_id=None)
-    assert ledger.latest_plan_id() == "plan-a"
+    assert ledger.latest_id() == "plan-a"
 
 
 def test_unknown_plan_is_refused_with_the_known_ones(ledger: MigrationLedger) -> None:
@@ -724,7 +724,7 @@ def test_lock_ends_with_its_backend(
         with MigrationLedger(victim).copy_lock("plan-a", [0]):
             connection.execute("SELECT pg_terminate_backend(%s, 5000)", [victim.info.backend_pid])
             with ledger.copy_lock("plan-a", [0]):
-                MigrationLedger(victim).latest_plan_id()
+                MigrationLedger(victim).latest_id()
 
     with pytest.raises(ServerUnavailable, match="broke the connection"):
         lose_the_connection()
@@ -752,7 +752,7 @@ def test_connection_in_transactions_is_refused(postgres_url: str) -> None:
 
 def test_missing_schema_is_explained(connection: Connection) -> None:
     with pytest.raises(RefusedError, match=r"lacks a part of the schema: .*queuekeeper.*; make a plan first"):
-        MigrationLedger(connection).latest_plan_id()
+        MigrationLedger(connection).latest_id()
 
 
 def test_deleted_plan_takes_everything_with_it(ledger: MigrationLedger, connection: Connection) -> None:

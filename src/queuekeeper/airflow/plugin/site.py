@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
@@ -222,6 +222,3 @@ def data(values: Mapping[str, Any]) -> Response:
     """Return figures for the page's script."""
     text = json.dumps(values, ensure_ascii=False, default=str)
     return Response(text, media_type="application/json", headers=PLAIN_HEADERS)
-
-
-Render = Callable[..., Response]

@@ -245,10 +245,6 @@ class MigrationLedger(Runs):
             raise UsageError(f"run {run_id!r} has made no plan in this database: plan first")
         return str(row[0])
 
-    def latest_plan_id(self) -> str | None:
-        """Return the id of the plan that was asked for last, if any."""
-        return self.latest_id()
-
     def set_plan_state(self, plan_id: str, state: PlanState, reason: str = "") -> None:
         """Move a plan to another state.
 
