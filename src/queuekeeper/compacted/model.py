@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from queuekeeper.checks import check_integer, check_text, checked
+from queuekeeper.checks import check_integer, check_text, checked, shown
 from queuekeeper.errors import InvalidPolicy, PayloadTooLarge, UsageError
 
 MAX_TEXT_BYTES = 65_535
@@ -711,16 +711,17 @@ def check_appends(appends: Sequence[Append], rules: QueueRules) -> None:
     if not 1 <= len(appends) <= MAX_APPENDS:
         raise UsageError(f"the append has {len(appends)} entries: it must have 1 to {MAX_APPENDS}")
     for append in appends:
-        if type(append) is not Append:
-            raise UsageError(f"an entry is a {type(append).__name__}: it must be an Append")
-        check_size(append, rules.max_value_bytes)
+        check_entry("an entry", append, rules.max_value_bytes)
 
 
-def check_size(append: Append, most: int) -> None:
-    """Refuse a value that is too large for a queue.
+def check_entry(name: str, append: Append, most: int) -> None:
+    """Refuse what is no entry, or too large for a queue.
 
+    :raises UsageError: naming what it is.
     :raises PayloadTooLarge: naming size and limit.
     """
+    if type(append) is not Append:
+        raise UsageError(f"{name} is {shown(append)}: it must be an Append")
     if len(append.value) > most:
         raise PayloadTooLarge(
             f"the value has {len(append.value)} bytes: this queue takes at most {most} (max_value_bytes)"

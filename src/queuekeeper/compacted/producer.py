@@ -23,7 +23,7 @@ from queuekeeper.compacted.model import (
     MAX_VALUE_BYTES,
     Append,
     AppendReport,
-    check_size,
+    check_entry,
 )
 from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
@@ -190,7 +190,6 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
             max_queues=max_queues,
         )
 
-    @checked
     async def append(self, client_id: str, append: Append) -> Appended:
         """Store a value and return when it is stored; what is wrong with others does not touch it.
 
@@ -201,7 +200,7 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
         """
         check_client_id(client_id)
         # What the rules of a queue allow is known to the queues, which say so when it is stored.
-        check_size(append, MAX_VALUE_BYTES)
+        check_entry("append", append, MAX_VALUE_BYTES)
         return await self._batches.put(client_id, append)
 
     async def close(self) -> None:
