@@ -20,9 +20,11 @@ from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, code_version
 from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
+from queuekeeper.migration.online import driver as leading
 from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
+from queuekeeper.migration.online.crew import Crew
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import StepReport
@@ -43,6 +45,12 @@ UNHURRIED = Limits(redis_ms=60_000, postgres_ms=60_000)
 """A machine that runs tests has no time to answer quickly."""
 LEASE_MS = round(1_000 * PATIENCE_S)
 """Fence and transaction of a mover that no test waits to see ended: neither ends because the machine is busy."""
+
+
+def unhurried_fences(patch: pytest.MonkeyPatch) -> None:
+    """Let no fence of this process's drivers end because the machine is busy; what they tell of their lease stays."""
+    patch.setattr(moving, "LEASE_MS", LEASE_MS)
+    patch.setattr(leading, "Crew", lambda **options: Crew(**(options | {"lease_ms": LEASE_MS})))
 
 
 def message(text: bytes = b"x", **fields: Any) -> NewMessage:

@@ -30,7 +30,7 @@ from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.migration.ledger.parameters import steps_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.sessions.model import SessionSave
-from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
+from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, unhurried_fences
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -45,9 +45,14 @@ NO = {"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "al
 
 @pytest.fixture
 def world(
-    postgres_url: str, valkey_url: str, control_schema: None, connections: Callable[..., None]
+    postgres_url: str,
+    valkey_url: str,
+    control_schema: None,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[OnlineWorld]:
     """Some clients in PostgreSQL, a plan of three cohorts, and the connections of the tasks."""
+    unhurried_fences(monkeypatch)
     connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     world = OnlineWorld(postgres_url, valkey_url)
     for client_id in CLIENTS:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.sessions.model import SessionSave
-from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, until_none_is_late
+from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, unhurried_fences, until_none_is_late
 from tests.integration.command_line import CommandLine
 from tests.patience import PATIENCE_S
 
@@ -27,6 +27,7 @@ ONLINE = CommandLine(group="online", secret=SECRET)
 @pytest.fixture
 def world(postgres_url: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnlineWorld]:
     """Some clients in PostgreSQL, a plan of two cohorts, and servers that need not be named."""
+    unhurried_fences(monkeypatch)
     monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
     monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
     world = OnlineWorld(postgres_url, valkey_url)
