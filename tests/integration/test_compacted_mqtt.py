@@ -25,7 +25,7 @@ import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 from prometheus_client.parser import text_string_to_metric_families
 
-from queuekeeper.compacted import consumer, mqtt, mqtt_health, mqtt_link, mqtt_relay
+from queuekeeper.compacted import consumption, mqtt, mqtt_health, mqtt_link, mqtt_relay
 from queuekeeper.compacted.model import Append, Position, QueueRules
 from queuekeeper.compacted.mqtt import MqttDoor
 from queuekeeper.compacted.mqtt_address import BrokerAddress
@@ -1041,7 +1041,7 @@ def test_client_whose_queue_cannot_be_read_any_more_is_told_why(
     broker: Mosquitto, redis_server_factory: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = redis_server_factory()
-    monkeypatch.setattr(consumer, "BEGIN_S", 0.1)
+    monkeypatch.setattr(consumption, "BEGIN_S", 0.1)
 
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S), await connect(server.url, retry_for_s=0) as caller:

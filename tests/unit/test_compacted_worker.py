@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from queuekeeper.clock import Backoff
-from queuekeeper.compacted import consumer, handlers
+from queuekeeper.compacted import consumption, handlers
 from queuekeeper.compacted.handlers import CompactedWorker
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer, "BEGIN_S", 0.0)
+    monkeypatch.setattr(consumption, "BEGIN_S", 0.0)
     monkeypatch.setattr(handlers, "SERVER_BACKOFF", Backoff(first_s=0.001, longest_s=0.001))
 
 
