@@ -10,11 +10,11 @@ from typing import Any
 
 from queuekeeper import postgres
 from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.model import ShareReport
+from queuekeeper.jobs.model import Outcome, ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.maintenance.cleanup.expired_references import Cleanup, CleanupOutcome, CleanupPlan
-from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters, UndoReport
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup, CleanupPlan
+from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupFound, CleanupParameters, UndoReport
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 
@@ -165,7 +165,7 @@ class World:
     def apply(self, run_id: str, share: str, **options: Any) -> ShareReport[CleanupCounts]:
         return self.engine(**options).apply(self.runs, run_id, share)
 
-    def report(self, run_id: str) -> CleanupOutcome:
+    def report(self, run_id: str) -> Outcome[CleanupParameters, CleanupCounts, CleanupFound]:
         return self.engine().report(self.runs, run_id, dry_run=False)
 
     def take_back(self, run_id: str, *, dry_run: bool = False) -> UndoReport:

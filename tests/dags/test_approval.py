@@ -18,8 +18,9 @@ from queuekeeper.airflow.operators.migration_approval import (
     CheckApprovalOperator,
     SummarisePlanOperator,
     check_plan,
+    cohort_groups,
 )
-from queuekeeper.airflow.summary import cohort_groups, summarise
+from queuekeeper.airflow.summary import summarise
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.keyspace import SLOTS, format_cohorts, parse_cohorts

@@ -63,7 +63,7 @@ ALIKE = {
 }
 """Values of records and functions that happen to be the default of a parameter of this name."""
 
-JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partitions", "incidents", "quality", "repair")
+JOBS = ("cleanup", "compacted_gc", "migrate", "online", "partitions", "incidents", "quality", "repair")
 """Modules of commands that start jobs; names such as ``limit`` mean other things to the commands of the stores."""
 
 
@@ -174,6 +174,7 @@ def test_no_operator_reads_a_text_back_by_hand() -> None:
 
 
 def test_no_command_of_a_job_has_a_default_or_a_bound_of_its_own() -> None:
+    assert {*JOBS} <= {path.stem for path, _ in _trees(SOURCE / "queuekeeper" / "cli")}
     own = []
     for path, tree in _trees(SOURCE / "queuekeeper" / "cli"):
         for node in ast.walk(tree):

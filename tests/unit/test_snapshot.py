@@ -143,3 +143,23 @@ def test_difference_as_text_does_not_show_content() -> None:
         "'meter-7': correlation_data of message 7 is 6 bytes, not missing",
         "'meter-7': user_properties of message 7 is 1 pairs, not 0 pairs",
     ]
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "waited_ms", "left_s"),
+    [
+        (None, 5_000, None),
+        (60, 0, 60),
+        (60, 1, 59),
+        (60, 59_000, 1),
+        (60, 60_000, 0),
+        (60, 90_000, 0),
+        (60, -5_000, 60),
+    ],
+)
+def test_expiry_interval_to_send_on_is_less_by_the_seconds_begun_that_a_message_has_waited(
+    interval_s: int | None, waited_ms: int, left_s: int | None
+) -> None:
+    waiting = replace(MESSAGE, expiry_interval_s=interval_s)
+
+    assert waiting.remaining_s(now_ms=MESSAGE.time_ms + waited_ms) == left_s

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.values import as_dict
 from queuekeeper.compacted import forms as compacted_forms
 from queuekeeper.compacted import jsonl as compacted_lines
 from queuekeeper.compacted.model import QueueRules, WhenFull
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.facts import plain
 from queuekeeper.fanout import forms as fanout_forms
 from queuekeeper.fanout import jsonl as fanout_lines
 from queuekeeper.fanout.model import ConsumerView
@@ -96,7 +96,7 @@ class StoreCall:
         of_store = inspect.signature(self.opens).parameters
         with self.opens(task, **{name: value for name, value in values.items() if name in of_store}) as store:
             result = self.does(store, **{name: value for name, value in values.items() if name not in of_store})
-        facts = as_dict(values | {"changed": result} if isinstance(result, bool) else result)
+        facts = plain(values | {"changed": result} if isinstance(result, bool) else result)
         known = {name: each.default for name, each in self.arguments.items()} | values | facts
         told = f"{self.subject}: {self.told}".format_map(known)
         return facts, f"only counted: {told}" if values.get("dry_run") else told
@@ -163,7 +163,7 @@ def _export_session(store: SessionStore, *, client_id: str, path: str, replace: 
             f"{path} is not the whole session: {report.unreadable} records of {client_id!r} cannot be read and were "
             "left out"
         )
-    return as_dict(report) | {"path": path}
+    return {**plain(report), "path": path}
 
 
 def _import_session(store: SessionStore, *, client_id: str, path: str) -> Any:
@@ -227,8 +227,9 @@ def _inspect_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
     def owed(consumer: ConsumerView) -> int:
         return consumer.ready + consumer.leased + consumer.delayed + consumer.dead
 
-    return as_dict(view) | {
-        "consumers": sorted(view.consumers, key=owed, reverse=True)[:SHOWN_CONSUMERS],
+    return {
+        **plain(view),
+        "consumers": plain(sorted(view.consumers, key=owed, reverse=True)[:SHOWN_CONSUMERS]),
         "consumer_count": len(view.consumers),
         "dead": sum(each.dead for each in view.consumers),
     }

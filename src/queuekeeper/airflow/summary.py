@@ -1,4 +1,4 @@
-"""A plan in short, for the person who approves it, and the cut of its cohorts into groups; no client id, no payload."""
+"""A plan in short, for the person who approves it; no client id, no payload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import humanize
 
-from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import BadRows, Mode
 from queuekeeper.migration.preflight import server_warnings
@@ -92,24 +91,3 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     if warnings:
         lines += ["", "Before you agree:", "", *(f"- {warning}" for warning in warnings)]
     return PlanSummary(plan_id=plan.plan_id, numbers=numbers, markdown="\n".join(lines))
-
-
-def cohort_groups(plan: MigrationPlan, *, groups: int) -> list[str]:
-    """Share the chosen cohorts among tasks, in order and so that each copies about as many messages.
-
-    :param groups: how many tasks to aim for; there are never more than cohorts.
-    """
-    chosen = list(plan.chosen_cohorts)
-    # A cohort without messages still costs a look at its sessions.
-    weights = {cohort.cohort: cohort.to_copy + cohort.sessions + 1 for cohort in chosen}
-    left = [cohort.cohort for cohort in chosen]
-    result: list[str] = []
-    for groups_left in range(min(groups, len(chosen)), 0, -1):
-        fair = sum(weights[cohort] for cohort in left) / groups_left
-        group = [left.pop(0)]
-        weight = weights[group[0]]
-        while left and (groups_left == 1 or (len(left) >= groups_left and weight + weights[left[0]] / 2 <= fair)):
-            weight += weights[left[0]]
-            group.append(left.pop(0))
-        result.append(format_cohorts(group))
-    return result

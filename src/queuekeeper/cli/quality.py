@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -25,9 +25,6 @@ from queuekeeper.quality.judge.run import EVENT_SUITES, QUEUE_SUITES, QualityRep
 from queuekeeper.quality.judge.store import QualityRun, QualityStore, TrendRun, Verdict
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.profile.model import PROFILED, JudgeWish, ProfileReport, ProfileWish, RunWish
-
-if TYPE_CHECKING:
-    pass
 
 app = group()
 app.add_typer(incidents.known, name="known")

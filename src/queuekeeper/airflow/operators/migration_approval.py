@@ -11,11 +11,12 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import Ask, AsksOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.summary import cohort_groups, summarise
+from queuekeeper.airflow.summary import summarise
 from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.common import FourEyes
+from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import MigrationPlan, PlanState
 from queuekeeper.migration.ledger.parameters import CopyGroups
@@ -58,7 +59,7 @@ class CheckApprovalOperator(AsksOperator):
     """Read the answer, check that the plan still describes the source, note who agreed, and share out the cohorts.
 
     :param plan_id: plan that was put before the person (templated).
-    :param decision: what :class:`ApprovePlanOperator` returned (templated).
+    :param decision: what :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` returned (templated).
     :param postgres_conn_id: source and control database (templated).
     """
 
@@ -115,3 +116,24 @@ def check_plan(plan: MigrationPlan, answer: Answer, connection: Connection, *, a
         )
     MigrationLedger(connection).check_current(plan.plan_id, now_ms=system_clock(), answer=answer)
     check_same_source(connection, plan)
+
+
+def cohort_groups(plan: MigrationPlan, *, groups: int) -> list[str]:
+    """Share the chosen cohorts among tasks, in order and so that each copies about as many messages.
+
+    :param groups: how many tasks to aim for; there are never more than cohorts.
+    """
+    chosen = list(plan.chosen_cohorts)
+    # A cohort without messages still costs a look at its sessions.
+    weights = {cohort.cohort: cohort.to_copy + cohort.sessions + 1 for cohort in chosen}
+    left = [cohort.cohort for cohort in chosen]
+    result: list[str] = []
+    for groups_left in range(min(groups, len(chosen)), 0, -1):
+        fair = sum(weights[cohort] for cohort in left) / groups_left
+        group = [left.pop(0)]
+        weight = weights[group[0]]
+        while left and (groups_left == 1 or (len(left) >= groups_left and weight + weights[left[0]] / 2 <= fair)):
+            weight += weights[left[0]]
+            group.append(left.pop(0))
+        result.append(format_cohorts(group))
+    return result

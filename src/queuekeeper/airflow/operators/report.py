@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.links import ReportLink
@@ -10,7 +11,8 @@ from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
-from queuekeeper.migration.report.gather import build_report, write_report
+from queuekeeper.jobs.store import Runs
+from queuekeeper.migration import kinds
 from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
@@ -35,11 +37,11 @@ class ReportMigrationOperator(StoresOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and where the files are."""
         with (
-            self.postgres_hook.ledger() as ledger,
+            self.postgres_hook.connect() as connection,
             self.redis_hook.connect() as client,
         ):
-            report = build_report(ledger, client, plan_id=self.plan_id, now_ms=system_clock())
-            files = write_report(report, AirflowSettings().reports)
-            ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
-        self.log.info("Migration %s: %s; report %s", self.plan_id, report.verdict, files.html)
-        return report.summary() | publish(files, context)
+            stores = SimpleNamespace(connection=connection, client=client)
+            told = kinds.report(stores, Runs(connection).load(self.plan_id), now_ms=system_clock())
+            files = told.write(AirflowSettings().reports)
+        self.log.info("Migration %s: %s; report %s", self.plan_id, told.verdict, files.html)
+        return {**told.facts, **publish(files, context)}

@@ -21,7 +21,7 @@ from pathlib import Path
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.jobs.keys import KeyPages
-from queuekeeper.jobs.model import Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.model import Plan, Step, Table, Words, World
 from queuekeeper.keyspace import session_scan_pattern
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import (
@@ -49,7 +49,6 @@ _GROUNDWORK = (
 
 
 CleanupPlan = Plan[CleanupParameters, CleanupCounts, CleanupFound]
-CleanupOutcome = Outcome[CleanupParameters, CleanupCounts, CleanupFound]
 
 
 class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
