@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from script_replies import Reply, reply_of
+
 from queuekeeper import lua
 from queuekeeper.keyspace import CompactedKeys, compacted_keys
 from queuekeeper.lua import scripts
@@ -29,6 +31,23 @@ class Fence(NamedTuple):
 
     incarnation: int
     epoch: int
+
+    @classmethod
+    def of(cls, reply: Reply) -> Fence:
+        """Return the fence that an answer tells."""
+        return cls(reply.incarnation, reply.epoch)
+
+
+class Appended(NamedTuple):
+    """What append answers, which is one text."""
+
+    first_sequence: int
+    live: int
+    evicted: int
+    evicted_unacked: int
+    is_consumed: int
+    is_first: int
+    replaced: tuple[int, ...]
 
 
 class Delivered(NamedTuple):
@@ -102,12 +121,9 @@ class Queue:
         return compacted_keys(self.client_id)
 
     def call(self, script: str, **named: Any) -> Any:
-        """Run a script on the queue, with what its header names."""
-        return self.run(getattr(scripts.compacted, script)(self.keys, **named))
-
-    def ask(self, script: str, **named: Any) -> Any:
-        """Run a script on the queue; its answer has the names that its header gives."""
-        return getattr(scripts.compacted, script).script.read(self.call(script, **named))
+        """Run a script on the queue, with what its header names; so has its answer."""
+        call = getattr(scripts.compacted, script)(self.keys, **named)
+        return reply_of(call, self.run(call))
 
     def send(self, script: str, *args: lua.Value) -> Any:
         """Run a script with arguments as they are, also such as nobody can name: too few, or too many."""
@@ -127,7 +143,7 @@ class Queue:
         producer: str = "",
         number: int | str = "",
         now: int | str = NOW_MS,
-    ) -> list[Any]:
+    ) -> Reply:
         values = [value for entry in entries for value in entry]
         reply = self.call(
             "append",
@@ -139,7 +155,11 @@ class Queue:
             now=now,
             entries=values,
         )
-        return reply if isinstance(reply, list) else [int(text) for text in reply.split()]
+        if isinstance(reply, Reply):
+            return reply
+        numbers = [int(text) for text in reply.split()]
+        first, live, evicted, unacked, consumed, is_first, *replaced = numbers
+        return Reply(numbers, Appended(first, live, evicted, unacked, consumed, is_first, tuple(replaced)))
 
     def fill(self, *keys: bytes, now: int = NOW_MS) -> None:
         self.append(*(Entry(key, b"value of " + key) for key in keys), now=now)
@@ -152,12 +172,12 @@ class Queue:
         lease_ms: int | str = 60_000,
         now: int | str = NOW_MS,
         start: str = "",
-    ) -> list[Any]:
-        reply: list[Any] = self.call("subscribe", session=session, mode=mode, lease_ms=lease_ms, now=now, start=start)
+    ) -> Reply:
+        reply: Reply = self.call("subscribe", session=session, mode=mode, lease_ms=lease_ms, now=now, start=start)
         return reply
 
     def fence(self, session: str = "s", **options: Any) -> Fence:
-        return Fence(*self.subscribe(session, **options)[:2])
+        return Fence.of(self.subscribe(session, **options))
 
     def fetch(
         self,
@@ -170,7 +190,7 @@ class Queue:
         redeliver: int = 0,
         now: int = NOW_MS,
     ) -> Fetched:
-        reply = self.ask(
+        reply = self.call(
             "fetch",
             incarnation=fence.incarnation,
             epoch=fence.epoch,
@@ -196,8 +216,8 @@ class Queue:
             messages=messages,
         )
 
-    def ack(self, fence: Fence, *sequences: int | str, mode: str = "each", now: int | str = NOW_MS) -> list[int]:
-        reply: list[int] = self.call(
+    def ack(self, fence: Fence, *sequences: int | str, mode: str = "each", now: int | str = NOW_MS) -> Reply:
+        reply: Reply = self.call(
             "ack", incarnation=fence.incarnation, epoch=fence.epoch, mode=mode, now=now, sequences=sequences
         )
         return reply
@@ -223,7 +243,7 @@ class Queue:
         max_bytes: int = PLENTY,
         now: int | str = NOW_MS,
     ) -> DuePage:
-        reply = self.ask(
+        reply = self.call(
             "find_due",
             policy=policy,
             retention_ms=retention_ms,
@@ -250,9 +270,9 @@ class Queue:
         override: int = 0,
         producer_ms: int | str = "",
         now: int | str = NOW_MS,
-    ) -> list[int]:
+    ) -> Reply:
         values = [value for row in rows for value in row]
-        reply: list[int] = self.call(
+        reply: Reply = self.call(
             "collect",
             policy=policy,
             retention_ms=retention_ms,
@@ -265,7 +285,7 @@ class Queue:
         return reply
 
     def peek(self, after: int = 0, limit: int = 500) -> list[tuple[bytes, int, bytes]]:
-        reply = self.ask("peek", after_sequence=after, limit=limit, max_bytes=PLENTY)
+        reply = self.call("peek", after_sequence=after, limit=limit, max_bytes=PLENTY)
         return [(each.key, each.ms, each.value) for each in reply.messages]
 
     def state(self) -> dict[str, str]:
@@ -292,7 +312,7 @@ class Queue:
         for part in ("state", "order", "times", "values", "tombstones", "in_flight"):
             cursor, totals[part] = b"0", 0
             while True:
-                reply = self.ask("verify", part=part, cursor=cursor, limit=limit, kinds="", headed="")
+                reply = self.call("verify", part=part, cursor=cursor, limit=limit, kinds="", headed="")
                 totals[part] += reply.bytes
                 found += [(each.rule.decode(), each.key, each.sequence) for each in reply.violations]
                 cursor = reply.next_cursor

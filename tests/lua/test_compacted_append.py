@@ -64,7 +64,7 @@ def test_keys_and_records_are_any_bytes(client: RedisClient, client_id: str) -> 
     fetched = queue.fetch(queue.fence(), window=50, limit=50).messages
     assert [(message.key, message.record) for message in fetched] == [(key, b"\x00 1 " + key) for key in keys]
     for key in keys:
-        assert queue.call("get", key=key)[2].endswith(b"\x00 1 " + key)
+        assert queue.call("get", key=key).value.endswith(b"\x00 1 " + key)
     assert queue.violations() == []
 
 
@@ -129,7 +129,7 @@ def test_eviction_spares_what_the_same_call_has_appended(queue: Queue) -> None:
     client.hset(queue.keys.state, "bytes", 10_000)
     entries = [Entry(b"c"), Entry(b"d")]
     reply = queue.append(*entries, max_bytes=400, policy="drop_oldest", producer="p", number=1)
-    assert (reply[0], reply[2], reply[3]) == (3, 2, 2)
+    assert reply.pick("first_sequence", "evicted", "evicted_unacked") == (3, 2, 2)
     assert queue.order() == {b"c": 3, b"d": 4}
     again = queue.append(*entries, max_bytes=400, policy="drop_oldest", producer="p", number=1)
     assert again == [b"replayed", 3, 4]
@@ -138,16 +138,17 @@ def test_eviction_spares_what_the_same_call_has_appended(queue: Queue) -> None:
 
 def test_first_append_of_a_queue_is_told(queue: Queue) -> None:
     queue.subscribe()
-    assert [queue.append(Entry(b"a"))[5] for _ in range(2)] == [1, 0]
+    assert [queue.append(Entry(b"a")).is_first for _ in range(2)] == [1, 0]
     queue.call("drop", incarnation="", dry_run=0)
-    assert queue.append(Entry(b"a"))[5] == 1
+    assert queue.append(Entry(b"a")).is_first == 1
 
 
 def test_evictions_of_one_call_are_bounded_and_go_on_with_the_next(queue: Queue) -> None:
     for first in range(0, 1_400, 200):
         queue.append(*(Entry(b"%d" % number, b"") for number in range(first, first + 200)))
-    assert queue.append(Entry(b"x"), max_keys=10, policy="drop_oldest")[1:3] == [601, 800]
-    assert queue.append(Entry(b"y"), max_keys=10, policy="drop_oldest")[1:3] == [10, 592]
+    for key, live, evicted in ((b"x", 601, 800), (b"y", 10, 592)):
+        reply = queue.append(Entry(key), max_keys=10, policy="drop_oldest")
+        assert (reply.live, reply.evicted) == (live, evicted)
     assert queue.violations() == []
 
 
@@ -168,8 +169,8 @@ def test_repeated_append_is_answered_and_changes_nothing(queue: Queue) -> None:
     assert queue.append(*entries, producer="p", number=7, max_keys=1) == [b"replayed", 1, 2]
     assert queue.append(*entries, producer="p", number=6) == [b"forgotten"]
     assert contents(queue.client) == before
-    assert queue.append(Entry(b"a"), producer="p", number=8)[0] == 3
-    assert queue.append(Entry(b"a"), producer="other", number=1)[0] == 4
+    assert queue.append(Entry(b"a"), producer="p", number=8).first_sequence == 3
+    assert queue.append(Entry(b"a"), producer="other", number=1).first_sequence == 4
 
 
 def test_number_that_another_append_has_is_refused(queue: Queue) -> None:
@@ -189,7 +190,7 @@ def test_record_of_a_producer_without_a_digest_is_believed(queue: Queue) -> None
     client: Any = queue.client
     assert client.hget(queue.keys.producers, "p") == b"7 1 1 1 %d" % NOW_MS, "as earlier versions write it"
     assert queue.append(Entry(b"a"), producer="p", number="7:0a1b") == [b"replayed", 1, 1]
-    assert queue.append(Entry(b"a"), producer="p", number="8:0a1b")[0] == 2
+    assert queue.append(Entry(b"a"), producer="p", number="8:0a1b").first_sequence == 2
 
 
 def test_largest_entry_is_noted_and_stays_so(queue: Queue) -> None:
@@ -229,14 +230,14 @@ def test_wake_up_that_nobody_takes_ends(queue: Queue) -> None:
 
 
 def test_consumer_is_woken_and_said_to_be_there(queue: Queue) -> None:
-    assert queue.append(Entry(b"a"))[4] == 0
+    assert queue.append(Entry(b"a")).is_consumed == 0
     assert not queue.is_woken()
     queue.subscribe(lease_ms=1_000)
     assert queue.is_woken()
-    assert queue.append(Entry(b"b"), Entry(b"c"))[4] == 1
+    assert queue.append(Entry(b"b"), Entry(b"c")).is_consumed == 1
     assert queue.is_woken()
     assert not queue.is_woken()
-    assert queue.append(Entry(b"d"), now=NOW_MS + 2_000)[4] == 0
+    assert queue.append(Entry(b"d"), now=NOW_MS + 2_000).is_consumed == 0
     assert queue.is_woken()
 
 
@@ -281,14 +282,14 @@ def test_number_of_entries_is_bounded(queue: Queue) -> None:
             now="",
             entries=[b"key", b"record", 0],
         )
-    assert queue.append(*[Entry(b"a")] * 200)[0] == 1
+    assert queue.append(*[Entry(b"a")] * 200).first_sequence == 1
 
 
 def test_sequences_are_exact_up_to_2_to_the_53rd_and_end_there(queue: Queue) -> None:
     client: Any = queue.client
     queue.fill(b"a")
     client.hset(queue.keys.state, "sequence", 2**53 - 2)
-    assert queue.append(Entry(b"b"), Entry(b"a"))[0] == 2**53 - 1
+    assert queue.append(Entry(b"b"), Entry(b"a")).first_sequence == 2**53 - 1
     assert queue.order() == {b"b": 2**53 - 1, b"a": 2**53}
     fetched = queue.fetch(queue.fence())
     assert fetched.sequences == [2**53 - 1, 2**53]
@@ -315,7 +316,7 @@ def test_sequences_go_on_where_the_state_was_lost(queue: Queue) -> None:
     client: Any = queue.client
     queue.fill(b"a", b"b")
     client.delete(queue.keys.state)
-    assert queue.append(Entry(b"c"))[0] == 3
+    assert queue.append(Entry(b"c")).first_sequence == 3
 
 
 def test_full_server_refuses_an_append_and_lets_everything_else_drain_it(own_server: Any) -> None:
@@ -336,20 +337,22 @@ def test_full_server_refuses_an_append_and_lets_everything_else_drain_it(own_ser
         assert contents(client) == before
         # A shorter retention makes room, so it can be set when there is none.
         assert queue.call("configure", policy="delete", retention_ms=0, tombstone_ms=1) == 1
-        assert queue.ack(fence, 1)[0] == 1
+        assert queue.ack(fence, 1).acked_now == 1
         assert queue.fetch(fence, 2).sequences == [3, 4, 5]
         assert queue.call(
             "heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=60_000, now=NOW_MS
         ) == [0, 3]
-        assert queue.call("skip", sequence=3, now=NOW_MS)[0] == 1
-        assert queue.call("inspect", samples=5, now=NOW_MS)[1] == 5
+        assert queue.call("skip", sequence=3, now=NOW_MS).acked_now == 1
+        assert queue.call("inspect", samples=5, now=NOW_MS).live == 5
         assert [key for key, _, _ in queue.peek()] == [b"a", b"b", b"c", b"d", b"e"]
         due = queue.find_due(retention_ms=0, now=NOW_MS + 1)
-        assert queue.collect(*((row.key, row.sequence) for row in due.rows), retention_ms=0, now=NOW_MS + 1)[0] == 4
-        assert queue.call("rewind", incarnation=fence.incarnation, epoch=fence.epoch, to="earliest")[2] == 1
+        rows = [(row.key, row.sequence) for row in due.rows]
+        assert queue.collect(*rows, retention_ms=0, now=NOW_MS + 1).deleted == 4
+        assert queue.call("rewind", **fence._asdict(), to="earliest").to_deliver == 1
         with pytest.raises(StaleEpoch):
             queue.ack(fence, 3)
         assert queue.fetch(queue.fence("other")).sequences == [5]
-        assert queue.call("purge", what="up_to", up_to_sequence=99, after_sequence=0, limit=100, dry_run=0)[0] == 1
-        assert queue.call("drop", incarnation="", dry_run=0)[0] == 1
+        purged = queue.call("purge", what="up_to", up_to_sequence=99, after_sequence=0, limit=100, dry_run=0)
+        assert purged.deleted == 1
+        assert queue.call("drop", incarnation="", dry_run=0).existed == 1
         assert list(contents(client)) == [queue.keys.wake]

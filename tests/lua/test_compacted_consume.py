@@ -137,11 +137,12 @@ def test_what_is_in_flight_survives_its_consumer_and_comes_again_flagged(queue: 
     queue.ack(fence, 2, 4)
     queue.append(Entry(b"c", b"newer"))
     reply = queue.subscribe("second")
-    assert reply[2:] == [0, 5, 11, 6, 3, b"first", 0]
-    fetched = queue.fetch(Fence(*reply[:2]))
+    assert reply.pick("acked", "sent", "sequence", "lag", "in_flight") == (0, 5, 11, 6, 3)
+    assert (reply.previous_session, reply.is_clamped) == (b"first", 0)
+    fetched = queue.fetch(Fence.of(reply))
     assert [(message.sequence, message.redelivered) for message in fetched.messages] == [(1, True), (5, True)]
     assert fetched.in_flight == 2, "the overwritten one is not in flight any more"
-    following = queue.fetch(Fence(*reply[:2]), 1, 5, limit=9, window=9)
+    following = queue.fetch(Fence.of(reply), 1, 5, limit=9, window=9)
     assert following.sequences == [6, 7, 8, 9, 10, 11]
     assert following.messages[-1].record == b"newer"
     assert queue.state()["redelivered"] == "2"
@@ -184,7 +185,7 @@ def test_message_whose_instant_is_lost_is_delivered(queue: Queue) -> None:
     client: Any = queue.client
     client.zrem(queue.keys.times, b"a")
     assert queue.fetch(queue.fence()).messages[0][:3] == (b"a", 0, 1)
-    assert queue.call("get", key=b"a")[:2] == [0, 1]
+    assert queue.call("get", key=b"a").pick("ms", "sequence") == (0, 1)
 
 
 def test_number_in_the_value_does_not_count_but_the_place_in_the_order(queue: Queue) -> None:
@@ -192,15 +193,15 @@ def test_number_in_the_value_does_not_count_but_the_place_in_the_order(queue: Qu
     client.hset(queue.keys.values, b"a", b"9 0 value")
     fence = queue.fence()
     assert queue.fetch(fence, limit=1, window=1).sequences == [1]
-    assert queue.ack(fence, 1)[0] == 1
+    assert queue.ack(fence, 1).acked_now == 1
 
 
 def test_peek_goes_on_behind_rows_without_values(queue: Queue) -> None:
     client: Any = queue.client
     client.hdel(queue.keys.values, b"a", b"b")
     assert queue.call("peek", after_sequence=0, limit=2, max_bytes=1_000) == [2]
-    assert queue.call("peek", after_sequence=2, limit=8, max_bytes=1_000)[0] == 10
-    assert queue.call("peek", after_sequence=2, limit=9, max_bytes=1_000)[0] == -1
+    assert queue.call("peek", after_sequence=2, limit=8, max_bytes=1_000).next_after_sequence == 10
+    assert queue.call("peek", after_sequence=2, limit=9, max_bytes=1_000).next_after_sequence == -1
 
 
 def test_late_ack_of_an_overwritten_message_counts(queue: Queue) -> None:
@@ -217,7 +218,7 @@ def test_tombstone_is_delivered_and_read_as_one(queue: Queue) -> None:
     assert queue.fetch(fence).messages[0].value == b"11 1 "
     assert queue.call("get", key=b"a") == [NOW_MS + 90, 11, b"11 1 "]
     queue.append(Entry(b"a", b"back"))
-    assert queue.call("inspect", samples=5, now=NOW_MS)[2] == 0
+    assert queue.call("inspect", samples=5, now=NOW_MS).tombstones == 0
     assert queue.violations() == []
 
 
@@ -259,8 +260,8 @@ def test_session_that_waits_its_turn_gets_the_queue_when_the_lease_is_over(queue
     queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=1_000, now=NOW_MS + 999)
     with pytest.raises(QueueBusy):
         queue.subscribe("second", mode="if_free", now=NOW_MS + 1_500)
-    assert queue.subscribe("first", mode="if_free", lease_ms=1_000, now=NOW_MS)[1] > fence.epoch
-    assert queue.subscribe("second", mode="if_free", now=NOW_MS + 1_000)[7] == b"first"
+    assert queue.subscribe("first", mode="if_free", lease_ms=1_000, now=NOW_MS).epoch > fence.epoch
+    assert queue.subscribe("second", mode="if_free", now=NOW_MS + 1_000).previous_session == b"first"
 
 
 @pytest.mark.parametrize("step", ["subscribe", "rewind"])
@@ -270,9 +271,7 @@ def test_fence_is_never_given_out_again_though_the_last_writes_were_lost(queue: 
     client: Any = queue.client
     client.hset(queue.keys.state, "epoch", before)
     assert lost != (
-        queue.fence()
-        if step == "subscribe"
-        else Fence(*queue.call("rewind", incarnation="", epoch="", to="latest")[5:])
+        queue.fence() if step == "subscribe" else Fence.of(queue.call("rewind", incarnation="", epoch="", to="latest"))
     )
     with pytest.raises(StaleEpoch):
         queue.fetch(lost)
@@ -282,7 +281,7 @@ def test_released_queue_is_free_at_once(queue: Queue) -> None:
     fence = queue.fence("first")
     queue.fetch(fence)
     assert queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch) == 1
-    assert queue.subscribe("second", mode="if_free")[6:8] == [5, b""]
+    assert queue.subscribe("second", mode="if_free").pick("in_flight", "previous_session") == (5, b"")
 
 
 def test_consumer_that_was_fenced_off_hands_on_a_wake_up_that_it_took(queue: Queue) -> None:
@@ -340,11 +339,12 @@ def test_cursor_goes_where_it_is_sent_or_as_near_as_can_be(queue: Queue, to: str
     queue.call("purge", what="up_to", up_to_sequence=3, after_sequence=0, limit=100, dry_run=0)
     fence = queue.consume(5)
     reply = queue.call("rewind", incarnation=fence.incarnation, epoch=fence.epoch, to=to)
-    assert reply[:5] == [8, acked, 10 - acked, clamped, 4]
-    assert reply[6] > fence.epoch
+    assert (reply.old_acked, reply.new_acked, reply.to_deliver) == (8, acked, 10 - acked)
+    assert (reply.is_clamped, reply.oldest_sequence) == (clamped, 4)
+    assert reply.epoch > fence.epoch
     assert queue.fetch(queue.fence(), limit=9, window=9).sequences == list(range(acked + 1, 11))
     assert queue.violations() == []
-    assert queue.subscribe(start=to)[2:4] == [acked, acked]
+    assert queue.subscribe(start=to).pick("acked", "sent") == (acked, acked)
     assert queue.in_flight() == []
 
 
@@ -354,17 +354,18 @@ def test_rewind_to_what_was_removed_from_between_others_says_so(queue: Queue) ->
     queue.ack(fence, 3, 4, 6, 7)
     # The others of the first eight are in flight: they stay.
     rows = [(row.key, row.sequence) for row in queue.find_due("acked_only", retention_ms=0, now=NOW_MS + DAY_MS).rows]
-    assert queue.collect(*rows[:2], policy="acked_only", retention_ms=0, now=NOW_MS + DAY_MS)[0] == 2
-    assert queue.call("purge", what="acked", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)[0] == 2
+    assert queue.collect(*rows[:2], policy="acked_only", retention_ms=0, now=NOW_MS + DAY_MS).deleted == 2
+    purged = queue.call("purge", what="acked", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)
+    assert purged.deleted == 2
     keys = {sequence: key for key, sequence in queue.order().items()}
     queue.append(Entry(keys[5]), Entry(keys[9]))
-    said = {to: tuple(queue.call("rewind", incarnation="", epoch="", to=f"seq:{to}")[1:4]) for to in range(1, 13)}
-    assert [to for to, (_, _, clamped) in said.items() if clamped] == [3, 4, 5, 6, 7], (
+    said = {to: queue.call("rewind", incarnation="", epoch="", to=f"seq:{to}") for to in range(1, 13)}
+    assert [to for to, reply in said.items() if reply.is_clamped] == [3, 4, 5, 6, 7], (
         "5 was overwritten below 7, 9 was not"
     )
-    assert [acked for acked, _, _ in said.values()] == list(range(12))
-    assert said[3] == (2, 4, 1)
-    assert queue.subscribe(start="seq:4")[8] == 1
+    assert [reply.new_acked for reply in said.values()] == list(range(12))
+    assert said[3].pick("new_acked", "to_deliver", "is_clamped") == (2, 4, 1)
+    assert queue.subscribe(start="seq:4").is_clamped == 1
 
 
 def test_messages_in_flight_come_again_after_a_rewind_and_late_acks_do_not_count(queue: Queue) -> None:
@@ -380,16 +381,19 @@ def test_messages_in_flight_come_again_after_a_rewind_and_late_acks_do_not_count
 
 def test_rewind_by_time_says_when_what_was_asked_for_is_gone(queue: Queue) -> None:
     queue.call("purge", what="up_to", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)
-    assert queue.call("rewind", incarnation="", epoch="", to=f"ms:{NOW_MS + 90}")[1:4] == [10, 0, 1]
-    assert queue.call("rewind", incarnation="", epoch="", to=f"ms:{NOW_MS + 91}")[1:4] == [10, 0, 0]
-    assert queue.subscribe(start=f"ms:{NOW_MS}")[8] == 1
+    for behind_ms, clamped in ((90, 1), (91, 0)):
+        reply = queue.call("rewind", incarnation="", epoch="", to=f"ms:{NOW_MS + behind_ms}")
+        assert reply.pick("new_acked", "to_deliver", "is_clamped") == (10, 0, clamped)
+    assert queue.subscribe(start=f"ms:{NOW_MS}").is_clamped == 1
     queue.call("drop", incarnation="", dry_run=0)
-    assert queue.subscribe(start="ms:0")[8] == 0
+    assert queue.subscribe(start="ms:0").is_clamped == 0
 
 
 def test_rewind_of_an_empty_queue_and_of_none(queue: Queue) -> None:
     queue.call("purge", what="up_to", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)
-    assert queue.call("rewind", incarnation="", epoch="", to="earliest")[:5] == [0, 10, 0, 0, 0]
+    reply = queue.call("rewind", incarnation="", epoch="", to="earliest")
+    assert (reply.old_acked, reply.new_acked, reply.to_deliver) == (0, 10, 0)
+    assert (reply.is_clamped, reply.oldest_sequence) == (0, 0)
     queue.append(Entry(b"z"))
     assert queue.fetch(queue.fence()).sequences == [11]
     queue.call("drop", incarnation="", dry_run=0)
@@ -414,9 +418,10 @@ def test_subscription_makes_a_queue(redis_url: str) -> None:
     with connect(redis_url) as client:
         queue = Queue(client=client)
         reply = queue.subscribe()
-        assert reply[2:] == [0, 0, 0, 0, 0, b"", 0]
+        assert reply.pick("acked", "sent", "sequence", "lag", "in_flight") == (0, 0, 0, 0, 0)
+        assert (reply.previous_session, reply.is_clamped) == (b"", 0)
         queue.fill(b"a")
-        assert queue.fetch(Fence(*reply[:2])).sequences == [1]
+        assert queue.fetch(Fence.of(reply)).sequences == [1]
 
 
 def test_damaged_row_does_not_hold_up_the_others(queue: Queue) -> None:
@@ -479,4 +484,5 @@ def test_large_windows_are_consumed_in_bounded_calls(valkey_url: str) -> None:
         again = queue.fetch(queue.fence(), window=65_535, limit=500, refill="sliding")
         assert again.sequences == seen[:500]
         assert [key for key, _, _ in queue.peek(after=1_198)] == [b"1198", b"1199"]
-        assert len(queue.call("peek", after_sequence=0, limit=500, max_bytes=100)) == 1 + 4 * 9, "bytes are bounded too"
+        bounded = queue.call("peek", after_sequence=0, limit=500, max_bytes=100).messages
+        assert len(bounded) == 9, "bytes are bounded too"

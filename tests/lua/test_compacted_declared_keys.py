@@ -35,10 +35,18 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
         ),
         [5, 2, 3, 3, 1, 0, 1, 0],
     ),
-    "subscribe": (lambda queue, _: queue.subscribe("t", start="seq:2")[2:8], [1, 1, 4, 3, 0, b"s"]),
+    "subscribe": (
+        lambda queue, _: queue.subscribe("t", start="seq:2").pick(
+            "acked", "sent", "sequence", "lag", "in_flight", "previous_session"
+        ),
+        (1, 1, 4, 3, 0, b"s"),
+    ),
     "subscribe to no queue": (
-        lambda queue, _: [queue.call("drop", incarnation="", dry_run=0)[0], queue.subscribe("t")[2:5]],
-        [1, [0, 0, 0]],
+        lambda queue, _: [
+            queue.call("drop", incarnation="", dry_run=0).existed,
+            queue.subscribe("t").pick("acked", "sent", "sequence"),
+        ],
+        [1, (0, 0, 0)],
     ),
     "fetch": (lambda queue, fence: queue.fetch(fence, 1, 2).sequences, [3, 4]),
     "fetch again": (lambda queue, fence: queue.fetch(fence, 1, redeliver=1).sequences, [2]),
@@ -53,26 +61,36 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
     "release": (lambda queue, fence: queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch), 1),
     "release of a stale fence": (lambda queue, fence: queue.call("release", incarnation=1, epoch=1), 0),
     "rewind": (
-        lambda queue, fence: queue.call("rewind", incarnation=fence.incarnation, epoch=fence.epoch, to=f"ms:{NOW_MS}")[
-            :3
-        ],
-        [0, 0, 4],
+        lambda queue, fence: queue.call("rewind", **fence._asdict(), to=f"ms:{NOW_MS}").pick(
+            "old_acked", "new_acked", "to_deliver"
+        ),
+        (0, 0, 4),
     ),
     "skip": (lambda queue, _: queue.call("skip", sequence=1, now=""), [1, 0, 1, 1]),
     "get": (lambda queue, _: queue.call("get", key=b"a"), [NOW_MS, 1, b"1 0 value of a"]),
-    "peek": (lambda queue, _: len(queue.call("peek", after_sequence=0, limit=9, max_bytes=PLENTY)), 1 + 4 * 4),
-    "inspect": (lambda queue, _: queue.call("inspect", samples=5, now="")[1:5], [4, 0, 2, 2]),
+    "peek": (lambda queue, _: len(queue.call("peek", after_sequence=0, limit=9, max_bytes=PLENTY).messages), 4),
+    "inspect": (
+        lambda queue, _: queue.call("inspect", samples=5, now="").pick("live", "tombstones", "lag", "in_flight"),
+        (4, 0, 2, 2),
+    ),
     "configure": (lambda queue, _: queue.call("configure", policy="compact", retention_ms=1, tombstone_ms=1), 1),
     "purge": (
-        lambda queue, _: queue.call("purge", what="up_to", up_to_sequence=3, after_sequence=0, limit=9, dry_run=0)[:2],
-        [3, 3],
+        lambda queue, _: queue.call("purge", what="up_to", up_to_sequence=3, after_sequence=0, limit=9, dry_run=0).pick(
+            "deleted", "unacked"
+        ),
+        (3, 3),
     ),
-    "drop": (lambda queue, _: queue.call("drop", incarnation="", dry_run=0)[:2], [1, 4]),
+    "drop": (lambda queue, _: queue.call("drop", incarnation="", dry_run=0).pick("existed", "live"), (1, 4)),
     "find_due": (lambda queue, _: queue.find_due(retention_ms=0, now=NOW_MS + 1).sequences, [1, 2, 3, 4]),
-    "collect": (lambda queue, _: queue.collect((b"a", 1), retention_ms=0, producer_ms=0, now=NOW_MS + 1)[:2], [1, 1]),
+    "collect": (
+        lambda queue, _: queue.collect((b"a", 1), retention_ms=0, producer_ms=0, now=NOW_MS + 1).pick(
+            "deleted", "unacked"
+        ),
+        (1, 1),
+    ),
     "restore": (
         lambda queue, _: [
-            queue.call("purge", what="up_to", up_to_sequence=1, after_sequence=0, limit=1, dry_run=0)[0],
+            queue.call("purge", what="up_to", up_to_sequence=1, after_sequence=0, limit=1, dry_run=0).deleted,
             queue.call("restore", incarnation="", rows=[b"a", 1, NOW_MS, b"1 1 value"]),
         ],
         [1, [1, 0, 0, 0]],

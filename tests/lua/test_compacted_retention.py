@@ -54,13 +54,13 @@ def test_policy_says_what_goes(queue: Queue, policy: str, sequences: list[int], 
     found, after, more = [], 0, 1
     while more:
         page = queue.find_due(policy, after=after, limit=limit)
-        assert page[3:6] == (policy.encode(), 7 * DAY_MS, DAY_MS)
+        assert (page.policy, page.retention_ms, page.tombstone_ms) == (policy.encode(), 7 * DAY_MS, DAY_MS)
         found += pairs(page)
         after, more = page.next_after_sequence, page.more
     assert [sequence for _, sequence in found] == sequences
     assert contents(queue.client) == before
     named = [*((key, sequence) for key, sequence in queue.order().items()), (b"nothing", 3)]
-    assert queue.collect(*named, policy=policy)[0] == len(sequences)
+    assert queue.collect(*named, policy=policy).deleted == len(sequences)
     assert [sequence for sequence in range(1, 11) if sequence not in sequences] == list(queue.order().values())
     assert queue.violations() == []
     assert queue.find_due(policy).rows == []
@@ -81,9 +81,10 @@ def test_rows_tell_what_they_are(queue: Queue) -> None:
 def test_collection_is_counted(queue: Queue) -> None:
     page = queue.find_due()
     reply = queue.collect(*pairs(page), (b"9 new", 9), (b"1 acked", 1))
-    assert reply[8:] == [9]
+    assert reply.stayed == (9,)
     size = sum(row.size for row in page.rows)
-    assert reply[:7] == [6, 2, 3, size, 2, 0, 4]
+    assert reply.pick("deleted", "unacked", "tombstones", "bytes", "kept") == (6, 2, 3, size, 2)
+    assert (reply.producers, reply.live) == (0, 4)
     state = queue.state()
     assert (state["expired"], state["tombstones_collected"], state["expired_unacked"]) == ("3", "3", "2")
     assert state["last_lost_sequence"] == "4"
@@ -93,15 +94,16 @@ def test_newer_value_of_a_key_is_never_touched(queue: Queue) -> None:
     page = queue.find_due()
     queue.append(*(Entry(row.key, b"newer") for row in page.rows), now=OLD_MS)
     reply = queue.collect(*pairs(page))
-    assert (reply[:5], reply[8:]) == ([0, 0, 0, 0, 6], page.sequences)
+    assert reply.pick("deleted", "unacked", "tombstones", "bytes", "kept") == (0, 0, 0, 0, 6)
+    assert reply.stayed == tuple(page.sequences)
     assert {value.split(b" ", 2)[2] for _, _, value in queue.peek(after=10)} == {b"newer"}
 
 
 def test_what_is_not_due_any_more_stays(queue: Queue) -> None:
     page = queue.find_due()
-    assert queue.collect(*pairs(page), now=OLD_MS + HOUR_MS)[0] == 0
-    assert queue.collect(*pairs(page), retention_ms=9 * DAY_MS, tombstone_ms=9 * DAY_MS)[0] == 0
-    assert queue.collect(*pairs(page), policy="compact")[0] == 2
+    assert queue.collect(*pairs(page), now=OLD_MS + HOUR_MS).deleted == 0
+    assert queue.collect(*pairs(page), retention_ms=9 * DAY_MS, tombstone_ms=9 * DAY_MS).deleted == 0
+    assert queue.collect(*pairs(page), policy="compact").deleted == 2
 
 
 def test_row_is_kept_for_exactly_its_time(empty: Queue) -> None:
@@ -120,8 +122,8 @@ def test_next_time_is_told(queue: Queue) -> None:
         ("compact", NOW_MS + HOUR_MS),
     ):
         reply = queue.collect(*queue.order().items(), policy=policy)
-        assert reply[7] == min(expected, NOW_MS + HOUR_MS), policy
-        assert queue.find_due(policy).next_due_ms == reply[7]
+        assert reply.next_due_ms == min(expected, NOW_MS + HOUR_MS), policy
+        assert queue.find_due(policy).next_due_ms == reply.next_due_ms
 
 
 def test_queue_of_which_nothing_is_ever_due_says_so(empty: Queue) -> None:
@@ -135,11 +137,11 @@ def test_queue_of_which_nothing_is_ever_due_says_so(empty: Queue) -> None:
 def test_own_retention_goes_before_the_given_one_unless_overridden(queue: Queue) -> None:
     assert queue.call("configure", policy="acked_only", retention_ms=3 * DAY_MS, tombstone_ms=9 * DAY_MS) == 1
     page = queue.find_due("delete")
-    assert page[3:6] == (b"acked_only", 3 * DAY_MS, 9 * DAY_MS)
+    assert (page.policy, page.retention_ms, page.tombstone_ms) == (b"acked_only", 3 * DAY_MS, 9 * DAY_MS)
     assert page.sequences == [1, 2, 5]
     assert queue.find_due("delete", override=1).sequences == [1, 2, 3, 4, 5, 7]
-    assert queue.collect((b"3 in flight", 3))[0] == 0
-    assert queue.collect((b"3 in flight", 3), override=1)[0] == 1
+    assert queue.collect((b"3 in flight", 3)).deleted == 0
+    assert queue.collect((b"3 in flight", 3), override=1).deleted == 1
     assert queue.call("configure", policy="", retention_ms="", tombstone_ms="") == 0
     assert queue.find_due("delete").policy == b"delete"
 
@@ -158,10 +160,10 @@ def test_old_producers_are_forgotten_in_bounded_steps(empty: Queue) -> None:
     kept = {b"p%d" % number for number in range(200, 300)}
     steps: list[int] = []
     while client.hlen(empty.keys.producers) > len(kept) and len(steps) < 100:
-        steps.append(empty.collect(producer_ms=HOUR_MS, now=NOW_MS + 200 + HOUR_MS)[5])
+        steps.append(empty.collect(producer_ms=HOUR_MS, now=NOW_MS + 200 + HOUR_MS).producers)
     assert set(client.hkeys(empty.keys.producers)) == kept
     assert max(steps) <= 200
-    assert empty.append(Entry(b"a"), producer="p299", number=1)[0] == b"replayed"
+    assert empty.append(Entry(b"a"), producer="p299", number=1).word == "replayed"
 
 
 def test_collected_rows_come_back_where_their_keys_are_free(queue: Queue) -> None:
@@ -181,8 +183,8 @@ def test_collected_rows_come_back_where_their_keys_are_free(queue: Queue) -> Non
     }
     queue.collect(*pairs(queue.find_due()))
     queue.append(Entry(b"1 acked", b"newer"))
-    assert queue.call("restore", incarnation="", rows=back)[:2] == [5, 1]
-    assert queue.call("get", key=b"1 acked")[2] == b"11 0 newer"
+    assert queue.call("restore", incarnation="", rows=back).pick("restored", "present") == (5, 1)
+    assert queue.call("get", key=b"1 acked").value == b"11 0 newer"
     assert queue.violations() == []
 
 
@@ -215,13 +217,13 @@ def test_what_comes_back_or_is_mended_counts_for_the_largest_entry(empty: Queue)
     client: Any = empty.client
     empty.append(Entry(b"large", b"x" * 500), Entry(b"small"))
     (row, _) = empty.find_due(retention_ms=0, with_values=1, now=NOW_MS + 1).rows
-    assert empty.collect((row.key, row.sequence), retention_ms=0, now=NOW_MS + 1)[0] == 1
+    assert empty.collect((row.key, row.sequence), retention_ms=0, now=NOW_MS + 1).deleted == 1
     client.hset(empty.keys.state, "largest_bytes", "20")
-    assert empty.call("restore", incarnation="", rows=[row.key, row.sequence, row.ms, row.value])[0] == 1
+    assert empty.call("restore", incarnation="", rows=[row.key, row.sequence, row.ms, row.value]).restored == 1
     assert empty.state()["largest_bytes"] == str(row.size)
     client.hset(empty.keys.values, "small", b"2 0 " + b"x" * 900)
     client.zrem(empty.keys.order, "small")
-    assert empty.call("repair", wrong_bytes="", bytes="", violations=["key", b"small"])[0] == 1
+    assert empty.call("repair", wrong_bytes="", bytes="", violations=["key", b"small"]).indexed == 1
     assert empty.state()["largest_bytes"] == str(len("small") + len("2 0 ") + 900)
 
 
@@ -238,27 +240,27 @@ def test_undelivered_rows_that_come_back_are_delivered(empty: Queue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "up_to", "reply", "left"),
+    ("what", "up_to", "counts", "left"),
     [
-        ("acked", 99, [5, 0, 2], [3, 4, 8, 9, 10]),
-        ("acked", 4, [2, 0, 1], [3, 4, 5, 6, 7, 8, 9, 10]),
-        ("up_to", 4, [4, 2, 2], [5, 6, 7, 8, 9, 10]),
-        ("up_to", 99, [10, 5, 5], []),
+        ("acked", 99, (5, 0, 2), [3, 4, 8, 9, 10]),
+        ("acked", 4, (2, 0, 1), [3, 4, 5, 6, 7, 8, 9, 10]),
+        ("up_to", 4, (4, 2, 2), [5, 6, 7, 8, 9, 10]),
+        ("up_to", 99, (10, 5, 5), []),
     ],
 )
 def test_purge_removes_what_was_asked_for(
-    queue: Queue, what: str, up_to: int, reply: list[int], left: list[int]
+    queue: Queue, what: str, up_to: int, counts: tuple[int, ...], left: list[int]
 ) -> None:
     before = contents(queue.client)
-    assert queue.call("purge", what=what, up_to_sequence=up_to, after_sequence=0, limit=500, dry_run=1)[:3] == reply
+    tried = queue.call("purge", what=what, up_to_sequence=up_to, after_sequence=0, limit=500, dry_run=1)
+    assert tried.pick("deleted", "unacked", "tombstones") == counts
     assert contents(queue.client) == before
     total, after, more = 0, 0, 1
     while more:
-        deleted, _, _, _, more, after = queue.call(
-            "purge", what=what, up_to_sequence=up_to, after_sequence=after, limit=2, dry_run=0
-        )
-        total += deleted
-    assert total == reply[0]
+        purged = queue.call("purge", what=what, up_to_sequence=up_to, after_sequence=after, limit=2, dry_run=0)
+        more, after = purged.more, purged.next_after_sequence
+        total += purged.deleted
+    assert total == counts[0]
     assert list(queue.order().values()) == left
     state = queue.state()
     assert (state["sequence"], state["sent"], state["acked"]) == ("10", "8", "2")
@@ -269,7 +271,7 @@ def test_drop_leaves_nothing_but_a_call_for_its_consumer_and_spares_another_queu
     incarnation = queue.state()["incarnation"]
     size = int(queue.state()["bytes"])
     assert queue.call("drop", incarnation=incarnation, dry_run=1) == [1, 10, 2, 3, size, int(incarnation)]
-    assert queue.call("drop", incarnation=incarnation, dry_run=0)[0] == 1
+    assert queue.call("drop", incarnation=incarnation, dry_run=0).existed == 1
     assert list(contents(queue.client)) == [queue.keys.wake]
     client: Any = queue.client
     assert 0 < client.ttl(queue.keys.wake) <= 60
@@ -283,13 +285,19 @@ def test_drop_leaves_nothing_but_a_call_for_its_consumer_and_spares_another_queu
 
 def test_inspection_tells_lag_as_count_and_age(queue: Queue) -> None:
     reply = queue.call("inspect", samples=5, now=NOW_MS)
-    assert reply[:10] == [NOW_MS, 10, 5, 2, 3, 1, OLD_MS, NOW_MS - HOUR_MS, NOW_MS - HOUR_MS, OLD_MS]
-    assert reply[10] > 100
-    assert dict(zip(reply[11::2], reply[12::2], strict=True))[b"session"] == b"s"
+    assert reply.pick("now", "live", "tombstones", "lag", "in_flight") == (NOW_MS, 10, 5, 2, 3)
+    assert (reply.oldest_sequence, reply.oldest_ms, reply.newest_ms) == (1, OLD_MS, NOW_MS - HOUR_MS)
+    assert (reply.oldest_undelivered_ms, reply.oldest_unacked_ms) == (NOW_MS - HOUR_MS, OLD_MS)
+    assert reply.memory_bytes > 100
+    assert dict(reply.fields)[b"session"] == b"s"
     queue.append(Entry(b"3 in flight"))
-    assert queue.call("inspect", samples=5, now=NOW_MS)[9] == OLD_MS + 1, "an overwritten message is not waited for"
+    reply = queue.call("inspect", samples=5, now=NOW_MS)
+    assert reply.oldest_unacked_ms == OLD_MS + 1, "an overwritten message is not waited for"
     queue.call("purge", what="up_to", up_to_sequence=99, after_sequence=0, limit=500, dry_run=0)
-    assert queue.call("inspect", samples=5, now=NOW_MS)[1:10] == [0, 0, 0, 3, -1, -1, -1, -1, -1]
+    reply = queue.call("inspect", samples=5, now=NOW_MS)
+    assert reply.pick("live", "tombstones", "lag", "in_flight") == (0, 0, 0, 3)
+    assert reply.pick("oldest_sequence", "oldest_ms", "newest_ms") == (-1, -1, -1)
+    assert (reply.oldest_undelivered_ms, reply.oldest_unacked_ms) == (-1, -1)
     queue.call("drop", incarnation="", dry_run=0)
     assert queue.call("inspect", samples=5, now="") == []
 
@@ -339,17 +347,12 @@ def test_damage_is_found_and_mended(redis_url: str, damage: str) -> None:
             if name
             for value in ("in_flight" if rule == "stray_in_flight" else "key", name)
         ]
-        mended = dict(
-            zip(
-                ("indexed", "dropped", "strays", "numbers"),
-                queue.call("repair", wrong_bytes="", bytes="", violations=names),
-                strict=True,
-            )
-        )
+        mended = queue.call("repair", wrong_bytes="", bytes="", violations=names)._asdict()
         wrong_bytes, counted = (
-            queue.call("verify", part=part, cursor=0, limit=500, kinds="", headed="")[2] for part in ("state", "order")
+            queue.call("verify", part=part, cursor=0, limit=500, kinds="", headed="").bytes
+            for part in ("state", "order")
         )
-        mended["numbers"] += queue.call("repair", wrong_bytes=wrong_bytes, bytes=counted, violations=[])[3]
+        mended["numbers"] += queue.call("repair", wrong_bytes=wrong_bytes, bytes=counted, violations=[]).numbers
         assert mended[outcome] > 0
         assert [violation for violation in queue.violations() if violation[0] != "entries"] == []
 
@@ -361,21 +364,21 @@ def test_head_of_a_record_is_answered_and_one_that_is_cut_short_is_unreadable(qu
     for key, record in records.items():
         client.hset(queue.keys.values, key, b"%d 0 " % sequences[key] + record)
     reply = queue.call("verify", part="order", cursor=0, limit=500, kinds="", headed="+")
-    told = [tuple(reply[at : at + 4]) for at in range(3, len(reply), 4)]
-    assert told == [
+    assert reply.violations == (
         (b"head", b"1 acked", 1, b"h" * 256),
         (b"unreadable", b"5 acked", 5, b""),
         (b"unreadable", b"9 new", 9, b""),
-    ]
+    )
 
 
 def test_look_at_large_values_is_bounded_in_bytes(empty: Queue) -> None:
     empty.append(*(Entry(b"%d" % number, bytes(50_000)) for number in range(100)))
-    looked_at = [
-        empty.call("verify", part=part, cursor=0, limit=500, kinds="", headed="")[1] for part in ("order", "values")
-    ]
-    assert looked_at[0] == 6
-    assert looked_at[1] < 50
+    order, values = (
+        empty.call("verify", part=part, cursor=0, limit=500, kinds="", headed="").looked_at
+        for part in ("order", "values")
+    )
+    assert order == 6
+    assert values < 50
     assert empty.violations(limit=500) == []
 
 
@@ -390,9 +393,9 @@ def test_repair_takes_what_is_lost_out_of_flight(queue: Queue) -> None:
 def test_number_in_flight_that_is_none_stops_nobody(queue: Queue) -> None:
     client: Any = queue.client
     client.zadd(queue.keys.in_flight, {"x": 2, "4x": 4})
-    assert queue.call("inspect", samples=5, now=NOW_MS)[4] == 5
+    assert queue.call("inspect", samples=5, now=NOW_MS).in_flight == 5
     fence = queue.fence()
-    assert queue.ack(fence, 8)[0] == 1
+    assert queue.ack(fence, 8).acked_now == 1
     fetched = queue.fetch(fence, window=9, limit=9)
     assert {"x", "4x"}.isdisjoint(client.zrange(queue.keys.in_flight, 0, -1))
     assert fetched.in_flight == len(fetched.messages)
@@ -402,7 +405,8 @@ def test_number_in_flight_that_is_none_stops_nobody(queue: Queue) -> None:
 def test_repair_of_a_sound_queue_changes_nothing(queue: Queue) -> None:
     before = contents(queue.client)
     names = [value for key in queue.order() for value in ("key", key)]
-    assert queue.call("repair", wrong_bytes="", bytes="", violations=names)[1:] == [0, 0, 0]
+    reply = queue.call("repair", wrong_bytes="", bytes="", violations=names)
+    assert (reply.dropped, reply.strays, reply.numbers) == (0, 0, 0)
     assert contents(queue.client) == before
 
 
