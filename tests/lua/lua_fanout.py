@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from script_replies import Reply, reply_of
+
 from queuekeeper import lua
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys, fanout_keys
 from queuekeeper.lua import ScriptCaller
@@ -15,6 +17,8 @@ from queuekeeper.redis_client import RedisClient
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
+REAPED = ("requeued", "dead", "skipped", "more", "lane", "offset")
+"""What a reap has done, and where the next one goes on."""
 
 
 class Claimed(NamedTuple):
@@ -24,6 +28,15 @@ class Claimed(NamedTuple):
     attempt: int
     stalls: int
     record: bytes
+
+
+class Placed(NamedTuple):
+    """What verify tells of one id."""
+
+    has_message: int
+    references: int
+    has_expiry: int
+    places: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +103,11 @@ class Queue:
 
     def ask(self, call: lua.Call) -> Any:
         """Run a script; its answer has the names that its header gives."""
-        return call.script.read(self.run(call))
+        return reply_of(call, self.run(call))
 
-    def register(self, consumer: str, chosen: str | None = None, *, start: str = "new") -> Any:
+    def register(self, consumer: str, chosen: str | None = None, *, start: str = "new") -> Reply:
         text = chosen or options()
-        reply = self.ask(
+        reply: Reply = self.ask(
             scripts.register(
                 self.keys, self.of(consumer), consumer=consumer, options=text, start=start, now_ms=self.now
             )
@@ -129,7 +142,7 @@ class Queue:
             life_ms = ttl_ms if isinstance(ttl_ms, int) else ttl_ms[position]
             instant = due[position] if due else ""
             values += [life_ms, order_hash, deduplication_id, remembered_ms, instant, record]
-        return self.run(
+        return self.ask(
             scripts.publish(
                 self.keys,
                 consumer_keys=keys,
@@ -142,7 +155,7 @@ class Queue:
         )
 
     def cancel(self, message_id: int, *, membership: int | None = None) -> Any:
-        return self.run(
+        return self.ask(
             scripts.cancel(
                 self.keys,
                 delayed_sets=[self.of(name).delayed for name in self.members],
@@ -180,7 +193,7 @@ class Queue:
         )
 
     def ack(self, consumer: str, *ids: int, token: str = "t1") -> Any:
-        return self.run(scripts.ack(self.keys, self.of(consumer), token=token, ids=ids))
+        return self.ask(scripts.ack(self.keys, self.of(consumer), token=token, ids=ids))
 
     def nack(
         self,
@@ -193,7 +206,7 @@ class Queue:
         reason: str = "failed",
         position: str = "tail",
     ) -> Any:
-        return self.run(
+        return self.ask(
             scripts.nack(
                 self.keys,
                 self.of(consumer),
@@ -209,7 +222,7 @@ class Queue:
         )
 
     def extend(self, consumer: str, *ids: int, token: str = "t1", lease_ms: int = 30_000) -> Any:
-        return self.run(
+        return self.ask(
             scripts.extend(self.keys, self.of(consumer), token=token, lease_ms=lease_ms, now_ms=self.now, ids=ids)
         )
 
@@ -217,22 +230,22 @@ class Queue:
         return self.ask(scripts.list_consumers(self.keys))
 
     def configure(self, consumer: str, chosen: str) -> Any:
-        self.membership = self.run(scripts.configure(self.keys, self.of(consumer), consumer=consumer, options=chosen))
+        self.membership = self.ask(scripts.configure(self.keys, self.of(consumer), consumer=consumer, options=chosen))
         self.members[consumer] = chosen
         return self.membership
 
     def configure_queue(self, when_nobody: str = "hold", *, max_held: int = 100, deduplication_ms: int = 60_000) -> Any:
-        return self.run(
+        return self.ask(
             scripts.configure_queue(
                 self.keys, when_nobody=when_nobody, max_held=max_held, deduplication_ms=deduplication_ms
             )
         )
 
     def touch(self, consumer: str) -> Any:
-        return self.run(scripts.touch(self.keys, consumer=consumer, now_ms=self.now))
+        return self.ask(scripts.touch(self.keys, consumer=consumer, now_ms=self.now))
 
     def adopt(self, consumer: str, *ids: int, limit: int = 500, is_last: bool = True) -> Any:
-        return self.run(
+        return self.ask(
             scripts.adopt(
                 self.keys,
                 self.of(consumer),
@@ -253,7 +266,7 @@ class Queue:
         limit: int = 1_000,
         begun: bool = False,
     ) -> Any:
-        return self.run(
+        return self.ask(
             scripts.unregister(
                 self.keys,
                 self.of(consumer),
@@ -277,7 +290,7 @@ class Queue:
         }
 
     def return_claimed(self, consumer: str, *ids: int, token: str = "t1") -> Any:
-        return self.run(scripts.return_claimed(self.of(consumer), token=token, ids=ids))
+        return self.ask(scripts.return_claimed(self.of(consumer), token=token, ids=ids))
 
     def reap(self, consumer: str, *, max_stalls: int = 3, limit: int = 1_000, lane: int = 1, offset: int = 0) -> Any:
         call = scripts.reap(
@@ -293,45 +306,49 @@ class Queue:
             behind="",
             ids=[],
         )
-        return self.run(call)[:6]
+        return self.ask(call)
 
     def list_dead(self, consumer: str, *, offset: int = 0, limit: int = 100) -> Any:
-        return self.run(scripts.list_dead(self.keys, self.of(consumer), offset=offset, limit=limit))
+        return self.ask(scripts.list_dead(self.keys, self.of(consumer), offset=offset, limit=limit))
 
     def retry_dead(self, consumer: str, *ids: int) -> Any:
-        return self.run(scripts.retry_dead(self.keys, self.of(consumer), consumer=consumer, now_ms=self.now, ids=ids))
+        return self.ask(scripts.retry_dead(self.keys, self.of(consumer), consumer=consumer, now_ms=self.now, ids=ids))
 
     def purge_dead(self, consumer: str, *ids: int, died_before_ms: int | str = "", limit: int = 500) -> Any:
-        return self.run(
+        return self.ask(
             scripts.purge_dead(
                 self.keys, self.of(consumer), died_before_ms=died_before_ms, limit=limit, behind=0, ids=ids
             )
         )
 
     def expire(self, *, limit: int = 1_000, held_at: int = 0) -> Any:
-        return self.run(scripts.expire(self.keys, limit=limit, held_at=held_at, now_ms=self.now, behind=0))[:3]
+        return self.ask(scripts.expire(self.keys, limit=limit, held_at=held_at, now_ms=self.now, behind=0))
 
     def purge(self, consumer: str, *, limit: int = 1_000) -> Any:
-        return self.run(scripts.purge(self.keys, self.of(consumer), limit=limit))
+        return self.ask(scripts.purge(self.keys, self.of(consumer), limit=limit))
 
     def purge_held(self, *, limit: int = 1_000) -> Any:
-        return self.run(scripts.purge_held(self.keys, limit=limit))
+        return self.ask(scripts.purge_held(self.keys, limit=limit))
 
     def pause(self, consumer: str = "") -> Any:
         noted = self.of(consumer).details if consumer else self.keys.state
-        return self.run(scripts.pause(self.keys, paused=noted, consumer=consumer))
+        return self.ask(scripts.pause(self.keys, paused=noted, consumer=consumer))
 
     def resume(self, consumer: str = "") -> Any:
         noted = self.of(consumer).details if consumer else self.keys.state
         wakes = [self.of(name).wake for name in ([consumer] if consumer else self.members)]
-        return self.run(scripts.resume(self.keys, paused=noted, wakes=wakes, consumer=consumer))
+        return self.ask(scripts.resume(self.keys, paused=noted, wakes=wakes, consumer=consumer))
 
     def peek(self, consumer: str, *, lane: int = 0, offset: int = 0, limit: int = 100) -> Any:
         own = self.of(consumer)
-        return self.run(scripts.peek(self.keys, own, ready=own.ready[lane], offset=offset, limit=limit))
+        return self.ask(scripts.peek(self.keys, own, ready=own.ready[lane], offset=offset, limit=limit))
+
+    def waiting(self, consumer: str, *, lane: int = 0) -> list[int]:
+        """Return the ids at the head of a list, as peek shows them."""
+        return [int(message.id) for message in self.peek(consumer, lane=lane).messages]
 
     def inspect(self) -> Any:
-        return self.run(scripts.inspect(self.keys))
+        return self.ask(scripts.inspect(self.keys))
 
     def inspect_consumer(self, consumer: str, *, sample: int = 100) -> dict[str, Any]:
         call = scripts.inspect_consumer(self.keys, self.of(consumer), consumer=consumer, sample=sample, now_ms=self.now)
@@ -339,7 +356,7 @@ class Queue:
         return found | {"fields": dict(found["fields"]), "lanes": list(found["lanes"])}
 
     def list_ids(self, key: str, *, cursor: int = 0, limit: int = 1_000) -> Any:
-        return self.run(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
+        return self.ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
 
     def _of_all(self, script: Bound, values: Sequence[lua.Value]) -> Any:
         """Run what takes the keys of all consumers."""
@@ -349,7 +366,7 @@ class Queue:
             own = self.of(name)
             keys += [own.leases, own.delayed, own.dead, own.details, *own.ready]
             lanes.append(0 if text.startswith("fifo") else self.lanes(name))
-        return self.run(
+        return self.ask(
             script(
                 self.keys,
                 consumer_keys=keys,
@@ -360,11 +377,13 @@ class Queue:
             )
         )
 
-    def verify(self, *ids: int) -> dict[int, tuple[int, int, int, str]]:
-        """Return by id: whether there is a message, the count, whether there is an expiry, and the places."""
-        reply = scripts.verify.script.read(self._of_all(scripts.verify, ids))
+    def verify(self, *ids: int) -> dict[int, Placed]:
+        """Return what is where, by id."""
+        reply = self._of_all(scripts.verify, ids)
         return {
-            int(row.id): (row.has_message, row.references, int(float(row.expires_at_ms) >= 0), row.places.decode())
+            int(row.id): Placed(
+                row.has_message, row.references, int(float(row.expires_at_ms) >= 0), row.places.decode()
+            )
             for row in reply.rows
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lua_fanout import DAY_MS, NOW_MS, Queue, options
+from lua_fanout import DAY_MS, NOW_MS, REAPED, Queue, options
 from lua_sessions import command
 
 from queuekeeper.errors import MembershipChanged, QueueFull, UnknownConsumer, UnknownQueue, UsageError
@@ -43,7 +43,7 @@ def test_lease_that_has_run_out_goes_back_to_the_head_and_its_token_is_worth_not
     assert (claim.ids, claim.stalled, claim.dead) == ([1, 2], 3, 0)
     assert [(message.attempt, message.stalls) for message in claim.messages] == [(2, 1), (2, 1)]
     assert queue.ack("a", 1, 3, token="w1") == [0, 0, b"1", b"3"]
-    assert queue.extend("a", 1, token="w1")[1:] == [b"1"]
+    assert queue.extend("a", 1, token="w1").stale == (b"1",)
     assert queue.nack("a", 1, token="w1") == [b"stale"]
     assert queue.return_claimed("a", 1, token="w1") == [0, b"1"]
     assert queue.ack("a", 1, token="w3") == [1, 1]
@@ -78,8 +78,10 @@ def test_message_that_stalls_too_often_becomes_a_dead_letter(queue: Queue) -> No
 
     assert (claim.ids, claim.stalled, claim.dead) == ([2], 1, 1)
     letters = queue.list_dead("a")
-    assert letters[:6] == [1, b"1", str(queue.now).encode(), 3, 3, b"stalled"]
-    assert letters[6].endswith(b":1")
+    (letter,) = letters.letters
+    assert (letters.total, letter.id, letter.died_ms) == (1, b"1", str(queue.now).encode())
+    assert (letter.attempts, letter.stalls, letter.reason) == (3, 3, b"stalled")
+    assert letter.message.endswith(b":1")
 
 
 @pytest.mark.parametrize(("max_stalls", "deaths"), [(3, 2), (1, 1)])
@@ -117,16 +119,17 @@ def test_attempts_are_counted_per_consumer_when_a_message_is_claimed(queue: Queu
     queue.claim("a", "w1", lease_ms=10)
     queue.now = NOW_MS + 10
     assert queue.claim("a", "w2").messages[0].attempt == 2
-    assert queue.nack("a", 1, token="w2", position="head")[0] == b"retried"
+    assert queue.nack("a", 1, token="w2", position="head").word == "retried"
 
-    assert queue.claim("a", "w3").messages[0][:3] == (1, 3, 1)
+    (message,) = queue.claim("a", "w3").messages
+    assert (message.id, message.attempt, message.stalls) == (1, 3, 1)
     assert queue.claim("b").messages[0].attempt == 1
 
 
 def test_failed_message_comes_again_at_the_tail_the_head_or_later(queue: Queue) -> None:
     queue.claim("a", count=3)
     assert queue.nack("a", 1) == [b"retried", b"%d" % NOW_MS]
-    assert queue.nack("a", 2, position="head")[0] == b"retried"
+    assert queue.nack("a", 2, position="head").word == "retried"
     assert queue.nack("a", 3, delay_ms=100) == [b"retried", b"%d" % (NOW_MS + 100)]
 
     claim = queue.claim("a", "w2", count=9)
@@ -135,22 +138,22 @@ def test_failed_message_comes_again_at_the_tail_the_head_or_later(queue: Queue) 
     queue.now = NOW_MS + 99
     assert queue.claim("a").ids == []
     queue.now = NOW_MS + 100
-    assert queue.claim("a").messages[0][:2] == (3, 2)
+    (message,) = queue.claim("a").messages
+    assert (message.id, message.attempt) == (3, 2)
 
 
 def test_message_that_has_failed_often_enough_is_kept_as_a_dead_letter_with_its_reason(queue: Queue) -> None:
     queue.register("b")
     queue.claim("a", count=2)
-    assert queue.nack("a", 1, max_attempts=2)[0] == b"retried"
+    assert queue.nack("a", 1, max_attempts=2).word == "retried"
     queue.nack("a", 2, max_attempts=1, reason="no such meter")
     queue.claim("a", "w2", count=9)
     assert queue.nack("a", 1, token="w2", max_attempts=2, reason="") == [b"dead", 2]
 
     letters = queue.list_dead("a")
-    assert letters[0] == 2
-    assert letters[1::6] == [b"1", b"2"]
-    assert letters[5::6] == [b"", b"no such meter"]
-    assert queue.list_dead("a", offset=1, limit=1)[1] == b"2"
+    assert letters.total == 2
+    assert [(letter.id, letter.reason) for letter in letters.letters] == [(b"1", b""), (b"2", b"no such meter")]
+    assert queue.list_dead("a", offset=1, limit=1).letters[0].id == b"2"
     assert queue.client.hget(queue.keys.state, "dead") == b"2"
 
 
@@ -160,7 +163,7 @@ def test_dead_letter_outlives_its_message_and_can_be_retried_from_zero(queue: Qu
     queue.nack("a", 1, max_attempts=1)
     queue.nack("a", 2, max_attempts=1)
     queue.now = NOW_MS + 2 * 86_400_000
-    assert queue.expire()[:2] == [3, 0]
+    assert queue.expire().pick("expired", "more") == (3, 0)
 
     assert queue.retry_dead("a", 2, 1, 9) == [2, b"9"]
 
@@ -180,18 +183,18 @@ def test_message_that_is_worked_on_or_waits_for_a_retry_is_kept_behind_its_life(
     queue.publish("short", ttl_ms=10)
     queue.claim("a", lease_ms=100)
     queue.now = NOW_MS + 90
-    assert queue.expire()[:2] == [0, 0]
+    assert queue.expire().pick("expired", "more") == (0, 0)
     queue.extend("a", 1, lease_ms=100)
     queue.now = NOW_MS + 180
-    assert queue.expire()[:2] == [0, 0]
+    assert queue.expire().pick("expired", "more") == (0, 0)
     queue.nack("a", 1, delay_ms=1_000)
     queue.now = NOW_MS + 1_179
-    assert queue.expire()[:2] == [0, 0]
+    assert queue.expire().pick("expired", "more") == (0, 0)
     queue.now = NOW_MS + 1_180
     queue.claim("a")
     queue.nack("a", 1, max_attempts=2)
-    assert queue.expire()[:2] == [0, 0]
-    assert queue.list_dead("a")[6].endswith(b":short")
+    assert queue.expire().pick("expired", "more") == (0, 0)
+    assert queue.list_dead("a").letters[0].message.endswith(b":short")
 
 
 def test_retried_dead_letter_that_is_given_back_is_handed_out_again(single: RedisClient) -> None:
@@ -215,7 +218,7 @@ def test_dead_letter_whose_message_is_gone_is_removed_by_a_retry(queue: Queue) -
     queue.nack("a", 1, max_attempts=1)
     queue.client.hdel(queue.keys.messages, "1")
 
-    assert queue.list_dead("a")[6] == b""
+    assert queue.list_dead("a").letters[0].message == b""
     assert queue.retry_dead("a", 1) == [0, b"1"]
     assert queue.list_dead("a") == [0]
 
@@ -229,7 +232,7 @@ def test_dead_letters_are_given_up_by_id_or_by_age_in_pages(queue: Queue) -> Non
     assert queue.purge_dead("a", 2, 2, 77) == [1, 1, 0]
     assert queue.purge_dead("a", died_before_ms=NOW_MS + 4, limit=1) == [1, 1, 1]
     assert queue.purge_dead("a", died_before_ms=NOW_MS + 4, limit=2) == [1, 1, 0]
-    assert queue.list_dead("a")[1::6] == [b"4", b"5"]
+    assert [letter.id for letter in queue.list_dead("a").letters] == [b"4", b"5"]
     assert queue.purge_dead("a", 4, died_before_ms=NOW_MS + 4) == [0, 0, 0]
     assert queue.purge_dead("a") == [2, 2, 0]
     assert not [name for name in queue.client.hkeys(queue.of("a").details) if name[-1:].isdigit()]
@@ -265,9 +268,9 @@ def test_message_that_was_begun_lives_until_it_is_removed(queue: Queue) -> None:
     queue.now = NOW_MS + 10
 
     assert queue.claim("a", "w2").ids == [6]
-    assert queue.expire()[:2] == [0, 0]
+    assert queue.expire().pick("expired", "more") == (0, 0)
     queue.now = NOW_MS + 30_010
-    assert queue.expire()[:2] == [1, 0]
+    assert queue.expire().pick("expired", "more") == (1, 0)
     assert queue.ack("a", 6, token="w2") == [1, 0]
 
 
@@ -286,12 +289,12 @@ def test_expire_and_reap_clear_what_no_consumer_looks_at(queue: Queue) -> None:
     queue.publish("9")
     queue.now = NOW_MS + 10
 
-    assert queue.expire(limit=2)[:2] == [2, 1]
-    assert queue.expire(limit=2)[:2] == [1, 0]
+    assert queue.expire(limit=2).pick("expired", "more") == (2, 1)
+    assert queue.expire(limit=2).pick("expired", "more") == (1, 0)
 
-    assert queue.reap("gone", limit=2) == [0, 0, 2, 1, 1, 0]
-    assert queue.reap("gone", limit=2) == [0, 0, 1, 1, 1, 1]
-    assert queue.peek("gone")[0] == b"9"
+    assert queue.reap("gone", limit=2).pick(*REAPED) == (0, 0, 2, 1, 1, 0)
+    assert queue.reap("gone", limit=2).pick(*REAPED) == (0, 0, 1, 1, 1, 1)
+    assert queue.waiting("gone")[0] == 9
     assert queue.client.hget(queue.keys.state, "expired") == b"3"
 
 
@@ -308,12 +311,13 @@ def test_reap_takes_ids_of_expired_messages_out_of_the_middle_of_a_list_page_by_
 
     calls, lane, offset, more, skipped = 0, 1, 0, 1, 0
     while more:
-        _, _, skipped_now, more, lane, offset = queue.reap("full", limit=2, lane=lane, offset=offset)
-        skipped += skipped_now
+        reaped = queue.reap("full", limit=2, lane=lane, offset=offset)
+        more, lane, offset = reaped.more, reaped.lane, reaped.offset
+        skipped += reaped.skipped
         calls += 1
 
     assert (skipped, calls) == (6, 5)
-    assert queue.peek("full")[::4] == [b"5", b"9", b"1"]
+    assert queue.waiting("full") == [5, 9, 1]
     queue.publish(*"abcdef")
     assert queue.claim("full", count=9).ids == [5, 9, 1, *range(10, 16)]
 
@@ -325,10 +329,10 @@ def test_reap_goes_no_farther_into_a_list_than_a_call_may_take(single: RedisClie
     for first in range(1, 500_003, 50_000):
         single.rpush(own.ready[0], *map(str, range(first, min(first + 50_000, 500_003))))
 
-    assert queue.reap("a", offset=250_001)[2:] == [0, 1, 1, 251_001]
+    assert queue.reap("a", offset=250_001).pick(*REAPED[2:]) == (0, 1, 1, 251_001)
     assert single.llen(own.ready[0]) == 500_002
-    assert queue.reap("a", offset=249_000)[2:] == [1_000, 1, 1, 249_000]
-    assert queue.reap("a", offset=498_102)[2:] == [900, 0, 1, 0]
+    assert queue.reap("a", offset=249_000).pick(*REAPED[2:]) == (1_000, 1, 1, 249_000)
+    assert queue.reap("a", offset=498_102).pick(*REAPED[2:]) == (900, 0, 1, 0)
     assert single.llen(own.ready[0]) == 498_102
 
 
@@ -342,8 +346,9 @@ def test_expire_makes_room_among_held_messages_and_forgets_deduplication_ids(sin
     expired = held_at = calls = 0
     more = 1
     while more:
-        now_expired, more, held_at = queue.expire(limit=2, held_at=held_at)
-        expired += now_expired
+        reply = queue.expire(limit=2, held_at=held_at)
+        more, held_at = reply.more, reply.held_at
+        expired += reply.expired
         calls += 1
 
     assert (expired, calls) == (4, 6)
@@ -357,13 +362,13 @@ def test_reap_ends_leases_of_a_consumer_that_nobody_claims_for(queue: Queue) -> 
     queue.client.delete(queue.of("a").wake)
     queue.now = NOW_MS + 10
 
-    assert queue.reap("a", limit=2) == [2, 0, 0, 1, 1, 2]
-    assert queue.reap("a", limit=3, offset=2) == [1, 0, 0, 1, 1, 5]
+    assert queue.reap("a", limit=2).pick(*REAPED) == (2, 0, 0, 1, 1, 2)
+    assert queue.reap("a", limit=3, offset=2).pick(*REAPED) == (1, 0, 0, 1, 1, 5)
     assert queue.client.zcard(queue.of("a").wake) == 1
     assert queue.claim("a", count=9, lease_ms=10).ids == [1, 2, 3, 4, 5]
     queue.now = NOW_MS + 20
-    assert queue.reap("a", max_stalls=1)[:4] == [2, 3, 0, 0]
-    assert queue.reap("a", max_stalls=1)[:4] == [0, 0, 0, 0]
+    assert queue.reap("a", max_stalls=1).pick(*REAPED[:4]) == (2, 3, 0, 0)
+    assert queue.reap("a", max_stalls=1).pick(*REAPED[:4]) == (0, 0, 0, 0)
 
 
 def test_claim_moves_a_bounded_number_of_messages_and_says_that_there_are_more(single: RedisClient) -> None:
@@ -387,7 +392,7 @@ def test_large_messages_come_in_answers_of_bounded_size(single: RedisClient, mod
     queue = Queue(client=single)
     queue.register("a", options(mode, lanes=1 if mode == "fifo" else 8))
     queue.publish(*["x" * 400_000] * 4, "y" * 1_200_000, order_hashes=range(5))
-    assert len(queue.peek("a")) == (8 if mode == "fifo" else 4)
+    assert len(queue.waiting("a")) == (2 if mode == "fifo" else 1)
 
     claims = [queue.claim("a", f"w{number}", count=9) for number in range(3)]
 
@@ -397,7 +402,7 @@ def test_large_messages_come_in_answers_of_bounded_size(single: RedisClient, mod
         for message_id in claim.ids:
             queue.nack("a", message_id, token=token, max_attempts=1)
     letters = queue.list_dead("a", limit=5)
-    assert (letters[0], letters[1::6]) == (5, [b"1", b"2"])
+    assert (letters.total, [letter.id for letter in letters.letters]) == (5, [b"1", b"2"])
 
 
 def test_members_that_are_no_ids_stop_nobody(queue: Queue) -> None:
@@ -449,7 +454,7 @@ def test_purge_gives_up_what_waits_and_leaves_what_is_worked_on(queue: Queue) ->
     assert queue.purge("a") == [0, 0, 0]
 
     assert queue.ack("a", 3) == [1, 1]
-    assert queue.list_dead("a")[0] == 1
+    assert queue.list_dead("a").total == 1
 
 
 def test_waiters_are_woken_when_there_may_be_something(queue: Queue) -> None:
@@ -479,7 +484,7 @@ def test_clock_that_jumps_ahead_costs_a_stall_and_back_costs_time_only(queue: Qu
     claim = queue.claim("a", count=9)
 
     assert claim.ids == [2, 3, 4, 5, 6]
-    assert queue.ack("a", *claim.ids)[0] == 5
+    assert queue.ack("a", *claim.ids).acked == 5
 
 
 def test_without_an_instant_the_server_tells_the_time(queue: Queue) -> None:

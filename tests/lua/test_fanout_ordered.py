@@ -53,7 +53,8 @@ def test_failed_message_blocks_its_lane_until_its_retry(queue: Queue) -> None:
     assert (blocked.ids, blocked.wait_until_ms) == ([], NOW_MS + 100)
     queue.now = NOW_MS + 100
 
-    assert queue.claim("o").messages[0][:2] == (1, 2)
+    (message,) = queue.claim("o").messages
+    assert (message.id, message.attempt) == (1, 2)
     queue.ack("o", 1)
     assert queue.claim("o").ids == [2]
 
@@ -109,7 +110,8 @@ def test_worker_that_stops_frees_the_lane(queue: Queue) -> None:
     queue.claim("o")
     assert queue.return_claimed("o", 1) == [1]
 
-    assert queue.claim("o", "w2").messages[0][:2] == (1, 1)
+    (message,) = queue.claim("o", "w2").messages
+    assert (message.id, message.attempt) == (1, 1)
 
 
 def test_expired_and_lost_messages_do_not_stop_a_lane(queue: Queue) -> None:

@@ -57,7 +57,7 @@ def test_publisher_with_an_old_membership_is_refused_and_nothing_is_stored(clien
 
     assert everything(queue) == before
     late.refresh()
-    assert late.publish("x")[2] == 2
+    assert late.publish("x").messages[0].consumers == 2
 
 
 def test_membership_of_a_server_that_forgot_everything_is_not_taken_for_the_new_one(client: RedisClient) -> None:
@@ -104,14 +104,14 @@ def test_consumer_that_registers_gets_what_is_published_from_then_on(client: Red
     queue.publish("before")
     before = queue.membership
     registered = queue.register("b")
-    created, membership, next_id = registered.created, registered.membership, registered.next_id
-    assert (created, membership > before, next_id) == (1, True, 2)
+    assert (registered.created, registered.membership > before, registered.next_id) == (1, True, 2)
     queue.publish("after")
 
     assert queue.claim("a", count=5).records == [b"before", b"after"]
     assert queue.claim("b", count=5).records == [b"after"]
     again = queue.register("b", options("ordered"))
-    assert (again.created, again.membership, again.next_id, again.options) == (0, membership, 3, options().encode())
+    assert (again.created, again.membership, again.next_id) == (0, registered.membership, 3)
+    assert again.options == options().encode()
 
 
 def test_publish_that_is_repeated_with_its_deduplication_id_is_one_message(client: RedisClient) -> None:
@@ -172,12 +172,12 @@ def test_publish_names_the_lists_that_its_messages_are_of_and_no_others(single: 
     queue.register("three", options("ordered", lanes=3))
     queue.register("all")
 
-    assert queue.publish("a", "b", "c", "d", order_hashes=[130, 66, 5, 66])[1:] == [
-        b"1", 3, 0, b"2", 3, 0, b"3", 3, 0, b"4", 3, 0,
-    ]  # fmt: skip
+    assert queue.publish("a", "b", "c", "d", order_hashes=[130, 66, 5, 66]).messages == (
+        (b"1", 3, 0), (b"2", 3, 0), (b"3", 3, 0), (b"4", 3, 0),
+    )  # fmt: skip
 
-    assert [queue.peek("wide", lane=lane)[::4] for lane in (2, 5)] == [[b"1", b"2", b"4"], [b"3"]]
-    assert [queue.peek("three", lane=lane)[::4] for lane in range(3)] == [[b"2", b"4"], [b"1"], [b"3"]]
+    assert [queue.waiting("wide", lane=lane) for lane in (2, 5)] == [[1, 2, 4], [3]]
+    assert [queue.waiting("three", lane=lane) for lane in range(3)] == [[2, 4], [1], [3]]
     assert queue.claim("all", count=9).ids == [1, 2, 3, 4]
 
 
@@ -193,9 +193,9 @@ def test_full_consumer_is_named_and_nobody_gets_the_message(client: RedisClient,
         queue.publish("3", deduplication_ids=["d"])
 
     assert everything(queue) == before
-    assert queue.publish("3", to="free")[1:] == [b"3", 1, 0]
+    assert queue.publish("3", to="free").messages == ((b"3", 1, 0),)
     queue.claim("slow")
-    assert queue.publish("4")[1:] == [b"4", 2, 0]
+    assert queue.publish("4").messages == ((b"4", 2, 0),)
 
 
 def test_full_consumer_may_lose_its_oldest_message_instead(client: RedisClient) -> None:
@@ -204,7 +204,7 @@ def test_full_consumer_may_lose_its_oldest_message_instead(client: RedisClient) 
     queue.register("slow", options(max_length=2, when_full="drop_oldest"))
     queue.publish("1", "2")
     assert queue.publish("3", to="slow") == [1, b"3", 1, 0]
-    assert queue.publish("4", "5", "6")[0] == 3
+    assert queue.publish("4", "5", "6").dropped == 3
 
     assert queue.claim("slow", count=9).ids == [5, 6]
     assert client.hget(queue.of("slow").details, "dropped") == b"4"
@@ -227,8 +227,8 @@ def test_messages_that_wait_for_a_retry_take_room(client: RedisClient, when_full
         with pytest.raises(QueueFull, match="consumer a "):
             queue.publish("4")
         return
-    assert queue.publish("4")[0] == 0
-    assert queue.publish("5", "6")[0] == 2
+    assert queue.publish("4").dropped == 0
+    assert queue.publish("5", "6").dropped == 2
     assert queue.claim("a", count=9).records == [b"6"]
 
 
@@ -237,9 +237,11 @@ def test_deduplication_id_counts_once_for_all_and_once_for_each_consumer(client:
     for name in ("a", "b"):
         queue.register(name)
 
-    published = [queue.publish("x", to=to, deduplication_ids=["d"])[1:] for to in ("", "a", "b", "a", "")]
+    published = [queue.publish("x", to=to, deduplication_ids=["d"]).messages for to in ("", "a", "b", "a", "")]
 
-    assert published == [[b"1", 2, 0], [b"2", 1, 0], [b"3", 1, 0], [b"2", 1, 1], [b"1", 2, 1]]
+    assert [message for (message,) in published] == [
+        (b"1", 2, 0), (b"2", 1, 0), (b"3", 1, 0), (b"2", 1, 1), (b"1", 2, 1)
+    ]  # fmt: skip
 
 
 def test_messages_for_nobody_are_held_and_adopted_ahead_of_newer_ones(client: RedisClient) -> None:
@@ -284,16 +286,16 @@ def test_late_consumer_adopts_what_the_queue_retains_once_and_in_order(client: R
     queue.publish("7", order_hashes=[1])
 
     listed = queue.list_ids(queue.keys.references)
-    assert listed[0] == b"0"
-    ids = sorted(map(int, listed[1:]), reverse=True)
+    assert listed.cursor == b"0"
+    ids = sorted(map(int, listed.ids), reverse=True)
     assert queue.adopt("late", *ids[:4], is_last=False) == [3, 1]
     assert queue.adopt("late", *ids[:4], is_last=False) == [0, 1]
     assert queue.register("late").adopting == b"retained 4"
     assert queue.adopt("late", *ids[4:]) == [2, 0]
 
-    assert queue.peek("late", lane=0)[::4] == [b"3", b"5"]
-    assert queue.peek("late", lane=1)[::4] == [b"2", b"4", b"6", b"7"]
-    assert {int(found[1]) for found in queue.verify(2, 3, 4, 5, 6, 7).values()} == {2}
+    assert queue.waiting("late", lane=0) == [3, 5]
+    assert queue.waiting("late", lane=1) == [2, 4, 6, 7]
+    assert {found.references for found in queue.verify(2, 3, 4, 5, 6, 7).values()} == {2}
     assert queue.repair(2, 3, 4, 5, 6, 7) == [6, 0, 0, 0, 0, 0, 0, 0]
 
 
@@ -345,8 +347,8 @@ def test_500_consumers_get_a_message_in_one_bounded_call(client: RedisClient) ->
     client.hset(queue.keys.state, mapping={"membership": 500, "members": 500})
     queue.membership = 500
 
-    assert queue.publish("x")[1:] == [b"1", 500, 0]
-    assert queue.publish(*"abcde")[1:4] == [b"2", 500, 0]
+    assert queue.publish("x").messages == ((b"1", 500, 0),)
+    assert queue.publish(*"abcde").messages[0] == (b"2", 500, 0)
 
     assert client.hget(queue.keys.references, "1") == b"500"
     with pytest.raises(UsageError, match="1 to 100"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 from limited_user import called_with_its_keys
-from lua_fanout import NOW_MS, Queue, options
+from lua_fanout import NOW_MS, REAPED, Queue, options
 from lua_sessions import HOSTILE_IDS, command
 
 from queuekeeper import lua
@@ -56,7 +56,7 @@ def test_consumer_leaves_page_by_page_and_gets_nothing_more_from_the_first_on(qu
     with pytest.raises(ConsumerLeaving):
         queue.register("b")
     queue.refresh()
-    assert queue.publish("6")[1:] == [b"6", 1, 0]
+    assert queue.publish("6").messages == ((b"6", 1, 0),)
     queue.members = leaving
     assert queue.unregister("b", limit=2) == [2, 2, 1]
     assert queue.unregister("b", limit=2) == [1, 1, 0]
@@ -71,8 +71,8 @@ def test_consumer_leaves_page_by_page_and_gets_nothing_more_from_the_first_on(qu
 
 
 def test_removal_that_goes_on_leaves_a_consumer_that_has_registered_anew(queue: Queue) -> None:
-    assert queue.unregister("b", limit=2)[2] == 1
-    while queue.unregister("b", limit=2, begun=True)[2]:
+    assert queue.unregister("b", limit=2).more == 1
+    while queue.unregister("b", limit=2, begun=True).more:
         pass
     with pytest.raises(UnknownConsumer):
         queue.unregister("b", begun=True)
@@ -111,10 +111,10 @@ def test_queue_and_consumers_are_described(queue: Queue) -> None:
     queue.nack("b", 3, max_attempts=1)
     queue.now = NOW_MS + 10
 
-    fields, messages, references, held, deduplications, next_expiry_ms, _ = queue.inspect()
-    state = dict(zip(fields[::2], fields[1::2], strict=True))
-    assert (messages, references, held, deduplications) == (6, 6, 0, 1)
-    assert next_expiry_ms == NOW_MS + 86_400_000
+    told = queue.inspect()
+    state = dict(told.fields)
+    assert told.pick("messages", "references", "held", "deduplications") == (6, 6, 0, 1)
+    assert told.next_expiry_ms == NOW_MS + 86_400_000
     assert {name: state[name] for name in (b"membership", b"members", b"published", b"dead")} == {
         b"membership": b"%d" % queue.membership, b"members": b"2", b"published": b"6", b"dead": b"1"
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_queue_and_consumers_are_described(queue: Queue) -> None:
     assert found["fields"][b"claimed"] == b"3"
     assert queue.inspect_consumer("b", sample=1)["sampled"] == 1
     unknown = Queue(client=queue.client, name="unknown")
-    assert unknown.inspect()[:2] == [[], 0]
+    assert unknown.inspect().pick("fields", "messages") == ((), 0)
 
 
 def test_peek_shows_what_waits_and_changes_nothing(queue: Queue) -> None:
@@ -139,10 +139,11 @@ def test_peek_shows_what_waits_and_changes_nothing(queue: Queue) -> None:
 
     seen = queue.peek("a", offset=1, limit=4)
 
-    assert seen[::4] == [b"3", b"4", b"5", b"1"]
-    assert seen[3] == b""
-    assert seen[12:15] == [b"1", 1, 0]
-    assert seen[15].split(b":", 3)[3] == b"1"
+    assert [message.id for message in seen.messages] == [b"3", b"4", b"5", b"1"]
+    lost, _, _, failed = seen.messages
+    assert lost.message == b""
+    assert (failed.id, failed.attempts, failed.stalls) == (b"1", 1, 0)
+    assert failed.message.split(b":", 3)[3] == b"1"
     assert queue.peek("a", offset=1, limit=4) == seen
 
 
@@ -154,8 +155,9 @@ def test_ids_of_any_key_are_listed_in_pages(queue: Queue) -> None:
     assert queue.list_ids(own.ready[0], limit=2) == [b"2", b"3", b"4"]
     assert queue.list_ids(own.ready[0], cursor=2, limit=2) == [b"0", b"5"]
     assert queue.list_ids(own.leases) == [b"0", b"1"]
-    assert sorted(queue.list_ids(queue.keys.references)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
-    assert sorted(queue.list_ids(own.details)) == [b"0", b"1", b"2", b"2"]
+    for key, ids in ((queue.keys.references, [b"1", b"2", b"3", b"4", b"5"]), (own.details, [b"1", b"2", b"2"])):
+        listed = queue.list_ids(key)
+        assert (listed.cursor, sorted(listed.ids)) == (b"0", ids)
     assert queue.list_ids(own.delayed) == [b"0"]
 
 
@@ -212,7 +214,7 @@ def test_repair_sets_right_what_does_not_fit_together(queue: Queue) -> None:
 def test_verify_and_repair_know_the_membership_and_stop_when_lists_are_long(queue: Queue) -> None:
     queue.client.rpush(queue.of("a").ready[0], *range(1_000, 251_000))
     assert list(queue.verify(1, 2, 3, 4, 5)) == [1, 2, 3]
-    assert queue.repair(1, 2, 3, 4, 5)[0] == 3
+    assert queue.repair(1, 2, 3, 4, 5).looked_at == 3
     queue.client.rpush(queue.keys.held, *range(1_000, 751_000))
     for ask in (queue.verify, queue.repair):
         with pytest.raises(ListsTooLong, match="lists of 1000010 ids"):
@@ -235,10 +237,10 @@ def test_repair_that_names_some_consumers_counts_the_others_unless_the_count_has
     del queue.members["b"]
 
     assert queue.repair(1, 3, elsewhere="-", told=7) == [2, 0, 0, 0, 0, 0, 0, 0]
-    assert queue.repair(1, elsewhere=1, told=7)[3] == 1
-    assert queue.repair(2, elsewhere=1, told=6)[3] == 0
-    assert queue.repair(3, elsewhere=1, told=2)[2:4] == [0, 1]
-    assert queue.repair(3, elsewhere=0, told=1)[2] == 1
+    assert queue.repair(1, elsewhere=1, told=7).recounted == 1
+    assert queue.repair(2, elsewhere=1, told=6).recounted == 0
+    assert queue.repair(3, elsewhere=1, told=2).pick("freed", "recounted") == (0, 1)
+    assert queue.repair(3, elsewhere=0, told=1).freed == 1
     assert client.hmget(keys.references, "1", "2", "3") == [b"2", b"7", None]
 
 
@@ -269,11 +271,11 @@ def test_full_server_refuses_publishes_before_any_effect_and_lets_consumers_free
         assert "3 drop_oldest" in str(queue.list_consumers())
         queue.configure("a", options())
         assert queue.configure_queue() == 1
-        assert queue.reap("a")[0] == 2
+        assert queue.reap("a").requeued == 2
         assert queue.claim("a", count=5).ids == [1, 2, 3, 4, 5]
         assert queue.ack("a", 1) == [1, 0]
         assert queue.nack("a", 2, max_attempts=1) == [b"dead", 2]
-        assert queue.nack("a", 3, delay_ms=10)[0] == b"retried"
+        assert queue.nack("a", 3, delay_ms=10).word == "retried"
         assert queue.extend("a", 4) == [b"%d" % (NOW_MS + 30_010)]
         assert queue.return_claimed("a", 5) == [1]
         assert queue.retry_dead("a", 2) == [1]
@@ -282,25 +284,25 @@ def test_full_server_refuses_publishes_before_any_effect_and_lets_consumers_free
         assert queue.purge("o") == [8, 0, 0]
         assert queue.pause() == queue.resume() == 1
         assert queue.touch("a") == NOW_MS + 10
-        assert queue.repair(4)[0] == 1
+        assert queue.repair(4).looked_at == 1
         assert queue.unregister("a", force=True) == [8, 8, 0]
         assert client.exists(queue.keys.messages) == 0
 
 
 LAST_ONES: dict[str, Callable[[Queue], Any]] = {
     "claim": lambda queue: queue.claim("a", "w2", count=9).ids == [3, 4, 2],
-    "reap": lambda queue: queue.reap("a") == [1, 0, 0, 0, 1, 0],
-    "reap to the dead letters": lambda queue: queue.reap("a", max_stalls=0) == [0, 1, 0, 0, 1, 0],
+    "reap": lambda queue: queue.reap("a").pick(*REAPED) == (1, 0, 0, 0, 1, 0),
+    "reap to the dead letters": lambda queue: queue.reap("a", max_stalls=0).pick(*REAPED) == (0, 1, 0, 0, 1, 0),
     "ack": lambda queue: queue.ack("a", 3) == [1, 1],
-    "nack": lambda queue: queue.nack("a", 3, delay_ms=5)[0] == b"retried",
+    "nack": lambda queue: queue.nack("a", 3, delay_ms=5).word == "retried",
     "return_claimed": lambda queue: queue.return_claimed("a", 3) == [1],
     "retry_dead": lambda queue: queue.retry_dead("a", 1, 7) == [1, b"7"],
     "purge_dead": lambda queue: queue.purge_dead("a") == [1, 1, 0],
     "purge": lambda queue: queue.purge("a") == [2, 2, 0],
     "purge_held": lambda queue: queue.purge_held() == [1, 1, 0],
     "cancel": lambda queue: queue.cancel(6) == 1,
-    "expire": lambda queue: queue.at(NOW_MS * 2).expire() == [5, 0, 0],
-    "publish": lambda queue: queue.publish("x", "y", deduplication_ids=["d", "e"])[:2] == [2, b"6"],
+    "expire": lambda queue: queue.at(NOW_MS * 2).expire().pick("expired", "more", "held_at") == (5, 0, 0),
+    "publish": lambda queue: queue.publish("x", "y", deduplication_ids=["d", "e"]) == [2, b"6", 1, 0, b"7", 1, 0],
     "unregister": lambda queue: queue.unregister("a", force=True) == [4, 4, 0],
     "repair": lambda queue: queue.repair(1, 2, 3, 4, 5, 9) == [6, 5, 1, 5, 0, 0, 0, 5],
 }
@@ -369,48 +371,48 @@ def call_every_script(queue: RecordingQueue) -> None:
     queue.register("a", options(max_length=9, when_full="drop_oldest"), start="held")
     assert queue.adopt("a") == [2, 0]
     queue.register("o", options("ordered", lanes=2))
-    assert queue.publish(*"345678901", order_hashes=range(9))[0] == 2
+    assert queue.publish(*"345678901", order_hashes=range(9)).dropped == 2
     assert queue.claim("a", count=5, lease_ms=10).ids == [3, 4, 5, 6, 7]
     assert queue.claim("o", "o1", count=2).ids == [3, 4]
     queue.touch("a")
-    assert queue.extend("a", 3, 4, lease_ms=5)[1:] == []
+    assert queue.extend("a", 3, 4, lease_ms=5).stale == ()
     assert queue.ack("a", 5) == [1, 0]
     assert queue.nack("a", 6, max_attempts=1) == [b"dead", 1]
-    assert queue.nack("o", 4, token="o1", delay_ms=10)[0] == b"retried"
+    assert queue.nack("o", 4, token="o1", delay_ms=10).word == "retried"
     assert queue.return_claimed("a", 7) == [1]
     queue.now = NOW_MS + 10
     assert queue.claim("a", "a2", lease_ms=10, max_stalls=0).dead == 2
     queue.now = NOW_MS + 20
-    assert queue.reap("a")[0] == 1
-    assert queue.list_dead("a")[0] == 3
+    assert queue.reap("a").requeued == 1
+    assert queue.list_dead("a").total == 3
     assert queue.retry_dead("a", 6) == [1]
-    assert queue.purge_dead("a")[0] == 2
+    assert queue.purge_dead("a").purged == 2
     assert queue.configure("o", options("ordered", lanes=2, max_length=5)) == queue.list_consumers().membership
     assert (queue.pause("a"), queue.resume("a"), queue.pause(), queue.resume()) == (1, 1, 1, 1)
-    assert len(queue.peek("a")) == 24
+    assert len(queue.peek("a").messages) == 6
     queue.inspect()
     assert queue.inspect_consumer("o")["leased"] == 1
     queue.list_consumers()
     queue.list_ids(queue.keys.references)
-    assert queue.verify(3)[3][2] == 1
+    assert queue.verify(3)[3].has_expiry == 1
     assert queue.repair(3, 4) == [2, 0, 0, 0, 0, 0, 0, 0]
-    assert queue.purge("a")[2] == 0
-    assert queue.unregister("o", force=True)[2] == 0
+    assert queue.purge("a").more == 0
+    assert queue.unregister("o", force=True).more == 0
     queue.refresh()
     assert queue.unregister("a") == [0, 0, 0]
     queue.refresh()
     queue.publish("2", "3", ttl_ms=5)
     queue.now = NOW_MS + 25
-    assert queue.expire(limit=1) == [1, 1, 0]
+    assert queue.expire(limit=1).pick("expired", "more", "held_at") == (1, 1, 0)
     assert queue.purge_held() == [2, 1, 0]
-    first = int(queue.publish("later", due=["+5"])[1])
+    first = int(queue.publish("later", due=["+5"]).messages[0].id)
     queue.register("b", options("ordered", lanes=2), start="held")
     assert queue.adopt("b") == [1, 0]
     queue.publish("later too", "now", order_hashes=[1, 1], due=["+5", ""])
     assert queue.claim("b", "b1", count=9).ids == [first + 2]
     assert queue.cancel(first + 1) == 1
     queue.now = NOW_MS + 30
-    assert queue.reap("b")[0] == 0
+    assert queue.reap("b").requeued == 0
     assert queue.claim("b", "b2", count=9).ids == [first]
     assert queue.called == {name for name in lua.names() if name.startswith("fanout/")}
 
