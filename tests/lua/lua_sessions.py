@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import redis
+from script_replies import Reply, reply_of
 
 from queuekeeper import lua
 from queuekeeper.keyspace import SessionKeys, is_scattered, payload_key, session_keys
@@ -59,6 +60,16 @@ def now_ms() -> int:
 def command(client: Any, *words: str | bytes | int) -> Any:
     """Send any command; redis-py's own method has no types."""
     return client.execute_command(*words)
+
+
+class Saved(NamedTuple):
+    """What save_messages answers when it has stored something, which is one text."""
+
+    word: str
+    first_serial: int
+    references: int
+    expired: bytes
+    replaced: tuple[int, ...]
 
 
 def messages(count: int, *, first: int = 1, expires_at_ms: int | None = None) -> list[Message]:
@@ -143,9 +154,9 @@ class Session:
             messages=_triples(batch),
         )
 
-    def import_session(self, batch: Sequence[Message], **options: Any) -> list[Any]:
+    def import_session(self, batch: Sequence[Message], **options: Any) -> Reply:
         """Import one chunk."""
-        return self._list(self.import_call(batch, **options))
+        return self._ask(self.import_call(batch, **options))
 
     def import_chunks(self, chunks: Sequence[Sequence[Message]], *, last_packet_id: int | str = "") -> None:
         """Import a whole session."""
@@ -153,19 +164,17 @@ class Session:
             last = number == len(chunks) - 1
             self.import_session(chunk, chunk=number, last=last, last_packet_id=last_packet_id)
 
-    def drop_import(self, packet_ids: Sequence[int] = ()) -> list[int]:
+    def drop_import(self, packet_ids: Sequence[int] = ()) -> Reply:
         """Drop the import of the messages with these packet ids."""
-        return self._list(scripts.drop_import(self.keys, payloads=map(self.payload, packet_ids), plan=self.plan))
+        return self._ask(scripts.drop_import(self.keys, payloads=map(self.payload, packet_ids), plan=self.plan))
 
-    def export_messages(self, packet_ids: Sequence[int], max_bytes: int | str = "") -> list[Any]:
+    def export_messages(self, packet_ids: Sequence[int], max_bytes: int | str = "") -> Reply:
         """Read messages and their expiry."""
-        return self._list(scripts.export_messages(payloads=map(self.payload, packet_ids), max_bytes=max_bytes))
+        return self._ask(scripts.export_messages(payloads=map(self.payload, packet_ids), max_bytes=max_bytes))
 
-    def replay_message(
-        self, message: Message, *, expected: int | str = "", last_packet_id: int | str = ""
-    ) -> list[Any]:
+    def replay_message(self, message: Message, *, expected: int | str = "", last_packet_id: int | str = "") -> Reply:
         """Add one repaired message."""
-        return self._list(
+        return self._ask(
             scripts.replay_message(
                 self.keys,
                 payload=self.payload(message.packet_id),
@@ -179,18 +188,18 @@ class Session:
             )
         )
 
-    def read_session(self) -> list[Any]:
+    def read_session(self) -> Reply:
         """Read what the session says about itself."""
-        return self._list(scripts.read_session(self.keys))
+        return self._ask(scripts.read_session(self.keys))
 
     def list_references(self, by: str, start: int | str, limit: int = 1_000) -> list[tuple[str, int]]:
         """Read a page of references."""
         call = scripts.list_references(self.keys, by=by, start=start, limit=limit)
-        return [(each.member.decode(), int(each.score)) for each in call.script.read(self._call(call)).references]
+        return [(each.member.decode(), int(each.score)) for each in self._ask(call).references]
 
-    def fetch_messages(self, packet_ids: Sequence[int], *, max_bytes: int = 1_000_000) -> list[Any]:
+    def fetch_messages(self, packet_ids: Sequence[int], *, max_bytes: int = 1_000_000) -> Reply:
         """Read messages and their expiry, as many as fit."""
-        return self._list(scripts.fetch_messages(payloads=map(self.payload, packet_ids), max_bytes=max_bytes))
+        return self._ask(scripts.fetch_messages(payloads=map(self.payload, packet_ids), max_bytes=max_bytes))
 
     def save_call(
         self,
@@ -227,20 +236,22 @@ class Session:
             messages=[value for message in batch for value in (message.expires_at_ms, message.json)],
         )
 
-    def save_messages(self, batch: Sequence[Message], **options: Any) -> list[Any]:
-        """Store messages; the reply that is one text is returned as a list too."""
-        reply = self._call(self.save_call(batch, **options))
+    def save_messages(self, batch: Sequence[Message], **options: Any) -> Reply:
+        """Store messages; the answer that is one text is read like a list."""
+        call = self.save_call(batch, **options)
+        reply = self._call(call)
         if isinstance(reply, bytes):
             word, first_serial, references, expired, *replaced = reply.split(b":")
-            return [word, int(first_serial), int(references), expired, *map(int, replaced)]
+            saved = Saved(word.decode(), int(first_serial), int(references), expired, tuple(map(int, replaced)))
+            return Reply([word, saved.first_serial, saved.references, expired, *saved.replaced], saved)
         assert isinstance(reply, list)
-        return reply
+        return Reply(reply, call.script.read(reply))
 
     def remove_dead_references(
         self, packet_ids: Sequence[int], *, earliest_expiry_ms: int | str = "", complete_for: int | str = ""
-    ) -> list[Any]:
+    ) -> Reply:
         """Remove the references of these packet ids that lead to no message."""
-        return self._list(
+        return self._ask(
             scripts.remove_dead_references(
                 self.keys,
                 payloads=map(self.payload, packet_ids),
@@ -250,9 +261,9 @@ class Session:
             )
         )
 
-    def trim_messages(self, candidates: Sequence[tuple[int, int | str]], *, limit: int | str) -> list[int]:
+    def trim_messages(self, candidates: Sequence[tuple[int, int | str]], *, limit: int | str) -> Reply:
         """Remove messages, given as packet id and serial, while there are more than the limit."""
-        return self._list(
+        return self._ask(
             scripts.trim_messages(
                 self.keys,
                 payloads=(self.payload(packet_id) for packet_id, _ in candidates),
@@ -262,9 +273,9 @@ class Session:
             )
         )
 
-    def ack(self, *acks: tuple[int, int | str]) -> list[int]:
+    def ack(self, *acks: tuple[int, int | str]) -> Reply:
         """Remove messages, given as packet id and serial."""
-        return self._list(
+        return self._ask(
             scripts.ack(
                 self.keys,
                 payloads=(self.payload(packet_id) for packet_id, _ in acks),
@@ -286,9 +297,9 @@ class Session:
 
     def purge_session(
         self, packet_ids: Sequence[int] = (), *, up_to_serial: int | str, members: Sequence[str] = ()
-    ) -> list[int]:
+    ) -> Reply:
         """Remove messages, and with the last one the session."""
-        return self._list(
+        return self._ask(
             scripts.purge_session(
                 self.keys,
                 payloads=map(self.payload, packet_ids),
@@ -300,9 +311,9 @@ class Session:
 
     def reserve_packet_ids(
         self, packet_ids: Sequence[int], *, expected: int | str = "", keep_ms: int | str = ""
-    ) -> list[Any]:
+    ) -> Reply:
         """Give out packet ids."""
-        return self._list(
+        return self._ask(
             scripts.reserve_packet_ids(
                 self.keys,
                 payloads=map(self.payload, packet_ids),
@@ -351,13 +362,11 @@ class Session:
         """Have records judged."""
         payloads = map(self.payload, packet_ids)
         call = scripts.judge_messages(payloads=payloads, client_id=self.client_id, max_bytes=max_bytes)
-        return list(call.script.read(self._call(call)).verdicts)
+        return list(self._ask(call).verdicts)
 
-    def set_expiry(
-        self, *changes: tuple[int, int | str, int | str, int | str], may_lengthen: int | str = 0
-    ) -> list[int]:
+    def set_expiry(self, *changes: tuple[int, int | str, int | str, int | str], may_lengthen: int | str = 0) -> Reply:
         """Set instants, given as packet id, serial, instant before and after."""
-        return self._list(
+        return self._ask(
             scripts.set_expiry(
                 self.keys,
                 payloads=(self.payload(change[0]) for change in changes),
@@ -373,9 +382,9 @@ class Session:
         delivered_serial: int | str = "",
         references: int | str = "",
         last_score: int | str = "",
-    ) -> list[int]:
+    ) -> Reply:
         """Give references other serials, given as packet id, old and new serial."""
-        return self._list(
+        return self._ask(
             scripts.reorder_messages(
                 self.keys,
                 payloads=(self.payload(move[0]) for move in moves),
@@ -387,13 +396,13 @@ class Session:
             )
         )
 
-    def find_orphans(self, packet_ids: Sequence[int]) -> list[int]:
+    def find_orphans(self, packet_ids: Sequence[int]) -> Reply:
         """Look for records that no reference names."""
-        return self._list(scripts.find_orphans(self.keys, payloads=map(self.payload, packet_ids)))
+        return self._ask(scripts.find_orphans(self.keys, payloads=map(self.payload, packet_ids)))
 
-    def find_missing(self, packet_ids: Sequence[int]) -> list[int]:
+    def find_missing(self, packet_ids: Sequence[int]) -> Reply:
         """Look for messages that have expired."""
-        return self._list(scripts.find_missing(payloads=map(self.payload, packet_ids)))
+        return self._ask(scripts.find_missing(payloads=map(self.payload, packet_ids)))
 
     def unlink_orphan(
         self, packet_id: int, *, keep_ms: int | str = 60_000, expires_at_ms: int = FAR_MS, grace_ms: int = 60_000
@@ -451,9 +460,9 @@ class Session:
         )
         return reply
 
-    def rekey_messages(self, batch: Sequence[Message], *, last_packet_id: int | str = "") -> list[int]:
+    def rekey_messages(self, batch: Sequence[Message], *, last_packet_id: int | str = "") -> Reply:
         """Write messages that had other keys."""
-        return self._list(
+        return self._ask(
             scripts.rekey_messages(
                 self.keys,
                 payloads=self._payloads(batch),
@@ -510,9 +519,9 @@ class Session:
             values=[*(value for source in sources for value in source), *_triples(batch)],
         )
 
-    def sync_session(self, batch: Sequence[Message] = (), **options: Any) -> list[int]:
+    def sync_session(self, batch: Sequence[Message] = (), **options: Any) -> Reply:
         """Write messages of a session that PostgreSQL owns, and remove others."""
-        return self._list(self.sync_call(batch, **options))
+        return self._ask(self.sync_call(batch, **options))
 
     def trim_outbox(self, version: int | str, *, epoch: int | str | None = None, read_ms: int | str = 0) -> int:
         """Forget changes that the other store has."""
@@ -534,9 +543,10 @@ class Session:
     def _payloads(self, batch: Sequence[Message]) -> list[str]:
         return [self.payload(message.packet_id) for message in batch]
 
-    def _list(self, call: lua.Call) -> list[Any]:
-        reply = self._call(call)
-        assert isinstance(reply, list)
+    def _ask(self, call: lua.Call) -> Reply:
+        """Return an answer that is a list."""
+        reply = reply_of(call, self._call(call))
+        assert isinstance(reply, Reply)
         return reply
 
     def _call(self, call: lua.Call) -> Any:

@@ -31,7 +31,8 @@ def test_most_keys_of_one_call_are_five_hundred(client: RedisClient) -> None:
     session = Session(client=client)
     batch = messages(501)
     session.import_session(batch)
-    assert session.export_messages(range(1, 501))[::2] == [message.json.encode() for message in batch[:500]]
+    records = session.export_messages(range(1, 501)).records
+    assert [each.json for each in records] == [message.json.encode() for message in batch[:500]]
     with pytest.raises(UsageError, match=r"^1 to 500 keys and 1 argument are expected$"):
         session.export_messages(range(1, 502))
 
@@ -71,5 +72,5 @@ def test_full_server_is_read_unchanged(own_server: Any) -> None:
         session.import_session(messages(1))
         before = contents(client)
         client.config_set("maxmemory", 1)
-        assert session.export_messages([1])[0] == b'{"packetId":1,"subscriptionIds":[]}'
+        assert session.export_messages([1]).records[0].json == b'{"packetId":1,"subscriptionIds":[]}'
         assert contents(client) == before

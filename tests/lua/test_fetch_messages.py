@@ -56,15 +56,15 @@ def test_reading_stops_before_the_bytes_are_exceeded_but_reads_at_least_one(
 ) -> None:
     session = saved(client, sizes)
     reply = session.fetch_messages(list(range(1, len(sizes) + 1)), max_bytes=max_bytes)
-    assert [len(json) for json in reply[::2]] == sizes[:read]
+    assert [len(each.json) for each in reply.records] == sizes[:read]
 
 
 def test_500_messages_are_read_at_once_and_501_refused(client: RedisClient) -> None:
     session = Session(client=client)
     session.save_messages([Message(number, 0, FAR_MS, str(number)) for number in range(1, 257)])
-    reply = session.fetch_messages(list(range(1, 501)))
-    assert [int(json) for json in reply[:512:2]] == list(range(1, 257))
-    assert reply[512:] == [b"", -2] * 244
+    records = session.fetch_messages(list(range(1, 501))).records
+    assert [int(each.json) for each in records[:256]] == list(range(1, 257))
+    assert records[256:] == ((b"", -2),) * 244
     with pytest.raises(UsageError, match=r"^1 to 500 keys and 1 argument are expected$"):
         session.fetch_messages(list(range(1, 502)))
     with pytest.raises(UsageError, match=r"^1 to 500 keys and 1 argument are expected$"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from limited_user import limited
 from lua_sessions import HOSTILE_IDS, HOUR_MS, Session, contents, messages, now_ms
+from script_replies import reply_of
 
 from queuekeeper import lua
 from queuekeeper.errors import ScriptError, StaleEpoch, UsageError
@@ -23,7 +24,8 @@ COLLECTOR = compacted_collector_keys()[7]
 
 
 def call(client: RedisClient, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value] = ()) -> Any:
-    return lua.ScriptCaller(client).call(lua.load(f"maintenance/{script}"), keys, args)
+    wanted = lua.Call(lua.load(f"maintenance/{script}"), keys, args)
+    return reply_of(wanted, lua.ScriptCaller(client).call(*wanted))
 
 
 def faulty(client: RedisClient, client_id: str = "meter-7") -> Session:
@@ -70,9 +72,9 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
         keys, args = arguments(session)
         with limited(client, [str(key) for key in keys]) as user:
             replies[script] = call(user, script, keys, args)
-    assert replies["find_dead_references"][:2] == [b"0", b"1"]
-    assert [bool(answer) for answer in replies["repair_expiries"][1:]] == [False, True, False]
-    assert replies["unlink_orphans"][1::2] == [b"unlinked", b"referenced"]
+    assert replies["find_dead_references"].pick("dead", "lasting") == (b"0", b"1")
+    assert [bool(answer) for answer in replies["repair_expiries"].expires_at_ms] == [False, True, False]
+    assert [each.outcome for each in replies["unlink_orphans"].outcomes] == [b"unlinked", b"referenced"]
     assert replies["expire_idle_session"] == [b"kept"]
     assert replies["restore_references"] == 1
     assert replies["persist_keys"] == 1
@@ -191,15 +193,15 @@ def test_expiry_that_was_announced_is_the_one_that_is_set(client: RedisClient) -
     going = call(client, expired[0], expired[1], [*expired[2], 0, 0])
     limitless = (session.payload(2), session.payload(8), idle.keys.last_packet_id)
     assert [anything.pexpiretime(key) for key in limitless] == [-1, -1, -1]
-    while now_ms() <= int(said[0]):
+    while now_ms() <= int(said.as_of_ms):
         pass
 
-    assert call(client, repaired[0], repaired[1], [*repaired[2], said[0]]) == said
-    assert call(client, unlinked[0], unlinked[1], [*unlinked[2], limited[0]]) == limited
-    assert call(client, expired[0], expired[1], [*expired[2], going[-1], 0]) == going
-    assert anything.pexpiretime(session.payload(2)) == int(said[1]) == int(said[0]) + 1_000
-    assert anything.pexpiretime(session.payload(8)) == limited[2]
-    assert anything.pexpiretime(idle.keys.last_packet_id) == going[1]
+    assert call(client, repaired[0], repaired[1], [*repaired[2], said.as_of_ms]) == said
+    assert call(client, unlinked[0], unlinked[1], [*unlinked[2], limited.as_of_ms]) == limited
+    assert call(client, expired[0], expired[1], [*expired[2], going.as_of_ms, 0]) == going
+    assert anything.pexpiretime(session.payload(2)) == int(*said.expires_at_ms) == int(said.as_of_ms) + 1_000
+    assert anything.pexpiretime(session.payload(8)) == limited.outcomes[0].number
+    assert anything.pexpiretime(idle.keys.last_packet_id) == going.expires_at_ms
 
 
 def test_instant_of_long_ago_or_of_another_clock_does_not_count(client: RedisClient) -> None:

@@ -10,6 +10,7 @@ import pytest
 from limited_user import limited
 from lua_sessions import HOSTILE_IDS, command, now_ms
 from planted_queues import Queue
+from script_replies import Reply, reply_of
 
 from queuekeeper import lua
 from queuekeeper.errors import UsageError
@@ -22,21 +23,22 @@ pytestmark = pytest.mark.lua
 KEYS = session_keys("meter-7")
 
 
-def answer(client: RedisClient, call: lua.Call) -> list[Any]:
-    reply: list[Any] = lua.ScriptCaller(client).execute([call]).or_raise()[0]
-    assert all(isinstance(value, int) for value in reply)
+def answer(client: RedisClient, call: lua.Call) -> Reply:
+    values = lua.ScriptCaller(client).execute([call]).or_raise()[0]
+    assert all(isinstance(value, int) for value in values)
+    reply: Reply = reply_of(call, values)
     return reply
 
 
-def references(client: RedisClient, keys: SessionKeys, *, start: int, limit: int) -> list[Any]:
+def references(client: RedisClient, keys: SessionKeys, *, start: int, limit: int) -> Reply:
     return answer(client, scripts.quality.profile_references(keys, start=start, limit=limit))
 
 
-def measured(client: RedisClient, *payloads: str) -> list[Any]:
+def measured(client: RedisClient, *payloads: str) -> Reply:
     return answer(client, scripts.quality.profile_messages(KEYS, payloads=payloads))
 
 
-def judged(client: RedisClient, payloads: list[str], packet_ids: Iterable[int]) -> list[Any]:
+def judged(client: RedisClient, payloads: list[str], packet_ids: Iterable[int]) -> Reply:
     return answer(
         client,
         scripts.quality.profile_contents(
@@ -68,8 +70,9 @@ def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
         command(client, "ZADD", KEYS.messages, score, member)
     command(client, "SET", KEYS.last_packet_id, "07")
     found = references(client, KEYS, start=0, limit=1_000)
-    assert found[:6] == [6, 0, 2, -2, 0, 6]
-    assert found[6:] == [-1, 5, 1, -1, 2, -2, 3, 70_000, -1, 4, -1, 6]
+    assert (found.references, found.wrong_types, found.without_expiry) == (6, 0, 2)
+    assert (found.last_packet_id, found.saved, found.newest_packet_id) == (-2, 0, 6)
+    assert found.page == ((-1, 5), (1, -1), (2, -2), (3, 70_000), (-1, 4), (-1, 6))
 
 
 def test_session_without_keys_is_answered_as_such(client: RedisClient) -> None:
@@ -120,9 +123,9 @@ def test_contents_are_judged_in_the_server(client: RedisClient, change: dict[str
     key = f"{KEYS.messages}_1"
     fields = {name: value for name, value in (MESSAGE | change).items() if value is not None}
     command(client, "SET", key, json.dumps(fields))
-    found, fingerprint = judged(client, [key], [1])
-    assert found == faults
-    assert (fingerprint == 0) == (faults == 1)
+    (found,) = judged(client, [key], [1]).records
+    assert found.faults == faults
+    assert (found.fingerprint == 0) == (faults == 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"a"', "null", "7", "\x00", '{"clientId":' * 2_000])
@@ -143,7 +146,7 @@ def test_life_is_too_long_a_minute_after_its_end(client: RedisClient, interval_s
     end = time_ms + 1_000 * longest_s
     for until, faults in ((end + 60_000, 0), (end + 60_001, 32)):
         command(client, "SET", key, json.dumps(fields), "PXAT", until)
-        assert judged(client, [key], [1])[0] == faults
+        assert judged(client, [key], [1]).records[0].faults == faults
 
 
 def test_fingerprints_are_equal_for_equal_messages_only(client: RedisClient) -> None:
@@ -151,9 +154,9 @@ def test_fingerprints_are_equal_for_equal_messages_only(client: RedisClient) -> 
     keys = [f"{KEYS.messages}_{number}" for number in range(len(changes))]
     for key, change in zip(keys, changes, strict=True):
         command(client, "SET", key, json.dumps(MESSAGE | change))
-    found = judged(client, keys, range(len(changes)))[1::2]
-    assert found[0] == found[1]
-    assert len(set(found)) == 4
+    first, second, *others = (each.fingerprint for each in judged(client, keys, range(len(changes))).records)
+    assert first == second
+    assert len({first, *others}) == 4
 
 
 def test_orphan_is_a_message_without_reference(client: RedisClient) -> None:
@@ -164,8 +167,8 @@ def test_orphan_is_a_message_without_reference(client: RedisClient) -> None:
     call = scripts.sessions.find_orphans(KEYS, payloads=[queue.payload(packet_id) for packet_id in (1, 2, 3)])
     assert answer(client, call) == [-1, -2, -2]
     command(client, "SET", queue.messages, "no set")
-    found = lua.ScriptCaller(client).execute([call])[0]
-    assert (found[0], found[1] > 0, found[2]) == (-1, True, -2)
+    never, until, missing = reply_of(call, lua.ScriptCaller(client).call(*call)).expiries
+    assert (never, until > 0, missing) == (-1, True, -2)
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,16 @@ def test_repeated_call_removes_and_counts_nothing(session: Session) -> None:
 
 
 def test_last_page_tells_the_session_when_the_next_message_expires(session: Session) -> None:
-    removed, earliest = session.remove_dead_references([1, 2, 3])
-    assert (removed, earliest) == (2, text(FAR_MS + 3))
+    reply = session.remove_dead_references([1, 2, 3])
+    assert reply == [2, text(FAR_MS + 3)]
+    earliest = reply.earliest_expiry_ms
     assert session.remove_dead_references([4, 5], earliest_expiry_ms=int(earliest), complete_for=5) == [1, earliest]
     assert session.state()["earliest_expiry_ms"] == str(FAR_MS + 3)
 
 
 def test_earliest_of_the_pages_before_gives_way_to_an_earlier_one(session: Session) -> None:
-    assert session.remove_dead_references([3], earliest_expiry_ms=FAR_MS + 4)[1] == text(FAR_MS + 3)
-    assert session.remove_dead_references([5], earliest_expiry_ms=FAR_MS + 4)[1] == text(FAR_MS + 4)
+    assert session.remove_dead_references([3], earliest_expiry_ms=FAR_MS + 4).earliest_expiry_ms == text(FAR_MS + 3)
+    assert session.remove_dead_references([5], earliest_expiry_ms=FAR_MS + 4).earliest_expiry_ms == text(FAR_MS + 4)
 
 
 def test_session_that_has_saved_meanwhile_is_not_told(session: Session) -> None:
@@ -133,5 +134,5 @@ def test_full_server_removes_dead_references(own_server: Any) -> None:
         session = Session.saved(client, 2)
         client.delete(session.payload(1))
         client.config_set("maxmemory", 1)
-        assert session.remove_dead_references([1, 2], complete_for=2)[0] == 1
+        assert session.remove_dead_references([1, 2], complete_for=2).removed == 1
         assert [serial for _, serial in session.references()] == [2]

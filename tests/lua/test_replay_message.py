@@ -50,7 +50,7 @@ def test_last_packet_id_stays_when_none_is_given(session: Session) -> None:
 def test_session_without_last_packet_id_takes_a_message(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session([])
-    assert session.replay_message(repaired(1), last_packet_id=1)[0] == b"replayed"
+    assert session.replay_message(repaired(1), last_packet_id=1).word == "replayed"
     assert client.get(session.keys.last_packet_id) == b"1"
 
 
@@ -74,7 +74,7 @@ def test_replay_is_still_known_when_the_client_has_confirmed_the_message(session
     session.replay_message(repaired(4, serial=500), expected=3, last_packet_id=4)
     session.client.zrem(session.keys.messages, session.payload(4))
     session.client.delete(session.payload(4))
-    assert session.replay_message(repaired(5, serial=500), expected=4, last_packet_id=5)[0] == b"unchanged"
+    assert session.replay_message(repaired(5, serial=500), expected=4, last_packet_id=5).word == "unchanged"
 
 
 def test_serial_that_a_later_message_was_given_is_not_taken_for_a_replay(session: Session) -> None:
@@ -128,7 +128,7 @@ def test_message_is_not_lost_where_our_saves_let_the_keys_end_earlier(session: S
         store.ack(session.client_id, acks)
 
     message = repaired(9, serial=500, life_ms=86_400_000)
-    assert session.replay_message(message, expected=4, last_packet_id=9)[0] == b"replayed"
+    assert session.replay_message(message, expected=4, last_packet_id=9).word == "replayed"
     for key in session.keys:
         assert session.client.pexpiretime(key) >= message.expires_at_ms, key
     assert int(session.state()["earliest_expiry_ms"]) <= message.expires_at_ms

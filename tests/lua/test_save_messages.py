@@ -83,7 +83,7 @@ def test_packet_ids_wrap_and_serials_go_on(session: Session) -> None:
 
 
 def test_256_messages_fit_and_257_do_not(session: Session) -> None:
-    assert session.save_messages(far(256))[:3] == [b"saved", 1, 256]
+    assert session.save_messages(far(256)) == [b"saved", 1, 256, b""]
     with pytest.raises(UsageError, match=r"^a call takes at most 256 messages$"):
         session.save_messages(far(257, first=257), expected=256)
 
@@ -128,7 +128,7 @@ def test_caller_whose_clock_is_hours_behind_leaves_a_reference_to_what_had_expir
     batch = [far(1)[0]._replace(expires_at_ms=now_ms() - 1), *far(1, first=2)]
     assert session.save_messages(batch, callers_now_ms=now_ms() - 2 * HOUR_MS) == [b"saved", 1, 2, b""]
     assert session.client.exists(session.payload(1)) == 0
-    assert session.remove_dead_references([1, 2])[0] == 1
+    assert session.remove_dead_references([1, 2]).removed == 1
     assert session.references() == [(session.payload(2), 2)]
 
 
@@ -227,7 +227,7 @@ def test_chunks_of_the_last_batch_are_all_known_and_an_older_batch_is_forgotten(
         reply = session.save_messages(
             far(1, first=chunk + 1), expected=chunk or "", source="a", offset=5, chunk=chunk, packet_ids=str(chunk + 1)
         )
-        assert reply[:2] == [b"saved", chunk + 1]
+        assert (reply.word, reply.first_serial) == ("saved", chunk + 1)
     for chunk in range(12):
         reply = session.save_messages(far(1), source="a", offset=5, chunk=chunk)
         assert reply == [b"replayed", chunk + 1, text(chunk + 1), b""]
@@ -239,8 +239,8 @@ def test_chunks_of_the_last_batch_are_all_known_and_an_older_batch_is_forgotten(
 
 def test_sources_do_not_know_each_other(session: Session) -> None:
     session.save_messages(far(1), source="a", offset=9, packet_ids="1")
-    assert session.save_messages(far(1, first=2), expected=1, source="b", packet_ids="2")[0] == b"saved"
-    assert session.save_messages(far(1, first=3), expected=2)[0] == b"saved"
+    assert session.save_messages(far(1, first=2), expected=1, source="b", packet_ids="2").word == "saved"
+    assert session.save_messages(far(1, first=3), expected=2).word == "saved"
     assert session.save_messages(far(1), source="a", offset=9) == [b"replayed", 1, b"1", b""]
 
 
@@ -269,7 +269,7 @@ def test_last_packet_id_that_is_gone_is_a_conflict(session: Session) -> None:
     before = contents(session.client)
     assert session.save_messages(far(1, first=3), expected=2) == [b"conflict", b""]
     assert contents(session.client) == before
-    assert session.save_messages(far(1, first=3))[:2] == [b"saved", 3]
+    assert session.save_messages(far(1, first=3)).pick("word", "first_serial") == ("saved", 3)
 
 
 def test_packet_ids_in_use_are_a_conflict_that_names_them_and_leaves_no_trace(session: Session) -> None:
@@ -312,20 +312,20 @@ def test_serials_of_a_session_of_another_program_go_on_from_the_highest_score(se
     client: Any = session.client
     client.set(session.keys.last_packet_id, 7)
     client.zadd(session.keys.messages, {session.payload(6): 900_000, session.payload(7): 900_001})
-    assert session.save_messages(far(1, first=8), expected=7)[:3] == [b"saved", 900_002, 3]
+    assert session.save_messages(far(1, first=8), expected=7) == [b"saved", 900_002, 3, b""]
 
 
 def test_serials_of_a_session_without_messages_go_on_from_the_last_packet_id(session: Session) -> None:
     client: Any = session.client
     client.set(session.keys.last_packet_id, 7)
-    assert session.save_messages(far(1, first=8), expected=7)[:3] == [b"saved", 8, 1]
+    assert session.save_messages(far(1, first=8), expected=7) == [b"saved", 8, 1, b""]
 
 
 def test_serials_stay_above_what_was_delivered_from_an_import(session: Session) -> None:
     session.import_session(messages(2), last_packet_id=2)
     session.mark_delivered(1_002)
     session.ack((1, ""), (2, ""))
-    assert session.save_messages(far(1, first=3), expected=2)[:3] == [b"saved", 1_003, 1]
+    assert session.save_messages(far(1, first=3), expected=2) == [b"saved", 1_003, 1, b""]
 
 
 def test_serials_stay_above_those_of_a_program_that_saved_meanwhile(session: Session) -> None:
@@ -333,12 +333,12 @@ def test_serials_stay_above_those_of_a_program_that_saved_meanwhile(session: Ses
     client: Any = session.client
     client.zadd(session.keys.messages, {session.payload(4): 50})
     client.set(session.keys.last_packet_id, 4)
-    assert session.save_messages(far(1, first=5), expected=4)[:2] == [b"saved", 51]
+    assert session.save_messages(far(1, first=5), expected=4).pick("word", "first_serial") == ("saved", 51)
     client.zadd(session.keys.messages, {session.payload(6): 20})
     client.set(session.keys.last_packet_id, 6)
     session.ack((5, ""))
     client.zrem(session.keys.messages, session.payload(4))
-    assert session.save_messages(far(1, first=7), expected=6)[:2] == [b"saved", 52]
+    assert session.save_messages(far(1, first=7), expected=6).pick("word", "first_serial") == ("saved", 52)
 
 
 @pytest.mark.parametrize("score", [2**53 - 1, "inf"])
@@ -529,4 +529,6 @@ def test_full_server_refuses_a_save_as_a_whole(own_server: Any) -> None:
             Session(client=client, client_id="fresh").save_messages(far(1))
         assert contents(client) == before
         client.config_set("maxmemory", 0)
-        assert session.save_messages(far(2, first=3), expected=2, source="a", offset=1, packet_ids="3-4")[1] == 3
+        assert (
+            session.save_messages(far(2, first=3), expected=2, source="a", offset=1, packet_ids="3-4").first_serial == 3
+        )

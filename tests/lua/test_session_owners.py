@@ -152,7 +152,7 @@ def test_save_looks_at_the_owner_once_a_session_was_taken_from_redis_and_came_ba
     session.set_owner("redis", epoch=3)
     with pytest.raises(StaleEpoch):
         replace(session, claims=1).save_messages(saved(session, 1, first=5), expected=4)
-    assert replace(session, claims=3).save_messages(saved(session, 1, first=5), expected=4)[1] == 5
+    assert replace(session, claims=3).save_messages(saved(session, 1, first=5), expected=4).first_serial == 5
 
 
 # What is noted.
@@ -313,7 +313,7 @@ def test_purge_of_a_session_with_a_mirror_leaves_owner_and_note(session: Session
 def test_purged_session_with_a_mirror_begins_anew(session: Session) -> None:
     mirrored(session)
     session.purge_session([1, 2, 3, 4], up_to_serial=4)
-    assert replace(session, claims=5).save_messages(saved(session, 1))[:2] == [b"saved", 1]
+    assert replace(session, claims=5).save_messages(saved(session, 1)).pick("word", "first_serial") == ("saved", 1)
     assert session.state()["outbox"] == "*"
 
 

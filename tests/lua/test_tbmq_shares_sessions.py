@@ -42,13 +42,12 @@ def publish(packet_id: int, *, life_ms: int = 600_000) -> Message:
 
 def bodies(session: Session, packet_ids: list[int]) -> list[dict[str, Any]]:
     """Read messages by our script."""
-    return [json.loads(text) for text in session.fetch_messages(packet_ids)[::2]]
+    return [json.loads(each.json) for each in session.fetch_messages(packet_ids).records]
 
 
 def sent_up_to(session: Session) -> int:
     """Return up to which serial the messages that wait are known as sent."""
-    fields = session.read_session()[4:]
-    return int(dict(zip(fields[::2], fields[1::2], strict=True))[b"sent_up_to"])
+    return int(dict(session.read_session().fields)[b"sent_up_to"])
 
 
 # What TBMQ wrote, under our scripts.
@@ -60,10 +59,10 @@ def test_messages_of_the_broker_are_read_in_order_with_their_expiry(client: Redi
     before = now_ms()
     assert [broker.add(f"site/{n}") for n in range(3)] == [1, 2, 3]
     assert session.list_references("serial", -1) == [(session.payload(n), n) for n in (1, 2, 3)]
-    assert session.read_session()[:3] == [b"3", 3, b"3"]
+    assert session.read_session().pick("last_packet_id", "references", "highest") == (b"3", 3, b"3")
     assert bodies(session, [1, 2, 3]) == broker.fetch()
-    for expires_at_ms in session.fetch_messages([1, 2, 3])[1::2]:
-        assert before + 600_000 <= expires_at_ms <= now_ms() + 600_000
+    for read in session.fetch_messages([1, 2, 3]).records:
+        assert before + 600_000 <= read.pexpiretime <= now_ms() + 600_000
 
 
 def test_messages_of_the_broker_are_confirmed(broker: Broker, session: Session) -> None:
@@ -90,7 +89,7 @@ def test_message_that_the_broker_released_is_known_as_released(broker: Broker, s
     before = contents(session.client)
     assert session.mark_released(1) == b"already"
     assert contents(session.client) == before
-    assert session.fetch_messages([1])[1] == -1
+    assert session.fetch_messages([1]).records[0].pexpiretime == -1
     assert session.remove_dead_references([1]) == [0, b""]
     assert session.ack((1, 1)) == [1]
 
@@ -99,7 +98,7 @@ def test_dead_references_of_the_broker_are_swept(broker: Broker, session: Sessio
     for n in range(4):
         broker.add(f"site/{n}")
     session.client.delete(session.payload(1), session.payload(3))
-    assert session.remove_dead_references([1, 2, 3, 4])[0] == 2
+    assert session.remove_dead_references([1, 2, 3, 4]).removed == 2
     assert [message["packetId"] for message in broker.fetch()] == [2, 4]
 
 
@@ -138,7 +137,7 @@ def test_save_steps_over_a_packet_id_that_the_broker_has_in_use(broker: Broker, 
     broker.add("site/1")
     session.client.set(session.keys.last_packet_id, 65_535)
     assert session.save_messages([publish(1)], expected=65_535) == [b"conflict", b"65535", 0]
-    assert session.save_messages([publish(2)], expected=65_535)[:2] == [b"saved", 2]
+    assert session.save_messages([publish(2)], expected=65_535).pick("word", "first_serial") == ("saved", 2)
     assert [message["topicName"] for message in broker.fetch()] == ["site/1", "site/2"]
 
 
@@ -156,7 +155,7 @@ def test_broker_goes_on_with_packet_ids_and_order_and_so_do_we(broker: Broker, s
     session.save_messages([publish(1), publish(2)])
     assert broker.add("broker/3") == 3
     assert session.save_messages([publish(4)], expected=2) == [b"conflict", b"3"]
-    assert session.save_messages([publish(4)], expected=3)[:3] == [b"saved", 4, 4]
+    assert session.save_messages([publish(4)], expected=3) == [b"saved", 4, 4, b""]
     assert broker.add("broker/5") == 5
     assert [message["packetId"] for message in broker.fetch()] == [1, 2, 3, 4, 5]
 
@@ -198,7 +197,7 @@ def test_session_that_the_broker_purged_begins_anew_with_greater_serials(broker:
     broker.purge()
     assert list(contents(session.client)) == [session.keys.session]
     assert session.save_messages([publish(3)], expected=2) == [b"conflict", b""]
-    assert session.save_messages([publish(1)])[:3] == [b"saved", 3, 1]
+    assert session.save_messages([publish(1)]) == [b"saved", 3, 1, b""]
     assert [message["packetId"] for message in broker.fetch()] == [1]
 
 
@@ -225,7 +224,7 @@ def test_save_goes_behind_what_the_broker_added_before_it_set_the_counter_back(
     broker.add("broker/4")
     # As it does when it hands messages of a group over while others are added.
     session.client.set(session.keys.last_packet_id, 3)
-    assert session.save_messages([publish(5)], expected=3)[:2] == [b"saved", 5]
+    assert session.save_messages([publish(5)], expected=3).pick("word", "first_serial") == ("saved", 5)
 
 
 def test_message_that_the_broker_added_to_a_session_that_it_purged_was_not_sent(
@@ -293,6 +292,6 @@ def test_session_that_both_use_loses_nothing_to_the_expiry_of_its_keys(broker: B
 
 def test_records_of_the_broker_escape_slashes(broker: Broker, session: Session) -> None:
     broker.add("site/1")
-    (text,) = session.fetch_messages([1])[::2]
-    assert b'"topicName":"site\\/1"' in text
-    assert b'"topicName":"site\\/1"' in record(json.loads(text)).encode()
+    (read,) = session.fetch_messages([1]).records
+    assert b'"topicName":"site\\/1"' in read.json
+    assert b'"topicName":"site\\/1"' in record(json.loads(read.json)).encode()

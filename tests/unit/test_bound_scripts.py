@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from script_replies import Reply
 
 import queuekeeper
 from queuekeeper import lua
@@ -21,6 +22,7 @@ from queuekeeper.lua import bind, scripts
 pytestmark = pytest.mark.unit
 
 PACKAGE = Path(queuekeeper.__file__).parent
+TESTS_OF_SCRIPTS = Path(__file__).parent.parent / "lua"
 AREAS = {name: area for name, area in vars(scripts).items() if isinstance(area, bind.Area)}
 HEADER = """#!lua flags=no-writes
 --[[
@@ -193,3 +195,61 @@ def test_reply_of_another_length_is_an_error(tmp_path: Path) -> None:
 def test_list_that_is_written_otherwise_is_refused_with_its_line(tmp_path: Path, returns: str) -> None:
     with pytest.raises(ScriptError, match=r"^lua/verb\.lua:10: "):
         script(tmp_path, returns=returns)
+
+
+def read_by_position(module: ast.AST) -> list[int]:
+    """Return the lines that index or unpack what a caller of scripts has answered."""
+
+    def is_answer(node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in answers
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ANSWERING
+
+    lines: set[int] = set()
+    for scope in (module, *(node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))):
+        answers: set[str] = set()
+        assigned = [node for node in ast.walk(scope) if isinstance(node, ast.Assign)]
+        if scope is not module:
+            answers |= {
+                target.id
+                for node in assigned
+                if is_answer(node.value)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+        lines |= {node.lineno for node in assigned if isinstance(node.targets[0], ast.Tuple) and is_answer(node.value)}
+        lines |= {
+            node.lineno
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Subscript)
+            and is_answer(node.value)
+            and (isinstance(node.slice, ast.Slice) or isinstance(getattr(node.slice, "value", None), int))
+        }
+    return sorted(lines)
+
+
+ANSWERING = {"call", "run", "_call"}
+"""Methods that return what the server has answered; of ``execute`` an index names the call and not a part."""
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("caller.call(script)[0]", [1]),
+        ("queue.run(call)[1:]", [1]),
+        ("a, b = caller.call(script)", [1]),
+        ("def test():\n    reply = queue.run(call)\n    assert reply[4] == 1", [3]),
+        ("def test():\n    reply = queue.run(call)\n    assert reply == [1]", []),
+        ("caller.call(script)", []),
+    ],
+)
+def test_reading_a_reply_by_position_is_found(text: str, lines: list[int]) -> None:
+    assert read_by_position(ast.parse(text)) == lines
+
+
+def test_tests_of_scripts_read_replies_by_the_names_of_the_header() -> None:
+    """Their helpers answer a ``Reply``, which has no index; what a caller answers itself is compared as a whole."""
+    assert not any(hasattr(Reply, name) for name in ("__getitem__", "__iter__", "__len__"))
+    read = {path.name: read_by_position(ast.parse(path.read_text("utf-8"))) for path in TESTS_OF_SCRIPTS.glob("*.py")}
+    assert read
+    assert {name: lines for name, lines in read.items() if lines} == {}
