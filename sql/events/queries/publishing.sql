@@ -28,8 +28,8 @@ FROM
 -- index: none
 SELECT
     pgmb.schedule_event(
-        COALESCE(
-            %(due_at)s::timestamptz, clock_timestamp() + %(delay_ms)s::bigint * INTERVAL '1 ms'
+        coalesce(
+            %(due_at)s::timestamptz, clock_timestamp() + %(delay_ms)s::bigint * interval '1 ms'
         ),
         (%(topics)s::text[])[1],
         (%(payloads)s::jsonb[])[1],
