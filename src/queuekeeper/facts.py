@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, str | int | float | bool) or value is None:
         return value
-    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | memoryview):
+    if isinstance(value, Iterable):
         return [plain(each) for each in value]
     raise TypeError(f"{type(value).__name__} is not shown")
 

@@ -123,7 +123,7 @@ def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
     place = job.ProfilePlace(store="redis", profile_id="fast")
     result = job._profile(running, place, ProfileParameters(mode="fast", turn=turn))
     rows = _rows(world.connection, "fast")
-    assert result["cohorts"] == (turn,)
+    assert result.cohorts == (turn,)
     assert "saved" in rows
     assert {row["cohort"] for row in rows.values()} == {turn}
     assert all(client_slot(name) * 96 // 16_384 == turn for name in rows)
