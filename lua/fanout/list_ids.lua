@@ -9,8 +9,8 @@ ARGV
     [2]  limit           about how many ids, 1 to 1,000
     [3]  with_values     1: what a hash has of each id follows it, for references and details; else 0
 Returns
-    {cursor, *ids}    0 at the end; ids, and nothing that is none. In a hash that changes meanwhile some may come
-                         twice; in a list or set some may be missed
+    {cursor, *ids}    0 at the end; ids, and nothing that is none, with with_values each with its value behind it. In
+                         a hash that changes meanwhile some may come twice; in a list or set some may be missed
 Errors
     INVALID  an argument breaks the rules above
 Cost
