@@ -29,7 +29,7 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CohortState, PlanState, plan_id
+from queuekeeper.migration.ledger.model import CohortState, MigrationPlan, PlanState, plan_id
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
@@ -247,13 +247,20 @@ def test_payload_that_redis_does_not_take_is_copied_by_the_remedy_of_its_refusal
     assert world.verify(plan.plan_id).balanced
 
 
+def _planned_for_another_redis(
+    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
+) -> tuple[World, MigrationPlan, World]:
+    """Plan a large payload, and return the same world with a target that takes only smaller ones."""
+    world = make_world()
+    _large(world, 1_000_000)
+    other = replace(world, redis_url=redis_server_factory(proto_max_bulk_len=2**20).url)
+    return world, world.plan(), other
+
+
 def test_payload_that_another_redis_than_the_plans_does_not_take_is_refused_by_the_copy(
     make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
 ) -> None:
-    world = make_world()
-    _large(world, 1_000_000)
-    plan = world.plan()
-    other = replace(world, redis_url=redis_server_factory(proto_max_bulk_len=2**20).url)
+    world, plan, other = _planned_for_another_redis(make_world, redis_server_factory)
     with connect_redis(other.redis_url) as client:
         target: Any = client
         with pytest.raises(RefusedError, match=r"makes a value of 1,333,\d+ bytes, and Redis at .* takes 1,048,576"):
@@ -266,10 +273,7 @@ def test_payload_that_another_redis_than_the_plans_does_not_take_is_refused_by_t
 def test_payload_that_a_plan_trims_is_in_nobodys_way_and_another_goes_in_by_the_remedy_of_its_refusal(
     make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
 ) -> None:
-    world = make_world()
-    _large(world, 1_000_000)
-    plan = world.plan()
-    other = replace(world, redis_url=redis_server_factory(proto_max_bulk_len=2**20).url)
+    world, plan, other = _planned_for_another_redis(make_world, redis_server_factory)
     with connect_redis(other.redis_url) as client:
         target: Any = client
         with pytest.raises(RefusedError, match="makes a value of") as refused:
