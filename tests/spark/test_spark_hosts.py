@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,12 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from queuekeeper.embedded import PostgresServer, RedisCluster
 from queuekeeper.errors import UsageError
+from queuekeeper.migration.ledger.model import code_version
 from queuekeeper.migration.ledger.parameters import MigrationParameters
-from queuekeeper.migration.spark.session import build_session, runs_here
+from queuekeeper.migration.spark.masters import check_master, refuse_loopback, runs_here
+from queuekeeper.migration.spark.session import build_session
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.spark.world import World
 
@@ -40,11 +43,13 @@ class Hosts:
     """This host and another one, joined by a cable.
 
     :param here: address of this host that the other one reaches.
+    :param only_here: one that the other host has no way to.
     :param there: address of the other host.
     :param namespace: in which programs of the other host run.
     """
 
     here: str
+    only_here: str
     there: str
     namespace: str
 
@@ -59,7 +64,7 @@ def _ip(*words: str) -> None:
 def hosts() -> Iterator[Hosts]:
     name = f"qk{os.getpid() % 100_000}"
     third = os.getpid() % 256
-    found = Hosts(here=f"10.213.{third}.1", there=f"10.213.{third}.2", namespace=name)
+    found = Hosts(here=f"10.213.{third}.1", only_here=f"10.214.{third}.1", there=f"10.213.{third}.2", namespace=name)
     try:
         _ip("netns", "add", name)
     except OSError as error:
@@ -67,6 +72,7 @@ def hosts() -> Iterator[Hosts]:
     try:
         _ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name)
         _ip("addr", "add", f"{found.here}/24", "dev", f"{name}a")
+        _ip("addr", "add", f"{found.only_here}/32", "dev", f"{name}a")
         _ip("link", "set", f"{name}a", "up")
         for words in (("addr", "add", f"{found.there}/24", "dev", f"{name}b"), ("link", "set", f"{name}b", "up")):
             _ip("-n", name, *words)
@@ -195,19 +201,93 @@ def test_migration_is_carried_out_by_an_executor_on_another_host(
             assert here.verify(plan_id).balanced
 
 
-def _build_session(master: str, **arguments: Any) -> str:
-    """Return what is said when a session cannot be had; in a process of its own, as each has one Spark."""
+def _build_session(master: str, *, pythons: Sequence[Path | str] = (sys.executable,), **arguments: Any) -> list[str]:
+    """Return what is said when sessions cannot be had; in a process of its own, as each has one Spark.
+
+    :param pythons: of executors, each for a session of its own.
+    """
     program = (
-        "import json, sys\n"
+        "import json, os, sys\n"
         "from queuekeeper.errors import QueuekeeperError\n"
         "from queuekeeper.migration.spark.session import build_session\n"
-        "try:\n"
-        "    build_session('probe', master=sys.argv[1], **json.loads(sys.argv[2]))\n"
-        "except QueuekeeperError as error:\n"
-        "    print(type(error).__name__, error)\n"
+        "for python in sys.argv[3:]:\n"
+        "    os.environ['PYSPARK_PYTHON'] = python\n"
+        "    try:\n"
+        "        build_session('probe', master=sys.argv[1], **json.loads(sys.argv[2])).stop()\n"
+        "    except QueuekeeperError as error:\n"
+        "        print(type(error).__name__, error)\n"
+        "    else:\n"
+        "        print('granted')\n"
     )
-    words = [sys.executable, "-c", program, master, json.dumps(arguments)]
-    return subprocess.run(words, env=_without_local_address(), capture_output=True, text=True, check=True).stdout
+    words = [sys.executable, "-c", program, master, json.dumps(arguments), *map(str, pythons)]
+    done = subprocess.run(words, env=_without_local_address(), capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def _python(folder: Path, name: str, *, options: str = "", files: Mapping[str, str] | None = None) -> Path:
+    """Make a Python for executors that differs from this one by options, or by modules that come first."""
+    place = folder / name
+    for path, text in (files or {}).items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_text(text, "utf-8")
+    place.mkdir(exist_ok=True)
+    program = place / "python"
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={place}:"$PYTHONPATH" exec {sys.executable} {options} "$@"\n', encoding="utf-8"
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, worker: None, tmp_path: Path) -> None:
+    package = {f"queuekeeper/{path}__init__.py": "" for path in ("", "migration/", "migration/ledger/")}
+    bare = _python(tmp_path, "bare", options="-S")
+    older = _python(
+        tmp_path,
+        "older",
+        files=package | {"queuekeeper/migration/ledger/model.py": "def code_version():\n    return '0.0.1'\n"},
+    )
+    other_spark = _python(
+        tmp_path, "spark", files={"sitecustomize.py": "import pyspark\npyspark.__version__ = '4.0.1'\n"}
+    )
+
+    said = _build_session(master, pythons=(bare, older, other_spark, "/nowhere/python", sys.executable))
+
+    executor = f"RefusedError the executor of Spark at {master} on {socket.gethostname()}"
+    assert [line.partition(": ")[0] for line in said[:3]] == [
+        f"{executor} cannot import Queuekeeper into {sys.executable} (No module named 'queuekeeper')",
+        f"{executor} has Queuekeeper 0.0.1, and this driver has {code_version()}",
+        f"{executor} has Spark 4.0.1, and this driver has {pyspark.__version__}",
+    ]
+    assert "install queuekeeper[spark] there, or send it along as an archive" in said[0]
+    assert said[3].startswith(f"RefusedError no executor of Spark at {master} can run Python tasks of this driver")
+    assert 'Cannot run program "/nowhere/python"' in said[3]
+    assert said[4:] == ["granted"]
+
+
+def test_a_store_that_only_this_host_reaches_is_refused_with_the_words_of_the_executor(
+    hosts: Hosts, master: str, worker: None, postgres_server: PostgresServer
+) -> None:
+    with CuttingProxy(postgres_server.url, host=hosts.only_here) as store:
+        (said,) = _build_session(master, stores=[store.url])
+
+    assert said.startswith(
+        f"ServerUnavailable the executor of Spark at {master} on {socket.gethostname()} does not reach the stores: "
+        f"PostgreSQL at {hosts.only_here}:"
+    )
+
+
+def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Hosts) -> None:
+    with socket.create_server((hosts.here, 0)) as mute:
+        master = f"spark://{hosts.here}:{mute.getsockname()[1]}"
+
+        (said,) = _build_session(master, master_wait_s=2)
+
+    assert said.startswith(
+        f"ServerUnavailable the Spark master at {master} has not accepted this driver's application within 2 seconds. "
+        "A master of another version of Spark does so"
+    )
+    assert f"this driver has Spark {pyspark.__version__}" in said
 
 
 def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
@@ -234,7 +314,7 @@ def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
 
 
 def test_a_spark_that_grants_no_executor_is_reported_and_not_waited_for(master: str) -> None:
-    said = _build_session(master, executor_wait_s=3)
+    (said,) = _build_session(master, executor_wait_s=3)
 
     assert f"ServerUnavailable Spark at {master} granted no executor within 3 seconds: check on the master's" in said
 
@@ -242,7 +322,7 @@ def test_a_spark_that_grants_no_executor_is_reported_and_not_waited_for(master: 
 def test_a_master_that_does_not_answer_is_named_before_spark_starts(hosts: Hosts) -> None:
     nobody = f"spark://{hosts.here}:{_free_port(hosts.here)}"
 
-    said = _build_session(nobody)
+    (said,) = _build_session(nobody)
 
     assert said.startswith(
         f"ServerUnavailable no Spark master answers at {nobody}: Connection refused; check its address"
@@ -269,10 +349,50 @@ def test_stores_on_loopback_are_refused_where_executors_are_elsewhere(url: str, 
     assert "secret" not in str(caught.value)
 
 
+def test_a_cluster_whose_nodes_are_announced_by_loopback_is_refused(hosts: Hosts, redis_cluster: RedisCluster) -> None:
+    with (
+        CuttingProxy(redis_cluster.url, host=hosts.here) as cluster,
+        pytest.raises(
+            UsageError, match=r"a node of the Redis cluster is announced as 127\.0\.0\.1:\d+, which every"
+        ) as caught,
+    ):
+        refuse_loopback("spark://10.1.2.3:7077", [cluster.url])
+
+    assert "set cluster-announce-ip of each node to an address that all" in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    "master", ["local[2]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "spark://[::1]:7077"]
+    "master",
+    ["sc://connect:15002", "mesos://m:5050", "yarn://", "yarn-cluster", "local[0]", "local[two]", "nowhere", ""],
+)
+def test_a_master_of_a_mode_that_there_is_not_is_refused_before_anything_is_started(master: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"jobs do not run on the Spark master {master!r}")) as caught:
+        build_session("never started", master=master)
+
+    assert "write local[2], spark://host:7077, yarn, or k8s://https://host:6443" in str(caught.value)
+
+
+def test_spark_connect_that_the_environment_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://connect:15002")
+
+    with pytest.raises(UsageError, match="SPARK_REMOTE names a Spark Connect server, and a job is the driver"):
+        build_session("never started", master="local[1]")
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[*]",
+        "local[2]",
+        "local[2, 4]",
+        "local-cluster[2,1,1024]",
+        "spark://127.0.0.1:7077",
+        "spark://[::1]:7077",
+    ],
 )
 def test_executors_of_this_machine_may_use_loopback(master: str) -> None:
+    check_master(master)
     assert runs_here(master)
 
 
@@ -280,4 +400,5 @@ def test_executors_of_this_machine_may_use_loopback(master: str) -> None:
     "master", ["spark://10.1.1.1:7077", "spark://a:7077,127.0.0.1:7077", "yarn", "k8s://https://h:6443"]
 )
 def test_any_other_master_may_have_executors_elsewhere(master: str) -> None:
+    check_master(master)
     assert not runs_here(master)

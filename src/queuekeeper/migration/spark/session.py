@@ -10,22 +10,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from queuekeeper import errors, postgres, redis_client
+from queuekeeper import errors
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
-from queuekeeper.hosts import is_loopback
-from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory, code_version
+from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
+from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
+from queuekeeper.migration.spark.probe import EXECUTOR_WAIT_S, asked, probe_executor, telling_line
 
 SUPERVISOR_VARIABLE = "QUEUEKEEPER_SUPERVISOR_PID"
 
@@ -49,10 +50,10 @@ _SETTINGS = {
 }
 
 
-EXECUTOR_WAIT_S = 120.0
-"""How long a cluster may take to grant the first executor."""
-
 _CONNECT_TIMEOUT_S = 5.0
+
+MASTER_WAIT_S = 30.0
+"""How long a master may take to accept an application; Spark itself gives up after sixty seconds, without a word."""
 
 
 def build_session(
@@ -60,6 +61,7 @@ def build_session(
     *,
     master: str | None = None,
     stores: Sequence[str] = (),
+    master_wait_s: float = MASTER_WAIT_S,
     executor_wait_s: float = EXECUTOR_WAIT_S,
 ) -> SparkSession:
     """Return the process's Spark session, started if need be.
@@ -70,45 +72,68 @@ def build_session(
     :param name: application name.
     :param master: where to run; none leaves it to ``spark-submit``.
     :param stores: URLs of the stores that executors will connect to.
+    :param master_wait_s: how long to wait for the master to accept the application, in seconds.
     :param executor_wait_s: how long to wait for the first executor, in seconds.
-    :raises UsageError: when executors on other machines are to reach a store by a loopback address.
+    :raises UsageError: when there is no such master, or executors on other machines are to reach a store by a loopback
+        address.
     :raises ServerUnavailable: when the master does not answer or grants no executor.
     :raises RefusedError: when an executor cannot run Queuekeeper.
     """
+    if os.environ.get("SPARK_REMOTE"):
+        raise UsageError("SPARK_REMOTE names a Spark Connect server, and a job is the driver: unset it")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master is None:
-        master = _submitted("spark.master")
     settings = dict(_SETTINGS)
-    is_remote = master is not None and not runs_here(master)
-    if master is not None and is_remote:
+    if master is None:
+        master = _known(settings, "spark.master")
+    if master is not None:
+        check_master(master)
+    if master is None or runs_here(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    else:
         refuse_loopback(master, stores)
         address = _driver_address(master)
-        if address and "SPARK_LOCAL_IP" not in os.environ and _submitted("spark.driver.host") is None:
+        if address and "SPARK_LOCAL_IP" not in os.environ and _known(settings, "spark.driver.host") is None:
             settings["spark.driver.host"] = address
-    else:
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    is_cluster = master is not None and not is_local(master)
+    if not is_cluster:
         # Elsewhere a worker must be able to say that there is no Queuekeeper.
         settings["spark.python.daemon.module"] = "queuekeeper.migration.spark.python_workers"
-    builder = SparkSession.builder.appName(name)
+    conf = SparkConf(loadDefaults=False).setAppName(name).setAll(list(settings.items()))
     if master is not None:
-        builder = builder.master(master)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+        conf.setMaster(master)
+    if is_cluster:
+        _register(conf, master=str(master), wait_s=master_wait_s)
+    session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    if is_remote:
+    if is_cluster:
         try:
-            _ask_executor(session, wait_s=executor_wait_s)
+            probe_executor(session.sparkContext, stores=stores, executor_wait_s=executor_wait_s)
         except BaseException:
             session.stop()
             raise
     return session
 
 
-def runs_here(master: str) -> bool:
-    """Return whether all executors run on this machine, as far as the master's address tells."""
-    places = _addresses(master)
-    return master.startswith("local") or (bool(places) and all(is_loopback(host) for host, _ in places))
+def _register(conf: SparkConf, *, master: str, wait_s: float) -> None:
+    """Start the driver and have the master accept it.
+
+    :raises ServerUnavailable: when the master does not.
+    """
+    SparkContext._ensure_initialized(conf=conf)
+    accepted = asked(lambda: SparkContext.getOrCreate(SparkConf().setAll(conf.getAll())), name="spark-master")
+    try:
+        accepted.result(timeout=wait_s)
+    except TimeoutError:
+        what = f"has not accepted this driver's application within {wait_s:g} seconds"
+    except (Py4JError, OSError) as error:
+        what = f"has not accepted this driver's application: {telling_line(str(error))}"
+    else:
+        return
+    raise ServerUnavailable(
+        f"the Spark master at {master} {what}. A master of another version of Spark does so, and a standby: this "
+        f"driver has Spark {pyspark.__version__}; compare it with the master's page, and give all machines the same "
+        "Spark (docs/deploying.md)"
+    )
 
 
 def task_memory(session: SparkSession) -> TaskMemory:
@@ -126,42 +151,13 @@ def task_memory(session: SparkSession) -> TaskMemory:
     )
 
 
-def refuse_loopback(master: str, stores: Sequence[str]) -> None:
-    """Refuse stores that executors on other machines cannot reach.
+def _known(settings: Mapping[str, str], name: str) -> str | None:
+    """Return a setting of ``spark-submit``, of ``spark-defaults.conf`` or of ``PYSPARK_SUBMIT_ARGS``; none without.
 
-    :raises UsageError: naming product and host, never a password.
+    :param settings: with which Java is started, where ``spark-submit`` has not done so.
     """
-    for url in stores:
-        is_redis = url.startswith(("redis", "unix"))
-        product = "Redis" if is_redis else "PostgreSQL"
-        host = redis_client.loopback_host(url) if is_redis else postgres.loopback_host(url)
-        if host is not None:
-            raise UsageError(
-                f"Spark runs at {master}, and {product} is named by {host}, which every executor takes for its own "
-                f"machine: name {product} by an address that all machines of Spark reach"
-            )
-
-
-def _submitted(name: str) -> str | None:
-    """Return a setting that ``spark-submit`` gave this driver; none where Python starts Spark itself."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return None
-    SparkContext._ensure_initialized()
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())))
     return SparkConf().get(name)
-
-
-def _addresses(master: str) -> list[tuple[str, int]]:
-    """Return host and port of each master that a URL names; none for a master that is no address."""
-    kind, _, rest = master.partition("://")
-    if kind not in ("spark", "k8s"):
-        return []
-    found = []
-    for place in rest.partition("://")[2].split(",") if "://" in rest else rest.split(","):
-        host, _, port = place.partition("/")[0].rpartition(":")
-        if not host or not port.isdecimal():
-            raise UsageError(f"the Spark master {master!r} does not parse: write {kind}://host:port")
-        found.append((host.strip("[]"), int(port)))
-    return found
 
 
 def _driver_address(master: str) -> str | None:
@@ -170,7 +166,7 @@ def _driver_address(master: str) -> str | None:
     :raises ServerUnavailable: when nothing listens there.
     """
     problem = ""
-    for place in _addresses(master):
+    for place in addresses(master):
         try:
             with socket.create_connection(place, timeout=_CONNECT_TIMEOUT_S) as connection:
                 return str(connection.getsockname()[0])
@@ -181,40 +177,6 @@ def _driver_address(master: str) -> str | None:
             f"no Spark master answers at {master}: {problem}; check its address and that this machine reaches it"
         )
     return None
-
-
-def _ask_executor(session: SparkSession, *, wait_s: float) -> None:
-    """Have an executor say which Queuekeeper it runs, so that nothing is begun that no executor can carry out."""
-    context = session.sparkContext
-    master, driver = context.master, context.getConf().get("spark.driver.host")
-    answer: Future[list[str]] = Future()
-
-    def answer_from_executor() -> None:
-        try:
-            answer.set_result(context.parallelize([0], 1).mapPartitions(_installed_there()).collect())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=answer_from_executor, name="first-executor", daemon=True).start()
-    try:
-        (found,) = answer.result(timeout=wait_s)
-    except TimeoutError:
-        raise ServerUnavailable(
-            f"Spark at {master} granted no executor within {wait_s:g} seconds: check on the master's page that workers "
-            f"are registered and have a free core and memory, and that they may connect to this driver at {driver}; "
-            "another address of this machine is set by SPARK_LOCAL_IP"
-        ) from None
-    except (PySparkException, Py4JError, OSError) as error:
-        words = " ".join(str(error).split())
-        raise RefusedError(
-            f"an executor of Spark at {master} cannot run Python tasks of this driver: {words[:600]}; give all "
-            "machines the same packages and Python (docs/deploying.md)"
-        ) from None
-    if found != code_version():
-        raise RefusedError(
-            f"executors of Spark at {master} have Queuekeeper {found}, this driver has {code_version()}: give all "
-            "machines the same packages (docs/deploying.md)"
-        )
 
 
 def check_shared(session: SparkSession, folder: Path) -> None:
@@ -246,20 +208,6 @@ def check_shared(session: SparkSession, folder: Path) -> None:
         )
 
 
-def _installed_there() -> Any:
-    """Return a function that an executor can run without having Queuekeeper: it travels by value."""
-
-    def installed(_: Any) -> Iterator[str]:
-        try:
-            from queuekeeper.migration.ledger.model import code_version  # noqa: PLC0415 - may be missing there
-        except ImportError as error:
-            yield f"not installed ({error})"
-        else:
-            yield code_version()
-
-    return installed
-
-
 _RAISED = re.compile(r"^queuekeeper\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
@@ -267,7 +215,7 @@ _RAISED = re.compile(r"^queuekeeper\.errors\.(\w+): (.*)$", re.MULTILINE)
 def our_errors() -> Iterator[None]:
     """Raise again, as itself, an exception of ours that was raised inside a Spark task; say what a full heap asks for.
 
-    :raises RefusedError: when a task has run out of memory.
+    :raises RefusedError: when a task has run out of memory, or an executor that came late has no Queuekeeper.
     """
     try:
         yield
@@ -276,6 +224,11 @@ def our_errors() -> Iterator[None]:
             raise RefusedError(
                 "a task of Spark has run out of memory: raise spark.driver.memory with a local master, else "
                 "spark.executor.memory, then repeat the step"
+            ) from None
+        if "ModuleNotFoundError: No module named 'queuekeeper" in str(error):
+            raise RefusedError(
+                "an executor of Spark that came after the first one has no Queuekeeper: install the same packages on "
+                "all machines, or send them along as an archive (docs/deploying.md), then repeat the step"
             ) from None
         # A worker's traceback arrives as text; an exception of ours stands on its last line.
         found = _RAISED.findall(str(error))

@@ -1,0 +1,153 @@
+"""Has an executor of a cluster say what it is, so that nothing is begun that no executor can carry out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+
+from queuekeeper.errors import RefusedError, ServerUnavailable
+from queuekeeper.migration.ledger.model import code_version
+
+EXECUTOR_WAIT_S = 120.0
+"""How long a cluster may take to grant the first executor."""
+
+_ANSWER_WAIT_S = 45.0
+"""How long an executor may take to answer, once it is granted."""
+
+_POLL_S = 0.1
+
+Result = TypeVar("Result")
+
+
+def asked(call: Callable[[], Result], *, name: str) -> Future[Result]:
+    """Run a call of Spark's that may never return in a thread that nobody waits for at the end."""
+    answer: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer
+
+
+def probe_executor(context: SparkContext, *, stores: Sequence[str], executor_wait_s: float = EXECUTOR_WAIT_S) -> None:
+    """Wait for the first executor and have it say its versions and whether it reaches the stores.
+
+    :param stores: URLs.
+    :raises ServerUnavailable: when there is no executor, or none that answers.
+    :raises RefusedError: when the executor cannot run the jobs.
+    """
+    place = f"Spark at {context.master}"
+    look = _look(stores, expected=code_version())
+    answer = asked(lambda: context.parallelize([0], 1).mapPartitions(look).collect(), name="first-executor")
+    _wait(answer, context, place=place, executor_wait_s=executor_wait_s)
+    try:
+        (found,) = answer.result()
+    except (PySparkException, Py4JError, OSError) as error:
+        words = telling_line(str(error))
+        if "removed our application" in words or "SparkContext was shut down" in words:
+            words += f"; the executors' own logs say why, and whether they reach this driver at {_driver(context)}"
+        raise RefusedError(
+            f"no executor of {place} can run Python tasks of this driver, which has Spark {context.version} and "
+            f"Python {context.pythonVer}: {words}. Give all machines the same Spark, Python and packages, and name "
+            "the executors' Python by PYSPARK_PYTHON (docs/deploying.md)"
+        ) from None
+    _judge(found, place=place, spark_version=context.version)
+
+
+def _wait(answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float) -> None:
+    begun_s = time.monotonic()
+    granted_s: float | None = None
+    while not answer.done():
+        now_s = time.monotonic()
+        if granted_s is None:
+            with suppress(Py4JError):  # Spark has stopped: the answer says why
+                granted_s = now_s if _executors(context) else None
+            if granted_s is None and now_s - begun_s > executor_wait_s:
+                raise ServerUnavailable(
+                    f"{place} granted no executor within {executor_wait_s:g} seconds: check on the master's page that "
+                    "workers are registered and have a free core and memory, that they have Spark "
+                    f"{context.version}, and that they may connect to this driver at {_driver(context)}; another "
+                    "address of this machine is set by SPARK_LOCAL_IP or spark.driver.host"
+                )
+        elif now_s - granted_s > _ANSWER_WAIT_S:
+            raise ServerUnavailable(
+                f"an executor of {place} has come, and did not answer within {_ANSWER_WAIT_S:g} seconds: check its "
+                f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
+                "spark.driver.blockManager.port)"
+            )
+        time.sleep(_POLL_S)
+
+
+def _executors(context: SparkContext) -> int:
+    """Return how many executors there are; the driver is counted among them by Spark."""
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def _driver(context: SparkContext) -> str:
+    return str(context.getConf().get("spark.driver.host"))
+
+
+def _look(stores: Sequence[str], *, expected: str) -> Callable[[Any], Iterator[dict[str, Any]]]:
+    """Return what an executor can run without having Queuekeeper: it travels by value."""
+    urls = tuple(stores)
+
+    def look(_: Any) -> Iterator[dict[str, Any]]:
+        import socket  # noqa: PLC0415 - where it runs
+        import sys  # noqa: PLC0415
+
+        import pyspark  # noqa: PLC0415
+
+        found: dict[str, Any] = {"host": socket.gethostname(), "python": sys.executable, "spark": pyspark.__version__}
+        try:
+            from queuekeeper.migration.ledger.model import code_version  # noqa: PLC0415 - may be missing there
+
+            found["version"] = code_version()
+            if found["version"] == expected:
+                from queuekeeper.migration.spark.masters import unreached  # noqa: PLC0415
+
+                found["unreached"] = unreached(urls)
+        except ImportError as error:
+            found["missing"] = str(error)
+        yield found
+
+    return look
+
+
+def _judge(found: Mapping[str, Any], *, place: str, spark_version: str) -> None:
+    executor = f"the executor of {place} on {found['host']}"
+    if found["spark"] != spark_version:
+        raise RefusedError(
+            f"{executor} has Spark {found['spark']}, and this driver has {spark_version}: give all machines the same "
+            "Spark (docs/deploying.md)"
+        )
+    if "missing" in found:
+        raise RefusedError(
+            f"{executor} cannot import Queuekeeper into {found['python']} ({found['missing']}): install "
+            "queuekeeper[spark] there, or send it along as an archive, and name its Python by PYSPARK_PYTHON "
+            "(docs/deploying.md)"
+        )
+    if found["version"] != code_version():
+        raise RefusedError(
+            f"{executor} has Queuekeeper {found['version']}, and this driver has {code_version()}: give all machines "
+            "the same packages (docs/deploying.md)"
+        )
+    if found["unreached"]:
+        raise ServerUnavailable(f"{executor} does not reach the stores: {'; '.join(found['unreached'])}")
+
+
+def telling_line(text: str) -> str:
+    """Return the line of an error of Spark's that says what has happened, without the traces around it."""
+    lines = text.partition("\n\tat ")[0].partition("\nDriver stacktrace")[0].strip().splitlines()
+    return lines[-1].strip()[:600] if lines else "no word"
