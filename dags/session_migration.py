@@ -76,7 +76,7 @@ with DAG(
     summarise = SummarisePlanOperator(task_id="summarise_plan", pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
         task_id="approve",
-        subject=f"Copy {{{{ '{{:,}}'.format({SUMMARY}['numbers']['to_copy']) }}}} messages to Redis?",
+        subject=f"Copy {{{{ '{{:,}}'.format({SUMMARY}['to_copy']) }}}} messages to Redis?",
         body=f"{{{{ {SUMMARY}['markdown'] }}}}",
         retry_delay=timedelta(seconds=1),
     )

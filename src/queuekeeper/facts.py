@@ -42,5 +42,5 @@ def plain(value: Any) -> Any:
 
 def brief(record: Any) -> dict[str, Any]:
     """Return a record in few lines: as :func:`plain` does, without what is told at length."""
-    left_out = getattr(type(record), "at_length", ())
+    left_out = getattr(record, "at_length", ())
     return {name: fact for name, fact in plain(record).items() if name not in left_out}

@@ -23,9 +23,10 @@ from airflow.utils.session import create_session
 from queuekeeper import audit, postgres
 from queuekeeper.airflow.operators.partitions import ApplyPartitionsOperator, ArchivePartitionsOperator
 from queuekeeper.clock import system_clock
+from queuekeeper.facts import plain
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.partitions import apply
-from queuekeeper.maintenance.partitions.model import Purpose, RetiredState, to_json
+from queuekeeper.maintenance.partitions.model import Purpose, RetiredState
 from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import load_policy, save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
@@ -192,6 +193,9 @@ def test_dry_run_ends_with_the_plans(world: World, tmp_path: Path) -> None:
     assert f'<a href="{escape(short["remedy_url"])}">Open partition_maintenance' in page.read_text("utf-8")
     told = next(task for task in run.get_task_instances() if task.task_id == "report").xcom_pull(task_ids="report")
     assert {"table": "public.visits", **short} in told["findings"]
+    # What the task returns is the report in few lines, and where it is.
+    del report["tables"]
+    assert told == report | {name: told[name] for name in ("html", "json", "sha256")}
 
 
 @pytest.mark.spark
@@ -405,8 +409,7 @@ def test_paused_run_holds_no_worker_and_goes_on_behind_what_is_done(
     world.table("visits")
     policy = load_policy(world.connection, "public.visits")
     plan = plan_for(world.connection, policy=policy, purpose=Purpose.CREATION, now_ms=system_clock())
-    planned = {"table": plan.table, "plan": to_json(plan)}
-    left: dict[str, str] = {}
+    left: dict[str, Any] = {}
     context: Any = {
         "dag_run": SimpleNamespace(run_id="by hand"),
         "ti": SimpleNamespace(xcom_push=lambda key, value: left.update({key: value})),
@@ -420,7 +423,7 @@ def test_paused_run_holds_no_worker_and_goes_on_behind_what_is_done(
         world.runs.set_paused(run_id, True)
         return found
 
-    task = ApplyPartitionsOperator(task_id="create", planned=planned, plan_only="False")
+    task = ApplyPartitionsOperator(task_id="create", planned=plain(plan), plan_only="False")
     with monkeypatch.context() as patched:
         patched.setattr(apply._Work, "do", paused_after_it)
         with pytest.raises(TaskDeferred):
@@ -433,7 +436,8 @@ def test_paused_run_holds_no_worker_and_goes_on_behind_what_is_done(
     assert len(world.partitions("visits")) == 6
 
     world.runs.set_paused(run_id, False)
-    assert task.look_again(context) == {"table": "public.visits", "steps": 3}
+    done = task.look_again(context)
+    assert (done["table"], len(done["outcomes"]), done["done"]) == ("public.visits", 3, True)
     assert len(world.partitions("visits")) == 8
     assert world.runs.load(run_id).state is RunState.DONE
     (told,) = world.runs.progress(run_id)

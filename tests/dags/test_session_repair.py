@@ -120,7 +120,9 @@ def test_dry_run_ends_with_the_plan(repair: DAG, world: World) -> None:
         "plan": "success", "summarise": "success", "approve": "skipped", "apply": "skipped", "report": "skipped",
     }  # fmt: skip
     assert world.lasting(DEVICES[0]) == world.lasting(DEVICES[1]) == 3
-    assert returned(run, "plan")["effects"] == {"life given where there was no end": 6}
+    plan = returned(run, "plan")
+    assert plan["effects"] == {"life given where there was no end": 6}
+    assert returned(run, "summarise") == plan | {"markdown": returned(run, "summarise")["markdown"]}
 
 
 def test_approved_run_mends_the_chosen_queue_and_looks_again(
@@ -154,7 +156,7 @@ def test_approved_run_mends_the_chosen_queue_and_looks_again(
     assert chosen in body
     assert "Messages get the instant back that they had" in body
     report = returned(run, "report")
-    assert (report["planned"], report["report"]["done"], report["left"]) == (GIVEN, GIVEN, {})
+    assert (report["planned"]["effects"], report["done"], report["left"]["effects"]) == (GIVEN, GIVEN, {})
     stored = world.runs.load(report["maintenance_run_id"])
     assert (stored.state, stored.approved_by, stored.throttle_operations_per_s) == (RunState.DONE, "ada", 1_000)
     path = Path(returned(run, "apply")["undo_file"])
@@ -211,7 +213,7 @@ def test_failed_run_is_marked_and_goes_on_when_it_is_repeated(world: World, monk
     assert world.runs.load(run_id).state is RunState.FAILED
     assert world.lasting(DEVICES[0]) == 3
 
-    assert task.execute({})["done"] == GIVEN
+    assert task.execute({})["counts"]["effects"] == GIVEN
     assert world.runs.load(run_id).state is RunState.DONE
 
 
@@ -229,12 +231,12 @@ def test_paused_run_holds_no_worker_and_goes_on_when_it_is_resumed(world: World)
     world.runs.set_paused(run_id, False, actor="eve")
     # Each look is a task of its own, on any worker.
     task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
-    assert task.resume_execution("look_again", {"event": "now"}, {})["done"] == GIVEN
+    assert task.resume_execution("look_again", {"event": "now"}, {})["counts"]["effects"] == GIVEN
     assert world.runs.load(run_id).state is RunState.DONE
     answers = world.connection.execute("SELECT count(*) FROM queuekeeper.audit WHERE action = 'approve'").fetchone()
     assert answers == (1,)
     world.client.persist(payload_key(DEVICES[0], 1))
-    assert task.execute({})["done"] == GIVEN, "the report of what was done"
+    assert task.execute({})["counts"]["effects"] == GIVEN, "the report of what was done"
     assert world.lasting(DEVICES[0]) == 1, "what came since is not in the plan"
 
 

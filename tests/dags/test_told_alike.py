@@ -29,13 +29,18 @@ from queuekeeper.airflow.operators.online import (
     RollBackOperator,
     SoakOperator,
 )
-from queuekeeper.airflow.operators.partitions import PlanPartitionsOperator
+from queuekeeper.airflow.operators.partitions import ApplyPartitionsOperator, PlanPartitionsOperator
 from queuekeeper.airflow.operators.quality import ReportQualityOperator, RunQualityOperator
+from queuekeeper.airflow.operators.repair import ReportRepairOperator
 from queuekeeper.airflow.operators.report import ReportMigrationOperator
 from queuekeeper.cli import app, context, partitions
 from queuekeeper.cli.online import OnPlan
 from queuekeeper.facts import brief, plain
+from queuekeeper.jobs.engine import load_plan
 from queuekeeper.jobs.findings import Status
+from queuekeeper.jobs.registry import job_of
+from queuekeeper.jobs.report import FinishedRun, PlannedRun
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
     PartitionPlan,
@@ -43,7 +48,7 @@ from queuekeeper.maintenance.partitions.model import (
     StepKind,
     StepOutcome,
     StepState,
-    to_json,
+    report_of,
 )
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger.model import CopyReport, VerifyReport
@@ -86,16 +91,15 @@ def called(*arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def alike(task: Any, command: Any, *, of_task: set[str] = frozenset(), of_command: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def alike(task: Any, command: Any, record: Any, *, but: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     """Hold that a task and a command tell one record.
 
-    :param of_task: names that only a task has, or has with another value.
-    :param of_command: what it leaves out.
+    :param record: it, or its kind: it says itself what the task leaves out.
+    :param but: names that are no part of it, or that each surface has found out for itself.
     """
     kept = json.loads(json.dumps(task))
-    assert {name: kept[name] for name in kept.keys() - of_task} == {
-        name: command[name] for name in command.keys() - of_command - of_task
-    }
+    told = command.keys() - set(getattr(record, "at_length", ()))
+    assert {name: kept[name] for name in kept.keys() - but} == {name: command[name] for name in told - but}
 
 
 @pytest.fixture
@@ -111,12 +115,13 @@ def test_report_of_a_run_is_the_same_record_from_task_and_command(
 ) -> None:
     run_id = planned(control, kind, tmp_path)
 
-    task = ReportJobOperator(task_id="report", job=kind, maintenance_run_id=run_id, plan_only="False")
+    operator = ReportRepairOperator if job_of(kind).dag == "session_repair" else ReportJobOperator
+    task = operator(task_id="report", job=kind, maintenance_run_id=run_id, plan_only="False")
 
     # Each has looked at a time of its own, by which ages have grown.
     looks = {"generated_at_ms", "watch", "facts"}
     found, told = task.work({}), called("run", "report", run_id)
-    alike(found, told, of_task=FILES | looks, of_command={"plan"})
+    alike(found, told, FinishedRun, but=FILES | looks)
     for name in looks - {"generated_at_ms"}:
         assert list(plain(found).get(name, ())) == list(told.get(name, ()))
 
@@ -128,9 +133,10 @@ def test_plan_of_a_cleanup_is_the_same_record_from_task_and_command(control: pos
         task_id="summarise", job="expired_reference_cleanup", maintenance_run_id=told["maintenance_run_id"]
     ).execute({})
 
-    at_length = {"parameters", "code_version", "as_of_ms", "shares", "seconds"}
-    alike(task, told, of_task={"numbers", "markdown"}, of_command=at_length | (told.keys() - task.keys()))
-    assert task["numbers"] == {**told["counts"], "to_do": told["to_do"]}
+    job, run_id = job_of("expired_reference_cleanup"), told["maintenance_run_id"]
+    plan = load_plan(job, MaintenanceRuns(control), run_id)
+    alike(task, told, PlannedRun(job=job, maintenance_run_id=run_id, plan=plan), but={"markdown"})
+    assert (task["empty"], task["counts"]) == (True, told["counts"])
 
 
 def records() -> Iterator[Any]:
@@ -172,7 +178,7 @@ def test_last_line_of_a_spark_job_is_the_record_of_the_command(
     told = called(*command)
 
     [told] = told if isinstance(told, list) else [told]
-    alike(line, told, of_command={"ledger"} & told.keys())
+    alike(line, told, record)
     assert len(line) > 6
 
 
@@ -207,7 +213,7 @@ def test_step_with_devices_connected_is_the_same_record_from_task_and_command(
 
     told = called("online", step, plan_id, *(["--yes"] if step in ("roll-back", "commit") else []))
 
-    alike(operator.step(SimpleNamespace(**does)), told, of_command={"examples"} & told.keys())  # type: ignore[arg-type]
+    alike(operator.step(SimpleNamespace(**does)), told, soaked if step == "soak" else moved)  # type: ignore[arg-type]
 
 
 def test_judgement_is_the_same_record_from_task_and_command(
@@ -216,6 +222,7 @@ def test_judgement_is_the_same_record_from_task_and_command(
     found = quality_samples.result("Q9", Status.FAILED, unexpected_count=3)
     report = QualityReport(
         quality_run_id="fedcba9876543210", verdict=Verdict.FAILED, mode="full", suites=("events",), profile_ids=(),
+        stores=("redis",),
         results=(found, quality_samples.result("Q1")), not_judged=("Q12",),
         overdue=quality_samples.failed().known_issues[:1], queues=3, messages=9, seconds=1.25,
     )  # fmt: skip
@@ -230,9 +237,9 @@ def test_judgement_is_the_same_record_from_task_and_command(
     done = task.execute({"dag_run": run})
     # Only Airflow knows its connections, and so the form whole.
     forms = {"remedy_conf", "remedy_url", "trigger"}
-    alike(done, told, of_task={"stores", "findings"}, of_command={"results", "overdue"})
+    alike(done, told, QualityReport, but={"findings"})
     for in_task, in_command in zip(done["findings"], told["findings"], strict=True):
-        alike(in_task, in_command, of_task=forms)
+        alike(in_task, in_command, found, but=forms)
     assert told["results"][0]["advice"]
     assert told["findings"] == [plain(found.summary())]
 
@@ -250,8 +257,8 @@ def test_published_report_is_the_same_record_from_task_and_command(
     migration = ReportMigrationOperator(task_id="report", plan_id=plan_id).execute({})
     quality = ReportQualityOperator(task_id="report", quality_run_id=run_id).execute({})
 
-    alike(migration, called("migrate", "report", plan_id), of_task=FILES)
-    alike(quality, called("quality", "report", run_id), of_task=FILES)
+    alike(migration, called("migrate", "report", plan_id), None, but=FILES)
+    alike(quality, called("quality", "report", run_id), judged, but=FILES)
 
 
 def test_plan_of_partitions_is_the_same_record_from_task_and_command(
@@ -271,16 +278,35 @@ def test_plan_of_partitions_is_the_same_record_from_task_and_command(
         task_id="plan", table=policy.table, purpose="creation", plan_only="True", override_consumers="False"
     ).execute({})
 
-    alike(json.loads(task["plan"]), told)
+    alike(task, told, PartitionPlan)
     assert (told["empty"], told["bytes"]) == (True, 0)
 
 
-def test_what_became_of_partitions_is_kept_as_the_command_tells_it() -> None:
-    step = StepOutcome(kind=StepKind.CREATE, partition="public.readings_p1", state=StepState.BLOCKED)
-    report = ApplyReport(purpose=Purpose.CREATION, table="public.readings", outcomes=(step,), seconds=0.5)
+def test_what_became_of_partitions_is_the_same_record_from_task_and_command(
+    control: postgres.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = PartitionPolicy(table="public.readings", step="1 day", ahead="7 days")
+    plan = PartitionPlan(
+        purpose=Purpose.CREATION, table=policy.table, table_oid=7, policy=policy, as_of_ms=1_000, steps=()
+    )
+    step = StepOutcome(kind=StepKind.CREATE, partition="public.readings_p1", state=StepState.DONE, attempts=2)
+    report = ApplyReport(purpose=Purpose.CREATION, table=policy.table, outcomes=(step,), seconds=0.5)
+    for module in (partition_tasks, partitions):
+        monkeypatch.setattr(module, "carry_out", lambda *_, **__: report)
+    monkeypatch.setattr(partitions, "plan_for", lambda *_, **__: plan)
+    monkeypatch.setattr(partitions, "load_policy", lambda *_: policy)
+    pushed: dict[str, Any] = {}
+    ti = SimpleNamespace(xcom_push=lambda *, key, value: pushed.update({key: value}))
+    context: Any = {"dag_run": SimpleNamespace(run_id="run"), "ti": ti}
+    task = ApplyPartitionsOperator(task_id="create", planned=plain(plan), plan_only="False")
 
-    assert json.loads(to_json(report)) == plain(report)
-    assert plain(report)["done"] is False
+    [told] = called("partitions", "create", policy.table)["reports"]
+    done = task.execute(context)
+
+    alike(done, told, ApplyReport)
+    # A task that fails leaves it, too.
+    assert pushed == {partition_tasks.OUTCOME: done}
+    assert report_of(json.loads(json.dumps(done))) == report
 
 
 def test_few_lines_leave_out_what_is_told_at_length() -> None:

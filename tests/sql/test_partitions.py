@@ -33,6 +33,7 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.events import schema
+from queuekeeper.facts import plain
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
@@ -54,8 +55,7 @@ from queuekeeper.maintenance.partitions.model import (
     RetiredState,
     StepKind,
     StepState,
-    plan_from_json,
-    to_json,
+    plan_of,
 )
 from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_reattachment, plan_retirement
 from queuekeeper.maintenance.partitions.policies import delete_policy, load_policies, load_policy, save_policy
@@ -168,7 +168,7 @@ def test_new_partition_is_like_its_table(table: Connection) -> None:
 
 def test_plan_goes_through_json_and_is_applied_in_another_session(table: Connection) -> None:
     plan = plan_creation(table, policy=POLICY, now_ms=NOW)
-    again = plan_from_json(to_json(plan))
+    again = plan_of(json.loads(json.dumps(plain(plan))))
 
     assert again == plan
     assert apply(table, again).done
@@ -176,11 +176,11 @@ def test_plan_goes_through_json_and_is_applied_in_another_session(table: Connect
 
 
 def test_statements_of_an_altered_plan_are_never_sent(table: Connection) -> None:
-    text = to_json(plan_creation(table, policy=POLICY, now_ms=NOW)).replace(
+    text = json.dumps(plain(plan_creation(table, policy=POLICY, now_ms=NOW))).replace(
         "CREATE TABLE", "DROP TABLE public.readings; CREATE TABLE"
     )
 
-    report = apply(table, plan_from_json(text))
+    report = apply(table, plan_of(json.loads(text)))
 
     assert {each.state for each in report.outcomes} == {StepState.STALE}
     assert bounds(table) == []

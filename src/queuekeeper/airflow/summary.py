@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import humanize
 
@@ -31,21 +29,8 @@ _SCATTERED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanSummary:
-    """What a person needs to know before they agree.
-
-    :param numbers: counts of the chosen cohorts.
-    :param markdown: the same for people.
-    """
-
-    plan_id: str
-    numbers: dict[str, Any]
-    markdown: str
-
-
-def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummary:
-    """Return a plan in short.
+def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
+    """Return a plan in short, as Markdown.
 
     :param servers: the masters it will be copied to.
     """
@@ -53,14 +38,6 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     reasons: dict[str, int] = told["quarantined_by_reason"]
     used = sum(server.used_memory_bytes for server in servers)
     limits = [server.maxmemory_bytes for server in servers]
-    numbers: dict[str, Any] = told["totals"] | {
-        "cohorts": len(plan.chosen),
-        "cohorts_of": told["cohorts"],
-        "longest_queue": told["longest_queue"],
-        "quarantined_by_reason": reasons,
-        "redis_used_bytes": used,
-        "redis_limit_bytes": sum(limits) if all(limits) else None,
-    }
     parameters = plan.parameters
     limit = f" of {size(sum(limits))}" if limits and all(limits) else ", no limit set"
     as_of = datetime.fromtimestamp(plan.as_of_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -69,14 +46,14 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     rows = [
         ("Plan", f"`{plan.plan_id}`, as of {as_of}"),
         ("Cohorts", f"{number(len(plan.chosen))} of {number(len(plan.cohorts))}"),
-        ("Sessions", number(numbers["sessions"])),
-        ("Clients with messages", f"{number(numbers['clients'])}, longest queue {number(numbers['longest_queue'])}"),
-        ("Messages", f"{number(numbers['messages'])}, payloads {size(numbers['payload_bytes'])}"),
-        ("**To copy**", f"**{number(numbers['to_copy'])}**"),
-        ("Expired", f"{number(numbers['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
-        ("Trimmed", f"{number(numbers['trimmed'])} (not copied: beyond {number(parameters.limit)} per session)"),
-        ("Quarantined", f"{number(numbers['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
-        ("Redis memory", f"{size(numbers['forecast_bytes'])} forecast, {size(used)} in use{limit}"),
+        ("Sessions", number(told["sessions"])),
+        ("Clients with messages", f"{number(told['clients'])}, longest queue {number(told['longest_queue'])}"),
+        ("Messages", f"{number(told['messages'])}, payloads {size(told['payload_bytes'])}"),
+        ("**To copy**", f"**{number(told['to_copy'])}**"),
+        ("Expired", f"{number(told['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
+        ("Trimmed", f"{number(told['trimmed'])} (not copied: beyond {number(parameters.limit)} per session)"),
+        ("Quarantined", f"{number(told['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
+        ("Redis memory", f"{size(told['forecast_bytes'])} forecast, {size(used)} in use{limit}"),
         ("Throttle", "none" if throttle is None else f"{number(throttle)} messages/s"),
     ]
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
@@ -90,4 +67,4 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     warnings = [warning for server in servers for warning in server_warnings(server)]
     if warnings:
         lines += ["", "Before you agree:", "", *(f"- {warning}" for warning in warnings)]
-    return PlanSummary(plan_id=plan.plan_id, numbers=numbers, markdown="\n".join(lines))
+    return "\n".join(lines)

@@ -70,14 +70,14 @@ def planned(call: Call, kind: str, parameters: Parameters, *, then: str) -> Show
 
     :param then: that command, with ``{run_id}`` for the run.
     """
-    from queuekeeper.jobs.report import plan_facts
+    from queuekeeper.jobs.report import PlannedRun
 
     job, runs = job_of(kind), call.runs_if_any(needed=True)
     engine = engine_for(job, store_of(call, job), database=runs.connection)
     plan = engine.plan(parameters)
     run_id = engine.save(runs, plan).maintenance_run_id
     return Shown(
-        plan_facts(job, run_id, plan) | plan.facts(),
+        PlannedRun(job=job, maintenance_run_id=run_id, plan=plan),
         lambda: plan_parts(f"{job.words.title} {run_id}", job, plan),
         then="Nothing to do." if plan.empty else f"Next: {then.format(run_id=run_id)}",
     )
@@ -179,7 +179,7 @@ def looked_again(
 
     :param shares: those that have to be done; all when none is named.
     """
-    from queuekeeper.jobs.report import columns_of, facts_of, verdict, write_report
+    from queuekeeper.jobs.report import FinishedRun, columns_of, verdict, write_report
 
     job, outcome = engine.job, engine.report(runs, run_id, dry_run=dry_run)
     if report_directory is not None:
@@ -208,4 +208,4 @@ def looked_again(
         failed = f"{words}: the lines above say why; {job.words.hint}"
     elif outcome.trouble:
         failed = words
-    return Shown(facts_of(job, outcome), pretty, failed=failed)
+    return Shown(FinishedRun(job=job, outcome=outcome), pretty, failed=failed)

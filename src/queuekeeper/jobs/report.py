@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from queuekeeper import __version__
 from queuekeeper.approvals import milliseconds
@@ -40,16 +40,41 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
     return words.left.format(count=number(outcome.left.changes))
 
 
-def plan_facts(job: type[AnyJob], run_id: str, plan: AnyPlan) -> dict[str, Any]:
-    """Return what there is to say of a plan in few lines, for XCom; a command adds its shares and what it has found."""
-    told = {"maintenance_run_id": run_id, "kind": job.kind, "empty": plan.empty, "to_do": plan.counts.changes}
-    return told | {"counts": asdict(plan.counts)} | job.planned(plan)
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """What commands and tasks tell of a plan that is on record; in few lines, without shares and what it has found."""
+
+    job: type[AnyJob]
+    maintenance_run_id: str
+    plan: AnyPlan
+
+    @property
+    def at_length(self) -> Collection[str]:
+        """Names of what a few lines leave out."""
+        return self.plan.facts().keys() - self._in_short().keys()
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return self.plan.facts() | self._in_short()
+
+    def _in_short(self) -> dict[str, Any]:
+        counts = self.plan.counts
+        told = {"maintenance_run_id": self.maintenance_run_id, "kind": self.job.kind, "empty": self.plan.empty}
+        return told | {"to_do": counts.changes, "counts": asdict(counts)} | self.job.planned(self.plan)
 
 
-def facts_of(job: type[AnyJob], outcome: AnyOutcome) -> dict[str, Any]:
-    """Return what there is to say of a run as JSON can hold it; XCom leaves the plan out."""
-    told = {"verdict": verdict(job, outcome), "planned": asdict(outcome.plan.counts)}
-    return outcome_facts(outcome) | told | job.told(outcome)
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """What commands, tasks and reports tell of a run; its plan, which is on record, may be long."""
+
+    job: type[AnyJob]
+    outcome: AnyOutcome
+    at_length: ClassVar[tuple[str, ...]] = ("plan",)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        told = {"verdict": verdict(self.job, self.outcome), "planned": asdict(self.outcome.plan.counts)}
+        return outcome_facts(self.outcome) | told | self.job.told(self.outcome)
 
 
 def columns_of(outcome: AnyOutcome) -> list[tuple[str, ...]]:
@@ -66,7 +91,7 @@ def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> Rep
     :param directory: made when it is not there.
     :raises RefusedError: when it cannot be written to.
     """
-    plan, words, facts = outcome.plan, job.words, facts_of(job, outcome)
+    plan, words, facts = outcome.plan, job.words, FinishedRun(job=job, outcome=outcome).facts()
     changes = (plan.counts if outcome.dry_run else outcome.counts).changes
     is_bad = outcome.broken or outcome.trouble or outcome.open_shares
     return _write(

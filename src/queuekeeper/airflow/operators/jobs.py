@@ -25,7 +25,7 @@ from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
-from queuekeeper.facts import brief, plain
+from queuekeeper.facts import brief
 from queuekeeper.identity import client_namer
 from queuekeeper.jobs.common import DryRun, UndoRetention
 from queuekeeper.jobs.engine import Engine, load_plan
@@ -33,7 +33,7 @@ from queuekeeper.jobs.model import AnyJob, AnyPlan
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import job_of
-from queuekeeper.jobs.report import facts_of, plan_facts, write_report
+from queuekeeper.jobs.report import FinishedRun, PlannedRun, write_report
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.postgres import Connection, migrate
@@ -164,7 +164,7 @@ class SummariseJobOperator(JobOperator):
         self.maintenance_run_id = maintenance_run_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return numbers and Markdown, and whether there is nothing to do."""
+        """Return what a command tells of the plan in few lines, and Markdown."""
         with self.postgres_hook.maintenance_runs() as runs:
             plan = load_plan(self.kind, runs, self.maintenance_run_id)
         rows = [("Run", f"`{self.maintenance_run_id}`"), *self.kind.plan_rows(plan)]
@@ -173,8 +173,8 @@ class SummariseJobOperator(JobOperator):
             [_markdown(("", ""), rows), *(f"{each.heading}:\n\n{_markdown(each.heads, each.rows)}" for each in tables)]
         )
         self.log.info("Run %s in short:\n%s", self.maintenance_run_id, markdown)
-        told = plain(plan_facts(self.kind, self.maintenance_run_id, plan))
-        return {**told, "numbers": {**told["counts"], "to_do": told["to_do"]}, "markdown": markdown}
+        told = PlannedRun(job=self.kind, maintenance_run_id=self.maintenance_run_id, plan=plan)
+        return brief(told) | {"markdown": markdown}
 
 
 class CheckJobApprovalOperator(JobOperator):
@@ -325,12 +325,11 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
             )
         files = write_report(job, outcome, AirflowSettings().reports)
         where = publish(files, context)
-        told = facts_of(job, outcome)
+        told = brief(FinishedRun(job=job, outcome=outcome))
         self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, told["verdict"], files.html)
         if outcome.broken:
             raise CheckFailed(f"{told['verdict']}: {job.words.hint}; report: {files.html}")
-        # The plan is on record, and may be long.
-        return {**plain({name: fact for name, fact in told.items() if name != "plan"}), **where}
+        return told | where
 
 
 def plan_do_report(
@@ -402,7 +401,7 @@ def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> Check
     summarise = SummariseJobOperator(task_id="summarise_plan", job=job, maintenance_run_id=run_id, pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
         task_id="approve",
-        subject=question.format(count=f"{{{{ '{{:,}}'.format({summary}['numbers']['to_do']) }}}}"),
+        subject=question.format(count=f"{{{{ '{{:,}}'.format({summary}['to_do']) }}}}"),
         body=f"{{{{ {summary}['markdown'] }}}}",
         plan_only=f"{{{{ params.dry_run or {summary}['empty'] }}}}",
         retry_delay=timedelta(seconds=1),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
@@ -15,6 +14,7 @@ from queuekeeper.airflow.summary import summarise
 from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.facts import brief
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class SummarisePlanOperator(StoresOperator):
-    """Read the plan of a run and return it in short: numbers, and the same as Markdown.
+    """Read the plan of a run and return what a command tells of it, and the same as Markdown.
 
     :param run_id: run that made the plan (templated).
     :param postgres_conn_id: where plans are kept (templated).
@@ -44,15 +44,15 @@ class SummarisePlanOperator(StoresOperator):
         self.run_id = run_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return plan id, numbers and Markdown."""
+        """Return plan and Markdown."""
         with self.postgres_hook.ledger() as ledger:
             plan = ledger.load_plan(ledger.plan_of_run(self.run_id))
         if plan.state is PlanState.REFUSED:
             raise RefusedError(f"plan {plan.plan_id} was refused: {plan.state_reason}")
         with self.redis_hook.connect() as client:
-            summary = summarise(plan, facts(client))
-        self.log.info("Plan %s in short:\n%s", summary.plan_id, summary.markdown)
-        return asdict(summary)
+            markdown = summarise(plan, facts(client))
+        self.log.info("Plan %s in short:\n%s", plan.plan_id, markdown)
+        return brief(plan) | {"markdown": markdown}
 
 
 class CheckApprovalOperator(AsksOperator):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
-from pydantic import TypeAdapter
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
@@ -20,6 +19,7 @@ from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
+from queuekeeper.facts import brief, plain
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.store import MaintenanceRuns
@@ -33,12 +33,12 @@ from queuekeeper.maintenance.partitions.model import (
     Purpose,
     RetiredState,
     StepState,
-    plan_from_json,
-    to_json,
+    plan_of,
+    report_of,
 )
 from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import load_policies, load_policy
-from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport, Verdict
+from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport
 from queuekeeper.maintenance.partitions.restore import archive_folder, retired_name
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
@@ -128,11 +128,11 @@ class PlanPartitionsOperator(PartitionOperator):
         )
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the plan and its number of steps."""
+        """Return the plan."""
         with self.connect() as connection:
             plan = self.plan(connection)
         self.log.info("%s", plan_markdown(plan))
-        return {"table": self.table, "plan": to_json(plan), "steps": len(plan.steps)}
+        return brief(plan)
 
 
 class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
@@ -144,10 +144,10 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
 
     def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
         """Return the plan, the person who has agreed to it, and the run that it is kept under, if it is."""
-        return plan_from_json(self.planned["plan"]), None, ""
+        return plan_of(self.planned), None, ""
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Return how many steps are done; one that is not fails the task.
+        """Return what became of each step; one that is not done fails the task.
 
         :raises AirflowException: when others were in the way: trying again may help.
         :raises StalePlan: when a table is no longer what the plan saw.
@@ -172,7 +172,7 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
         if not report.done:
             raise AirflowException(f"{report.table}: {words}")
         self.log.info("%s: %s steps done", report.table, len(report.outcomes))
-        return {"table": report.table, "steps": len(report.outcomes)}
+        return brief(report)
 
     def _carry_out(self, connection: Connection, plan: PartitionPlan, context: Context, **run: Any) -> ApplyReport:
         """Carry out a plan and leave its report for others, whatever became of it."""
@@ -181,7 +181,7 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
             report = carry_out(connection, plan, dag_run_id=dag_run_id, say=self.log.info, **run)
         except MaintenanceRunning as error:
             raise AirflowException(str(error)) from error
-        context["ti"].xcom_push(key=OUTCOME, value=to_json(report))
+        context["ti"].xcom_push(key=OUTCOME, value=plain(report))
         return report
 
 
@@ -252,8 +252,7 @@ class PlanQuestionOperator(PlanPartitionsOperator):
             f"drop {count} for good ({size(plan.bytes)})" if is_drop else f"take {count} that consumers have not read"
         )
         return {
-            "table": self.table,
-            "plan": to_json(plan),
+            **brief(plan),
             "question": question,
             "unasked": unasked,
             "subject": f"{plan.table}: {words}?",
@@ -331,7 +330,7 @@ class AnsweredOperator(PartitionOperator):
             )
         runs.approve_current(question, answer, now_ms=system_clock())
         self.log.info("Plan %s was approved by %s", question, answer.actor)
-        return plan_from_json(self.planned["plan"]), answer.actor, question
+        return plan_of(self.planned), answer.actor, question
 
 
 class ApplyApprovedOperator(AnsweredOperator, ApplyPartitionsOperator):
@@ -435,11 +434,7 @@ class ReportPartitionsOperator(PartitionOperator):
         )
         where = publish(report.write(AirflowSettings().reports), context)
         self.log.info("%s: report %s", report.verdict, where["html"])
-        is_short = report.verdict is Verdict.IN_DANGER and not report.dry_run
-        trouble = "inserts will fail, or a table cannot be looked at" if is_short else ""
-        looked = [(each.table, each.coverage.findings) for each in report.tables if each.coverage]
-        findings = [{"table": table, **each.facts()} for table, found in looked for each in found]
-        return {"verdict": str(report.verdict), "trouble": trouble, "findings": findings, **where}
+        return brief(report) | where
 
     def _table(self, connection: Connection, table: str, index: int, context: Context) -> TableReport:
         def left(task_id: str, key: str = "return_value") -> Any:
@@ -448,9 +443,9 @@ class ReportPartitionsOperator(PartitionOperator):
         plans, applied = {}, {}
         for purpose, (planning, applying) in _TASKS.items():
             if planned := left(planning):
-                plans[purpose] = plan_from_json(planned["plan"])
-            if text := left(applying, OUTCOME):
-                applied[purpose] = TypeAdapter(ApplyReport).validate_json(text)
+                plans[purpose] = plan_of(planned)
+            if told := left(applying, OUTCOME):
+                applied[purpose] = report_of(told)
         problem, stands = "", None
         try:
             policy = load_policy(connection, table)

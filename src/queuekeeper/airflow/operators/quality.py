@@ -94,9 +94,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
 
         # Before the stores are read: what cannot be judged need not be profiled.
         judging(PROFILED[wish.stores], compare=wish.compare)
-        report = super().execute(context)
-        # There may be thousands of cohorts, and they are on record.
-        return report | {"cohorts": len(report["cohorts"])}
+        return super().execute(context)
 
 
 class RunQualityOperator(AskedOperator, StoresOperator):
@@ -155,7 +153,7 @@ class RunQualityOperator(AskedOperator, StoresOperator):
             "Quality run %s: %s; %s queues, %s messages", report.quality_run_id, report.verdict, report.queues,
             report.messages,
         )  # fmt: skip
-        return told | {"stores": stores}
+        return told
 
 
 class ReportQualityOperator(StoresOperator):

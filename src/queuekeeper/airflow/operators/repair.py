@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
+from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import describe
-from queuekeeper.jobs.report import plan_facts
+from queuekeeper.jobs.report import PlannedRun
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.remedies.job import REPORT, SHARE
 from queuekeeper.maintenance.remedies.model import RepairWish, Selection
@@ -37,7 +38,7 @@ class PlanRepairOperator(PlanJobOperator):
         """Return the run's id and how much there is to do."""
         self.job = self.read(RepairWish).remedy
         run_id, plan = self.make_plan(context)
-        return plan_facts(self.kind, run_id, plan)
+        return brief(PlannedRun(job=self.kind, maintenance_run_id=run_id, plan=plan))
 
 
 class ApplyRepairOperator(ApplyJobShareOperator):
@@ -64,22 +65,13 @@ class ApplyRepairOperator(ApplyJobShareOperator):
             if run.state is not RunState.DONE:
                 # A pause may last a night, with many looks.
                 self.take_approval(runs, run_id, self.decision, note=not self.looks_again)
-        report = super().work(context)
-        return report | {"done": report["counts"]["effects"]}
+        return super().work(context)
 
 
 class ReportRepairOperator(ReportJobOperator):
-    """Look a second time, write what was planned, done and left, and say it by kinds of effect."""
+    """Look a second time, and write what was planned, done and left."""
 
     reports = REPORT
 
     def __init__(self, *, job: str = "{{ params.remedy }}", **kwargs: Any) -> None:
         super().__init__(job=job, **kwargs)
-
-    def work(self, context: Context) -> dict[str, Any]:
-        """Return what was planned, done and is left."""
-        found = super().work(context)
-        left = found["left"] or {"effects": {}}
-        # By kinds of effect, as earlier releases had it.
-        names = {"planned": found["effects"], "report": found["counts"] | {"done": found["done"]}}
-        return found | names | {"left": left["effects"]}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from queuekeeper.jobs.kinds import RunKind, Stores, Told
 from queuekeeper.jobs.model import Table
 from queuekeeper.jobs.report import run_told
 from queuekeeper.jobs.store import MaintenanceRun
-from queuekeeper.maintenance.partitions.model import ApplyReport, Purpose
+from queuekeeper.maintenance.partitions.model import Purpose, report_of
 from queuekeeper.maintenance.partitions.runs import DONE, kind_name, outcomes_table
 
 
@@ -23,7 +21,7 @@ def _told(_: Stores, run: MaintenanceRun, *, now_ms: int) -> Told:
         rows = tuple((each["kind"], f"{each['schema_name']}.{each['relation_name']}", each["reason"]) for each in steps)
         shown = Table(heading="Planned", heads=("step", "partition", "why"), rows=rows, empty="Nothing.")
     else:
-        report = TypeAdapter(ApplyReport).validate_python(run.report)
+        report = report_of(run.report)
         done = sum(each.state in DONE for each in report.outcomes)
         verdict, healthy = f"{what}: {done:,} of {len(steps):,} steps are done", report.done
         shown = outcomes_table(report)

@@ -1,12 +1,11 @@
 """What maintenance of partitions plans, does and reports.
 
-Plans and reports are plain records: they go through JSON and back (:func:`to_json`, :func:`plan_from_json`), so that
-Airflow can keep a plan, show it to a person and apply it in another process.
+Plans and reports are plain records: they go through JSON (:func:`queuekeeper.facts.plain`) and back (:func:`plan_of`,
+:func:`report_of`), so that Airflow can keep a plan, show it to a person and apply it in another process.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
-from queuekeeper.facts import plain
 from queuekeeper.jobs import common
 from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
@@ -394,16 +392,15 @@ class Coverage:
         return not any(each.kind in bad for each in self.findings)
 
 
-def to_json(value: PartitionPlan | ApplyReport) -> str:
-    """Return a record as JSON."""
-    return json.dumps(plain(value), ensure_ascii=False)
-
-
-def plan_from_json(text: str) -> PartitionPlan:
-    """Return the plan that :func:`to_json` has written.
+def plan_of(told: Mapping[str, Any]) -> PartitionPlan:
+    """Return the plan that somebody has told.
 
     Findings of an earlier release, which lack fields, are left out: a plan is carried out without them.
     """
-    plan = json.loads(text)
-    plan["findings"] = [each for each in plan["findings"] if "description" in each]
-    return TypeAdapter(PartitionPlan).validate_python(plan)
+    findings = [each for each in told["findings"] if "description" in each]
+    return TypeAdapter(PartitionPlan).validate_python({**told, "findings": findings})
+
+
+def report_of(told: Mapping[str, Any]) -> ApplyReport:
+    """Return the report that somebody has told."""
+    return TypeAdapter(ApplyReport).validate_python(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from queuekeeper.facts import plain
 from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan
@@ -63,6 +63,7 @@ class PartitionsReport(RunReport):
 
     kind = ReportKind.PARTITIONS
     package = "queuekeeper.maintenance.partitions"
+    at_length: ClassVar[tuple[str, ...]] = ("tables",)
 
     tables: tuple[TableReport, ...]
 
@@ -75,9 +76,21 @@ class PartitionsReport(RunReport):
             return Verdict.ATTENTION
         return Verdict.IN_ORDER
 
+    @property
+    def trouble(self) -> str:
+        """What must not wait, in a sentence; empty when nothing is, or nothing was to be changed."""
+        in_danger = self.verdict is Verdict.IN_DANGER and not self.dry_run
+        return "inserts will fail, or a table cannot be looked at" if in_danger else ""
+
     def facts(self) -> dict[str, Any]:
-        """Return everything, and the verdict."""
-        return super().facts() | {"tables": plain(self.tables), "verdict": str(self.verdict)}
+        """Return everything, the verdict, and what was found in all tables."""
+        looked = [(each.table, each.coverage.findings) for each in self.tables if each.coverage]
+        return super().facts() | {
+            "tables": plain(self.tables),
+            "verdict": str(self.verdict),
+            "trouble": self.trouble,
+            "findings": [{"table": table, **each.facts()} for table, found in looked for each in found],
+        }
 
     def shown(self) -> dict[str, Any]:
         """Return the verdict as the page shows it."""

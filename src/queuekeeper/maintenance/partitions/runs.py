@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from queuekeeper import __version__
 from queuekeeper.audit import Action
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MaintenanceRunning
+from queuekeeper.facts import plain
 from queuekeeper.jobs.model import Table
 from queuekeeper.jobs.pace import run_pace
 from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress
@@ -19,7 +19,6 @@ from queuekeeper.maintenance.partitions.model import (
     Purpose,
     StepOutcome,
     StepState,
-    to_json,
 )
 from queuekeeper.postgres import Connection
 
@@ -39,7 +38,7 @@ def save_run(runs: MaintenanceRuns, plan: PartitionPlan, *, dag_run_id: str = ""
     run = runs.save_plan(
         kind=kind_name(plan.purpose),
         parameters={"table": plan.table, "dag_run_id": dag_run_id, "code_version": __version__},
-        plan=json.loads(to_json(plan)),
+        plan=plain(plan),
     )
     return run.maintenance_run_id
 
@@ -83,7 +82,7 @@ def carry_out(
     partitions, rows = [each.partition for each in done], sum(each.rows or 0 for each in done)
     runs.save_report(
         run,
-        json.loads(to_json(report)),
+        plain(report),
         actor=actor,
         action=Action.UNDO if plan.purpose is Purpose.REATTACHMENT else Action.APPLY,
         effect={"table": plan.table, "partitions": partitions, "rows": rows} if done else {},

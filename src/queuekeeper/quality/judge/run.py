@@ -45,6 +45,7 @@ _QUARANTINE = ("origin", "reason", "open", "replayed", "oldest_ms")
 class QualityReport:
     """What a judgement of quality came to; also kept in ``quality_runs`` and ``quality_results``.
 
+    :param stores: those whose profiles were judged.
     :param results: every expectation that was judged, worst first.
     :param not_judged: checks of which a part was left out, because no profile had read contents.
     :param overdue: known issues of checks that failed, which no longer excuse anything.
@@ -55,6 +56,7 @@ class QualityReport:
     mode: str
     suites: tuple[str, ...]
     profile_ids: tuple[str, ...]
+    stores: tuple[str, ...]
     results: tuple[Finding, ...]
     not_judged: tuple[str, ...]
     overdue: tuple[KnownIssue, ...]
@@ -251,6 +253,7 @@ def run_quality(
         mode=mode,
         suites=tuple(suites),
         profile_ids=tuple(profile_ids),
+        stores=tuple(profiles),
         results=tuple(results),
         not_judged=tuple(not_judged),
         overdue=tuple(

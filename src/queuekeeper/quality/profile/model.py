@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -351,7 +351,7 @@ class QualityWish(Parameters):
 class ProfileReport:
     """What a profile has read; the rows are in ``queuekeeper.queue_profiles`` and its neighbours.
 
-    :param cohorts: cohorts that were read.
+    :param cohorts: cohorts that were read. There may be thousands, and they are on record.
     :param queues: rows of ``queue_profiles``: clients with any key, or with any row.
     :param messages: references of all queues, or rows.
     :param live: messages that are there and have not expired.
@@ -370,3 +370,10 @@ class ProfileReport:
     faulty_queues: int
     seconds: float
     parquet: str | None = None
+    worked_out: ClassVar[tuple[str, ...]] = ("cohorts_read",)
+    at_length: ClassVar[tuple[str, ...]] = ("cohorts",)
+
+    @property
+    def cohorts_read(self) -> int:
+        """Number of cohorts that were read."""
+        return len(self.cohorts)
