@@ -20,11 +20,13 @@ from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
 
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
+from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import connect, migrate
 from tests import spark_java
+from tests.object_store import ObjectStore, forget
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 
@@ -198,6 +200,24 @@ def control_template(postgres_server: PostgresServer) -> str:
     with connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
         migrate(connection)
     return name
+
+
+@pytest.fixture(scope="session")
+def object_store(server_home: Path) -> Iterator[ObjectStore]:
+    """Private S3 of this run."""
+    store = ObjectStore(ManagedProcess("s3", server_home / "s3", die_with_parent=True))
+    yield store
+    store.stop()
+
+
+@pytest.fixture
+def bucket(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Name of an empty bucket, in which whoever has this environment may read and write objects."""
+    for name, value in object_store.writer.environment().items():
+        monkeypatch.setenv(name, value)
+    forget()
+    yield object_store.bucket()
+    forget()
 
 
 @pytest.fixture

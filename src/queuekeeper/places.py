@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -117,15 +118,24 @@ def store(path: Path, *, what: str) -> tuple[Any, str]:
     :param what: is kept there, in the plural.
     :raises UsageError: when it would take the path for a pattern.
     """
-    # Airflow's path speaks for its connection, and without one leaves all to the path that it wraps.
-    speaks: Any = path if getattr(path, "conn_id", None) else getattr(path, "__wrapped__", path)
-    fs, key = speaks.fs, str(speaks.path)
+    fs, key = _in_store(path)
     if set(key) & set("*?["):
         raise UsageError(f"{what} cannot be in {path}, whose name would be taken for a pattern: name another")
     return fs, key
 
 
+def _in_store(path: Path) -> tuple[Any, str]:
+    # Airflow's path speaks for its connection, and without one leaves all to the path that it wraps.
+    speaks: Any = path if getattr(path, "conn_id", None) else getattr(path, "__wrapped__", path)
+    return speaks.fs, str(speaks.path)
+
+
 # --- what is done there ----------------------------------------------------------------------------------------------
+
+_ANSWER_S = 45.0
+"""How long an object store may take to answer. Clients repeat what is not answered: that of S3 for seven minutes."""
+
+_SLOWEST_BYTES_PER_S = 128 * 1024
 
 
 @contextmanager
@@ -160,8 +170,15 @@ def names(directory: Path, *, what: str) -> list[str]:
         fs, key = store(directory, what=what)
         # Another process may have written since this one has looked.
         fs.invalidate_cache()
-        return sorted(str(each).rstrip("/").rpartition("/")[2] for each in fs.ls(key, detail=False))
+        found = _answered(fs, fs.ls, key, detail=False)
+        return sorted(str(each).rstrip("/").rpartition("/")[2] for each in found)
     return []
+
+
+def make_folder(directory: Path) -> None:
+    """Make a folder on a disk; in an object store :func:`write_whole` makes the one that it needs."""
+    if on_disk(directory):
+        directory.mkdir(parents=True, exist_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -171,7 +188,12 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     if not on_disk(path):
         # An object is there once all of it is.
-        path.write_bytes(content)
+        fs, key = _in_store(path)
+        try:
+            _answered(fs, fs.pipe_file, key, content)
+        except FileNotFoundError:
+            _make_within(fs, fs._parent(key))
+            _answered(fs, fs.pipe_file, key, content)
         return
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -184,6 +206,29 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _answered(fs: Any, call: Callable[..., Any], key: str, *content: bytes, **given: Any) -> Any:
+    """Return what a store answers to a call; one that does not answer is not waited for."""
+    if not fs.async_impl:
+        # It cannot be left alone with the call.
+        return call(key, *content, **given)
+    limit_s = _ANSWER_S + sum(map(len, content)) / _SLOWEST_BYTES_PER_S
+    try:
+        return call(key, *content, timeout=limit_s, **given)
+    except TimeoutError as error:
+        raise TimeoutError(errno.ETIMEDOUT, f"it has not answered within {limit_s:.0f} seconds") from error
+
+
+def _make_within(fs: Any, folder: str) -> None:
+    """Make a folder for a server of files that wants it first, but no bucket: a wrong name would be one."""
+    if "/" not in folder.strip("/"):
+        raise FileNotFoundError(errno.ENOENT, "there is no such bucket", folder)
+    try:
+        fs.mkdir(folder, create_parents=False)
+    except FileNotFoundError:
+        _make_within(fs, fs._parent(folder))
+        fs.mkdir(folder, create_parents=False)
 
 
 def sync(path: Path) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
@@ -18,6 +16,7 @@ from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts
 from queuekeeper.redis_client import RedisClient, connect
 from tests import compacted_gc_world
 from tests.cleanup_world import DAY_MS, World, now_ms
+from tests.object_store import ObjectStore
 
 pytestmark = pytest.mark.conformance
 
@@ -25,9 +24,9 @@ DEVICES = 60
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
+def place(bucket: str) -> str:
     """URL of a folder in an object store, in which nothing is yet."""
-    return f"memory://{tmp_path.name}/undo"
+    return f"s3://{bucket}/undo"
 
 
 @pytest.fixture
@@ -89,31 +88,34 @@ def test_run_that_is_killed_is_taken_back_and_gone_on_with_elsewhere(
 
 
 @pytest.mark.parametrize("parts", [0, 1])
-def test_nothing_is_changed_when_the_store_refuses(parts: int, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_changed_when_the_store_refuses(
+    parts: int, world: World, object_store: ObjectStore, bucket: str
+) -> None:
     before = world.contents()
     run_id, (share,) = world.approved()
-    write, written = MemoryFileSystem.pipe_file, list[str]()
-
-    def refuse(store: Any, path: str, content: bytes) -> None:
-        if len(written) == parts:
-            raise RuntimeError("could not connect to the endpoint")
-        written.append(path)
-        write(store, path, content)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(MemoryFileSystem, "pipe_file", refuse)
-        with pytest.raises(RefusedError, match=r"cannot be written: could not connect to the endpoint; let this user"):
-            world.apply(run_id, share)
-    assert len(written) == parts
+    with (
+        object_store.answering(403, "AccessDenied", after=parts),
+        pytest.raises(RefusedError, match=r"cannot be written: AccessDenied; let this user write, or name another"),
+    ):
+        world.apply(run_id, share)
+    assert len(object_store.objects(bucket)) == parts
     assert world.contents() == before
     # Whoever repeats it has all of it done.
     assert world.apply(run_id, share).counts.dead_references == DEVICES
 
 
-def test_plan_and_dry_run_leave_nothing_in_the_store(world: World, place: str) -> None:
+def test_store_that_is_busy_for_a_moment_is_asked_again(world: World, object_store: ObjectStore) -> None:
+    run_id, (share,) = world.approved()
+    with object_store.answering(503, "SlowDown", after=1, times=2):
+        report = world.apply(run_id, share)
+    assert report.counts.dead_references == DEVICES
+    assert world.take_back(run_id, dry_run=True).references == DEVICES
+
+
+def test_plan_and_dry_run_leave_nothing_in_the_store(world: World, object_store: ObjectStore, bucket: str) -> None:
     run_id, _ = world.planned()
     world.engine().report(world.runs, run_id, dry_run=True)
-    assert not MemoryFileSystem().exists(place)
+    assert object_store.objects(bucket) == []
 
 
 def test_old_files_go(world: World) -> None:
@@ -121,7 +123,7 @@ def test_old_files_go(world: World) -> None:
     for days, gone in ((0, 0), (2, 1), (2, 0)):
         found = remove_old_undo_files(world.undo, kind=KIND, days=1, now_ms=now_ms() + days * DAY_MS)
         assert (days, found) == (days, gone)
-    with pytest.raises(UsageError, match=f"run {run_id} has no undo file in memory://"):
+    with pytest.raises(UsageError, match=f"run {run_id} has no undo file in s3://"):
         world.take_back(run_id)
 
 

@@ -19,7 +19,7 @@ from queuekeeper.airflow.operators.jobs import ReportJobOperator
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.run_index import PREFIX, remember
 from queuekeeper.airflow.settings import AirflowSettings
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import write_report
@@ -165,33 +165,6 @@ def test_report_of_a_run_of_partitions_is_listed_and_served(kind: str, tmp_path:
     assert (served.status_code, served.content) == (200, files.html.read_bytes())
     assert get(app, f"{PREFIX}/reports/{files.json.name}").json()["kind"] == kind
     assert f"{PREFIX}/reports/{files.html.name}" in get(app, f"{PREFIX}/reports").text
-
-
-class Away:
-    """A folder of an object store that does not answer."""
-
-    name = "reports"
-
-    def __truediv__(self, name: str) -> Away:
-        return self
-
-    def __str__(self) -> str:
-        return "s3://bucket/reports"
-
-    def mkdir(self, **_: Any) -> None:
-        """Fail as clients of object stores do: with an error that is none of the system's."""
-        raise RuntimeError("could not connect to the endpoint")
-
-
-def test_object_store_that_does_not_answer_is_told_in_words() -> None:
-    words = (
-        "the report cannot be written to s3://bucket/reports: could not connect to the endpoint; name another folder"
-    )
-    with pytest.raises(RefusedError, match=words):
-        write_files(
-            cast("Path", Away()), kind=ReportKind.QUALITY, subject_id=RUN, at_ms=NOW_MS, text="{}",
-            page=lambda name, digest: "",
-        )  # fmt: skip
 
 
 def test_report_under_a_name_that_no_page_would_serve_is_refused(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
-from queuekeeper.places import write_whole
-from queuekeeper.report.files import ReportFiles, read_in
+from queuekeeper.places import make_folder, write_whole
+from queuekeeper.report.files import ReportFiles, read_in, writing
 
 PREFIX = "/queuekeeper"
 """Where the plugin's pages are mounted, below Airflow's own base address."""
@@ -51,8 +51,9 @@ def remember(directory: Path, *, dag_id: str, run_id: str, files: ReportFiles) -
     """
     entry = RunReport(dag_id=dag_id, run_id=run_id, html=files.html.name)
     path = _path(directory, dag_id=dag_id, run_id=run_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(asdict(entry)).encode())
+    with writing(directory):
+        make_folder(path.parent)
+        write_whole(path, json.dumps(asdict(entry)).encode())
 
 
 def report_of(directory: Path, *, dag_id: str, run_id: str) -> RunReport | None:

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.places import names, on_disk, store, told
+from queuekeeper.places import make_folder, names, on_disk, store, told, write_whole
 
 FORMAT = "queuekeeper-undo-1"
 _SUFFIX = ".undo.jsonl"
@@ -164,7 +164,7 @@ class _OnDisk:
     def begin(self) -> bytes:
         """Open it for writing, and return the line that says whose file it is, as far as it was written."""
         with told(f"undo file {self._path} cannot be written", self._path, "name another"):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             # Without a buffer, which closing the file would try to write once more after a failure.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
@@ -235,14 +235,9 @@ class _InStore:
     def append(self, text: bytes) -> None:
         """Return when a text is in the store."""
         self._written += 1
-        name = self._name(f"{self._written:08}-{system_clock():013}-{token_hex(4)}.jsonl")
+        name = f"{self._written:08}-{system_clock():013}-{token_hex(4)}.jsonl"
         with told(f"undo file {self._path} cannot be written", self._path, f"let this user write, {_ELSE}"):
-            try:
-                self._fs.pipe_file(name, text)
-            except FileNotFoundError:
-                # A file server wants a folder first. No bucket is made that is not there.
-                self._fs.mkdir(self._folder, create_parents=False)
-                self._fs.pipe_file(name, text)
+            write_whole(self._path / name, text)
 
     def close(self) -> None:
         """Do nothing: nothing is open between two parts."""

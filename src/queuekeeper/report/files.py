@@ -7,6 +7,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from queuekeeper.errors import UsageError
 from queuekeeper.facts import plain
-from queuekeeper.places import told, write_whole
+from queuekeeper.places import make_folder, told, write_whole
 
 T = TypeVar("T")
 
@@ -148,11 +149,17 @@ def write_files(
     html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"
     data = text.encode()
     content = page(json_path.name, hashlib.sha256(data).hexdigest()).encode()
-    with told(f"the report cannot be written to {directory}", directory, "name another folder or make room"):
-        directory.mkdir(parents=True, exist_ok=True)
+    with writing(directory):
+        make_folder(directory)
         write_whole(json_path, data)
         write_whole(html_path, content)
     return ReportFiles(html=html_path, json=json_path, sha256=hashlib.sha256(content).hexdigest())
+
+
+def writing(directory: Path) -> AbstractContextManager[None]:
+    """Say in words what a folder of reports does not allow while a block writes to it."""
+    advice = "let this user write there, make room, or name another folder"
+    return told(f"the report cannot be written to {directory}", directory, advice)
 
 
 def read_in(directory: Path, read: Callable[[], T]) -> T | None:

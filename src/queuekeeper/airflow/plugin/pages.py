@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -23,7 +23,7 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.airflow.settings import AirflowSettings
 from queuekeeper.config import Settings
 from queuekeeper.identity import hash_key
-from queuekeeper.places import on_disk
+from queuekeeper.places import names, on_disk
 from queuekeeper.report.files import read_in, report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
@@ -56,17 +56,17 @@ def list_reports(directory: Path) -> list[ReportFile]:
     def read() -> list[ReportFile]:
         return [
             ReportFile(
-                name=path.name,
+                name=name,
                 about=known.about,
                 subject_id=known.subject_id,
                 kind=known.suffix,
-                path=path,
+                path=directory / name,
                 written_at=known.at,
             )
-            for path in directory.iterdir()
-            if (known := report_name(path.name)) is not None
+            for name in names(directory, what="reports")
+            if (known := report_name(name)) is not None
             # An object store has neither links nor folders, and each question is a request.
-            and (not on_disk(path) or (path.is_file() and not path.is_symlink()))
+            and (not on_disk(directory) or ((path := directory / name).is_file() and not path.is_symlink()))
         ]
 
     found = read_in(directory, read) or []
@@ -96,8 +96,13 @@ def pages(
         # Made on first use: a home that cannot be written to costs the pages that name clients, and no others.
         return hash_key(chosen)
 
+    def folder() -> Path:
+        # Opened for each page: Airflow's connections are read there, which this process cannot do while it starts, and
+        # one that is made or mended later counts.
+        return chosen.reports
+
     def report_of(run_id: str) -> str | None:
-        found = list_reports(chosen.reports)
+        found = list_reports(folder())
         return next((each.name for each in found if (each.subject_id, each.kind) == (run_id, "html")), None)
 
     app = FastAPI(dependencies=[Depends(asked.read)], docs_url=None, redoc_url=None, openapi_url=None)
@@ -109,8 +114,8 @@ def pages(
     app.include_router(partitions.routes(shown, opened))
     app.include_router(quality.routes(shown, opened))
     app.include_router(audit.routes(shown, opened, asked))
-    app.include_router(_reports(shown, chosen.reports))
-    app.include_router(runs.routes(shown, opened, asked, airflow, chosen.reports))
+    app.include_router(_reports(shown, folder))
+    app.include_router(runs.routes(shown, opened, asked, airflow, folder))
     app.include_router(_forms(shown, airflow, asked))
 
     @app.get("/static/{name}")
@@ -125,11 +130,12 @@ def pages(
     return app
 
 
-def _reports(site: Site, directory: Path) -> APIRouter:
+def _reports(site: Site, folder: Callable[[], Path]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/reports")
     def reports() -> Response:
+        directory = folder()
         found = list_reports(directory)
         shown = [report for report in found if report.kind == "html"][:_LISTED]
         data = {report.name for report in found if report.kind == "json"}
@@ -138,8 +144,8 @@ def _reports(site: Site, directory: Path) -> APIRouter:
     @router.get("/reports/{name}")
     def report(name: str) -> Response:
         # Only what the list shows is served, so no name can lead out of the folder.
-        for found in list_reports(directory):
-            if found.name == name and (content := read_in(directory, found.path.read_bytes)) is not None:
+        for found in list_reports(folder()):
+            if found.name == name and (content := read_in(found.path.parent, found.path.read_bytes)) is not None:
                 return Response(content, media_type=_MEDIA[found.kind], headers=PLAIN_HEADERS)
         raise HTTPException(404, "There is no such report.")
 

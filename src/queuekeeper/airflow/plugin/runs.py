@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -29,10 +30,10 @@ _PAGES = {
 """DAG -> part of the site that shows what its runs are about."""
 
 
-def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports: Path) -> APIRouter:
+def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports: Callable[[], Path]) -> APIRouter:
     """Return the routes of runs.
 
-    :param reports: folder of the reports.
+    :param reports: opens the folder of the reports.
     """
     router = APIRouter()
 
@@ -40,7 +41,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
         return RedirectResponse(f"{site.base}/{path}", headers=PLAIN_HEADERS)
 
     def report_of_run(dag_id: str, run_id: str) -> str | None:
-        found = report_of(reports, dag_id=dag_id, run_id=run_id)
+        found = report_of(reports(), dag_id=dag_id, run_id=run_id)
         return None if found is None or report_name(found.html) is None else found.html
 
     def plan_of(run_id: str) -> str | None:
