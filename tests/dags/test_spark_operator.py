@@ -6,8 +6,10 @@ The applications here are small probes; ``spark-submit``, its JVM and the Python
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,9 +21,11 @@ from typing import Any
 
 import psutil
 import pytest
+from airflow.providers.apache.spark.operators import spark_submit
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkHook, QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters
@@ -133,7 +137,16 @@ def test_only_what_a_retry_can_mend_is_retried(
 def test_no_secret_is_a_rendered_field() -> None:
     operator = ProbeOperator(task_id="probe", job="probe.py", spark_jobs="/nowhere")
 
-    assert set(operator.template_fields) == {"postgres_conn_id", "redis_conn_id", "spark_conn_id"}
+    ours = {"postgres_conn_id", "redis_conn_id", "spark_conn_id"}
+    # What a DAG writes into the provider's arguments is rendered as everywhere; URLs and arguments of a job are not.
+    assert set(operator.template_fields) - set(SparkSubmitOperator.template_fields) == ours
+    assert not {"application", "application_args"} & set(operator.template_fields)
+    assert {name: getattr(operator, name) for name in operator.template_fields if getattr(operator, name)} == {
+        "postgres_conn_id": "queuekeeper_postgres",
+        "redis_conn_id": "queuekeeper_redis",
+        "spark_conn_id": "queuekeeper_spark",
+        "name": "queuekeeper-probe",
+    }
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn(
@@ -167,6 +180,110 @@ def test_every_argument_of_the_providers_operator_reaches_spark_submit(environme
     assert "--verbose" in command
     assert "spark.log.level=INFO" in command
     assert "spark.ui.enabled=false" in command
+
+
+REFUSED = {
+    "application": "the job names its file",
+    "application_args": "a job's arguments are made from its form",
+    "conn_id": "the connection is spark_conn_id",
+    "durable": "it is about drivers in deploy mode cluster",
+    "java_class": "jobs are written in Python",
+    "reconnect_on_retry": "it is about drivers in deploy mode cluster",
+    "status_poll_interval": "it is about drivers in deploy mode cluster",
+    "track_driver_via_k8s_api": "it is about drivers in deploy mode cluster",
+    "yarn_rm_auth": "it is about drivers in deploy mode cluster",
+    "yarn_track_via_rm_api": "it is about drivers in deploy mode cluster",
+}
+OF_LINEAGE = {"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"}
+"""The provider's operator takes these and does not hand them on: they add to `conf`."""
+
+
+def _arguments() -> list[inspect.Parameter]:
+    given = inspect.signature(SparkSubmitOperator.__init__).parameters.values()
+    return [each for each in given if each.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def _sample(argument: inspect.Parameter) -> Any:
+    """Return a value of an argument's type that is none's default."""
+    if argument.name == "deploy_mode":
+        return "client"
+    kinds: dict[str, Any] = {"dict": {"spark.one": "two"}, "list": ["true"], "int": 7, "bool": True}
+    return kinds.get(str(argument.annotation).partition(" ")[0].partition("[")[0], f"own-{argument.name}")
+
+
+@pytest.mark.parametrize("argument", _arguments(), ids=lambda each: each.name)
+def test_each_argument_of_the_providers_operator_is_handed_on_or_refused_by_name(
+    environment: None, tmp_path: Path, argument: inspect.Parameter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = _sample(argument)
+
+    def operator() -> ProbeOperator:
+        return ProbeOperator(task_id="probe", job="probe.py", spark_jobs=str(tmp_path), **{argument.name: sample})
+
+    if argument.name in REFUSED:
+        with pytest.raises(
+            UsageError, match=f"ProbeOperator takes no {argument.name}: {re.escape(REFUSED[argument.name])}"
+        ):
+            operator()
+        return
+    if argument.name in OF_LINEAGE:
+        words = (
+            argument.name.removeprefix("openlineage_inject_").removesuffix("_info").replace("job", "job_information")
+        )
+        words = words.replace("transport", "transport_information")
+        monkeypatch.setattr(
+            spark_submit, f"inject_{words}_into_spark_properties", lambda conf, _: conf | {"spark.openlineage": "told"}
+        )
+        (tmp_path / "probe.py").touch()
+        handed: list[Any] = []
+
+        def submit(hook: QueuekeeperSparkHook, _: str) -> None:
+            handed.append(hook._conf["spark.openlineage"])
+            hook.result = {}
+
+        monkeypatch.setattr(QueuekeeperSparkHook, "submit", submit)
+        operator().execute({})
+        assert handed == ["told"]
+        return
+    hook = operator()._get_hook()
+    found = getattr(hook, f"_{argument.name}", getattr(hook, argument.name, None))
+    assert found == (hook._conf | sample if argument.name == "conf" else sample)
+
+
+def test_arguments_of_the_providers_operator_are_templated_as_there(environment: None, tmp_path: Path) -> None:
+    operator = ProbeOperator(
+        task_id="probe", job="probe.py", spark_jobs=str(tmp_path), files="{{ params.folder }}/settings.json",
+        conf={"spark.executor.cores": "{{ params.cores }}"},
+    )  # fmt: skip
+    operator.render_template_fields({"params": {"folder": "/srv", "cores": "3"}})
+
+    command = operator._get_hook()._build_spark_submit_command("probe.py")
+
+    assert dict(pairwise(command))["--files"] == "/srv/settings.json"
+    assert "spark.executor.cores=3" in command
+
+
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        (
+            {"host": "sc://connect:15002"},
+            "jobs do not run on the Spark master 'sc://connect:15002'; Spark Connect keeps",
+        ),
+        ({"host": "mesos://m:5050"}, "jobs do not run on the Spark master 'mesos://m:5050': write local"),
+        ({"host": "local[1]", "extra": {"spark-binary": "spark5-submit"}}, "The spark-binary extra can be one of"),
+        ({"host": "local[1]", "extra": {"spark-home": "/opt/spark"}}, "The `spark-home` extra is not allowed any more"),
+    ],
+    ids=["connect", "mesos", "binary", "home"],
+)
+def test_connection_that_names_what_there_is_not_is_refused_by_its_name(
+    environment: None, tmp_path: Path, connections: Callable[..., None], connection: dict[str, Any], words: str
+) -> None:
+    connections(queuekeeper_spark=json.dumps({"conn_type": "spark", **connection}))
+    operator = ProbeOperator(task_id="probe", job="probe.py", spark_jobs=str(tmp_path))
+
+    with pytest.raises(UsageError, match=f"connection 'queuekeeper_spark': {re.escape(words)}"):
+        operator._get_hook()
 
 
 def test_connection_that_a_template_names_is_used(environment: None, tmp_path: Path) -> None:

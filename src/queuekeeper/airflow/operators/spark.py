@@ -25,6 +25,7 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisH
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.migration.spark.masters import check_master, is_local
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -37,6 +38,21 @@ _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+_CLUSTER_MODE = "it is about drivers in deploy mode cluster, and a job's driver is its task"
+_NOT_TAKEN = {
+    "application": "the job names its file in spark_jobs/",
+    "application_args": "a job's arguments are made from its form",
+    "conn_id": "the connection is spark_conn_id",
+    "java_class": "jobs are written in Python",
+    "status_poll_interval": _CLUSTER_MODE,
+    "track_driver_via_k8s_api": _CLUSTER_MODE,
+    "yarn_track_via_rm_api": _CLUSTER_MODE,
+    "yarn_rm_auth": _CLUSTER_MODE,
+    "reconnect_on_retry": _CLUSTER_MODE,
+    "durable": _CLUSTER_MODE,
+}
+"""Arguments of the provider's operator that a job has no use for, and why."""
+
 _SECRET_VARIABLES = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
 """A job knows nothing of Airflow, so it is not given Airflow's keys, database and other connections either."""
 
@@ -62,9 +78,9 @@ class QueuekeeperSparkHook(SparkSubmitHook):
         return self._connection["deploy_mode"] or "client"
 
     @property
-    def is_local(self) -> bool:
-        """Whether the executors live inside the driver."""
-        return str(self._connection["master"]).startswith("local")
+    def master(self) -> str:
+        """Where the executors run."""
+        return str(self._connection["master"])
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run the application; its environment never passes through a command line."""
@@ -108,11 +124,18 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
     :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors too.
     :param name: of the application, as Spark shows it; ``queuekeeper-`` and the job when absent.
 
-    All other arguments are those of the provider's ``SparkSubmitOperator``.
+    All other arguments are those of the provider's ``SparkSubmitOperator``, templated as there. Those that are about
+    drivers in deploy mode cluster, or that the job sets itself, are refused by name.
     """
 
-    template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id", "spark_conn_id")
+    template_fields: Sequence[str] = (
+        "postgres_conn_id",
+        "redis_conn_id",
+        "spark_conn_id",
+        *(name for name in SparkSubmitOperator.template_fields if name not in _NOT_TAKEN),
+    )
     ui_color = "#f7e3cf"
+    _hook: QueuekeeperSparkHook | None
 
     def __init__(
         self,
@@ -127,6 +150,8 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        for argument in sorted(_NOT_TAKEN.keys() & kwargs.keys()):
+            raise UsageError(f"{type(self).__name__} takes no {argument}: {_NOT_TAKEN[argument]}")
         super().__init__(
             conf=conf,
             conn_id=spark_conn_id,
@@ -155,23 +180,26 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
             raise UsageError(f"there is no Spark application {application}: deploy spark_jobs/ beside dags/")
         self.application = str(application)
         self.application_args = self.arguments(context)
-        hook = self._get_hook()
-        self._hook = hook
+        self._unhook()
         self.log.info("Starting %s: %s", self.job, " ".join(self.application_args))
         with self._ended_with_supervisor():
             try:
                 super().execute(context)
             except AirflowException as error:
-                self._fail(hook, error)
-        if hook.result is None:
+                self._fail(self._hook, error)
+        if self._hook is None or self._hook.result is None:
             raise AirflowException(f"{self.job} ended without a result: its last line has to be a JSON object")
         self.log.info("%s ended well", self.job)
-        return hook.result
+        return self._hook.result
+
+    def _unhook(self) -> None:
+        """Have the provider's operator make a hook anew, once OpenLineage has put into ``conf`` what it has to."""
+        self._hook = None
 
     @property
     def result(self) -> dict[str, Any]:
         """What the application has reported; empty until it has ended."""
-        return (self._hook.result if isinstance(self._hook, QueuekeeperSparkHook) else None) or {}
+        return (None if self._hook is None else self._hook.result) or {}
 
     def on_kill(self) -> None:
         """Stop ``spark-submit`` when the task is stopped; there may be none yet."""
@@ -195,13 +223,18 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         if given["spark_binary"] is None and "spark-binary" not in connection.extra_dejson and binary.is_file():
             # The PySpark of this environment, unless operator or connection asks for another.
             given["spark_binary"] = str(binary)
-        hook = QueuekeeperSparkHook(environment=self._environment(), **given)
+        environment = self._environment()
+        try:
+            hook = QueuekeeperSparkHook(environment=environment, **given)
+            check_master(hook.master)
+        except (RuntimeError, ValueError, UsageError) as error:
+            raise UsageError(f"connection {self.spark_conn_id!r}: {error}") from None
         if hook.deploy_mode != "client":
             raise UsageError(
                 f"connection {self.spark_conn_id!r} has deploy-mode {hook.deploy_mode!r}: only client mode keeps "
                 "passwords off the command line and ends the driver with its task"
             )
-        if hook.is_local:
+        if is_local(hook.master):
             hook._environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         return hook
 
@@ -217,7 +250,9 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
             "QUEUEKEEPER_SUPERVISOR_PID": str(os.getpid()),
         }
 
-    def _fail(self, hook: QueuekeeperSparkHook, error: AirflowException) -> NoReturn:
+    def _fail(self, hook: QueuekeeperSparkHook | None, error: AirflowException) -> NoReturn:
+        if hook is None:  # before there was a driver
+            raise error
         code = hook.exit_code
         if (hook.result or {}).get("error") == ServerUnavailable.__name__:
             # It may be back for the next try, which goes on where this one stopped.
