@@ -195,7 +195,8 @@ class Refusal(StrEnum):
 
 
 # The classes below whose __init__ is written out are made once per message. What dataclasses writes for a frozen class
-# takes twice as long, most of it to get past its own guard for each field; a field of its __dict__ has no guard.
+# takes twice as long, most of it to get past its own guard for each field. All fields at once get past it once, and are
+# read in half the time that it takes where each was put into an empty __dict__ by itself.
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -240,19 +241,21 @@ class NewMessage:
         user_properties: tuple[tuple[str, str], ...] = (),
         subscription_ids: tuple[int, ...] = (),
     ) -> None:
-        fields = self.__dict__
-        fields["topic"] = topic
-        fields["payload"] = payload
-        fields["qos"] = qos
-        fields["time_ms"] = time_ms
-        fields["retain"] = retain
-        fields["expiry_interval_s"] = expiry_interval_s
-        fields["payload_format_indicator"] = payload_format_indicator
-        fields["content_type"] = content_type
-        fields["response_topic"] = response_topic
-        fields["correlation_data"] = correlation_data
-        fields["user_properties"] = user_properties
-        fields["subscription_ids"] = subscription_ids
+        fields = {
+            "topic": topic,
+            "payload": payload,
+            "qos": qos,
+            "time_ms": time_ms,
+            "retain": retain,
+            "expiry_interval_s": expiry_interval_s,
+            "payload_format_indicator": payload_format_indicator,
+            "content_type": content_type,
+            "response_topic": response_topic,
+            "correlation_data": correlation_data,
+            "user_properties": user_properties,
+            "subscription_ids": subscription_ids,
+        }
+        object.__setattr__(self, "__dict__", fields)
         # What is well within all bounds, as nearly every message is, need not be held to them one by one.
         if not (
             type(topic) is str
@@ -300,11 +303,8 @@ class SessionSave:
         source: str | None = None,
         offset: int | None = None,
     ) -> None:
-        fields = self.__dict__
-        fields["client_id"] = client_id
-        fields["messages"] = messages
-        fields["source"] = source
-        fields["offset"] = offset
+        fields = {"client_id": client_id, "messages": messages, "source": source, "offset": offset}
+        object.__setattr__(self, "__dict__", fields)
         check_save(self)
         self._count()
 
@@ -314,24 +314,24 @@ class SessionSave:
     ) -> Self:
         """Return a batch whose parts its maker has checked one by one, at a door of its own: they are not again."""
         save = cls.__new__(cls)
-        fields = save.__dict__
-        fields["client_id"] = client_id
-        fields["messages"] = messages
-        fields["source"] = source
-        fields["offset"] = offset
-        fields["is_checked"] = True
+        fields = {"client_id": client_id, "messages": messages, "source": source, "offset": offset, "is_checked": True}
+        object.__setattr__(save, "__dict__", fields)
         save._count()
         return save
 
     def _count(self) -> None:
+        payload_bytes = largest_bytes = 0
+        for message in self.messages:
+            if type(message) is not NewMessage:
+                kind = type(message).__name__
+                raise UsageError(f"a message for {self.client_id!r} is a {kind}: it must be a NewMessage")
+            size_bytes = len(message.payload)
+            payload_bytes += size_bytes
+            if size_bytes > largest_bytes:  # noqa: PLR1730 - a call for each message takes twice as long
+                largest_bytes = size_bytes
         fields = self.__dict__
-        messages = self.messages
-        if len(messages) == 1:
-            fields["payload_bytes"] = fields["largest_bytes"] = len(messages[0].payload)
-        else:
-            sizes = [len(message.payload) for message in messages]
-            fields["payload_bytes"] = sum(sizes)
-            fields["largest_bytes"] = max(sizes)
+        fields["payload_bytes"] = payload_bytes
+        fields["largest_bytes"] = largest_bytes
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -377,24 +377,26 @@ class SaveReport:
         replicated: bool | None = None,
         error: QueuekeeperError | None = None,
     ) -> None:
-        fields = self.__dict__
-        fields["client_id"] = client_id
-        fields["packet_ids"] = packet_ids
-        fields["serials"] = serials
-        fields["refused"] = {} if refused is None else refused
-        fields["trimmed"] = trimmed
-        fields["trimmed_in_flight"] = trimmed_in_flight
-        fields["dead"] = dead
-        fields["replayed"] = replayed
-        fields["forgotten"] = forgotten
-        fields["replicated"] = replicated
         if error is not None:
             # One error may have ended the saves of many sessions.
             if error.client_id not in (None, client_id):
                 error = copy(error)
                 error.client_id = client_id
             error.about(client_id=client_id)
-        fields["error"] = error
+        fields = {
+            "client_id": client_id,
+            "packet_ids": packet_ids,
+            "serials": serials,
+            "refused": {} if refused is None else refused,
+            "trimmed": trimmed,
+            "trimmed_in_flight": trimmed_in_flight,
+            "dead": dead,
+            "replayed": replayed,
+            "forgotten": forgotten,
+            "replicated": replicated,
+            "error": error,
+        }
+        object.__setattr__(self, "__dict__", fields)
 
     @property
     def stored(self) -> int:
@@ -665,9 +667,6 @@ def check_save(save: SessionSave) -> None:
         raise UsageError(f"the save for {save.client_id!r} has no messages")
     if len(save.messages) > MAX_BATCH:
         raise UsageError(f"the save for {save.client_id!r} has {len(save.messages)} messages: at most {MAX_BATCH}")
-    for message in save.messages:
-        if type(message) is not NewMessage:
-            raise UsageError(f"a message for {save.client_id!r} is a {type(message).__name__}: it must be a NewMessage")
     if (save.source is None) != (save.offset is None):
         raise UsageError("source and offset go together: name both or neither")
     if save.source is not None:

@@ -45,6 +45,18 @@ def end_of_life(message: NewMessage, *, default_ttl_s: int) -> int | Refusal:
     return end_ms if end_ms <= MAX_INSTANT_MS else MAX_INSTANT_MS
 
 
+def ends_of_lives(messages: Sequence[NewMessage], *, default_ttl_s: int) -> list[int] | None:
+    """Return when the lives of messages end; none when one of them is refused."""
+    life_ms = 1_000 * default_ttl_s
+    # Nearly all have no interval of their own, and need no call each.
+    ends_ms = [message.time_ms + life_ms for message in messages if message.expiry_interval_s is None]
+    if len(ends_ms) == len(messages):
+        return ends_ms
+    judged = [end_of_life(message, default_ttl_s=default_ttl_s) for message in messages]
+    found = [end_ms for end_ms in judged if type(end_ms) is int]
+    return found if len(found) == len(judged) else None
+
+
 def parts_of(messages: Sequence[NewMessage], *, default_ttl_s: int) -> tuple[list[Part], dict[int, Refusal]]:
     """Cut a batch so that a repeated batch is cut in the same places.
 

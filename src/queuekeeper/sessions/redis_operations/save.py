@@ -10,7 +10,7 @@ from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave
-from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, end_of_life, other_batch, parts_of
+from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives, other_batch, parts_of
 from queuekeeper.sessions.redis_operations.common import (
     SESSIONS_PER_STEP,
     Keys,
@@ -107,13 +107,9 @@ class SaveOperations(PacketIdOperations):
         count = len(messages)
         if last is None or count > MESSAGES_PER_SAVE or (save.payload_bytes > BYTES_PER_SAVE and count > 1):
             return None
-        ends_ms: list[int] = []
-        default_ttl_s = self._rules.default_ttl_s
-        for message in messages:
-            end_ms = end_of_life(message, default_ttl_s=default_ttl_s)
-            if type(end_ms) is not int:
-                return None
-            ends_ms.append(end_ms)
+        ends_ms = ends_of_lives(messages, default_ttl_s=self._rules.default_ttl_s)
+        if ends_ms is None:
+            return None
         ids = following_ids(last, count)
         keys.note(ids)
         return place, keys, ids, self._save_call(keys, save, messages, ends_ms, soon_ms, last=last, ids=ids)
@@ -260,18 +256,17 @@ class SaveOperations(PacketIdOperations):
             if save.source is not None:
                 told = f"{save.offset or 0}:{number}:{write_runs(ids)}:{save.source}"
                 batch = f"{len(refused) - over}:{over}:{told}"
-        payloads: list[bytes] = []
         stored: list[lua.Value] = []
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
-            payloads.append(b"%b%d" % (stem, packet_id))
-            stored.append(end_ms)
-            stored.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
+            json = stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH)
+            stored += end_ms, json
         until_ms: int | str = ""
         if ends_ms and isinstance(self._session_expiry_ms, int):
             until_ms = max(ends_ms) + self._session_expiry_ms
         soon = "1" if ends_ms and min(ends_ms) <= soon_ms else ""
         heading = f"{epoch}:{last.decode()}:{ids[-1] if ids else ''}:{until_ms}:{soon}:{batch}"
+        payloads = [b"%b%d" % (stem, packet_id) for packet_id in ids]
         return self._save_script(keys, payloads=payloads, heading=heading, messages=stored)
 
 
