@@ -22,6 +22,7 @@ _LENGTH_BYTES = 4
 _DIGEST_BYTES = 8
 _TOMBSTONE = b"1"
 _FLAGS = (b"0", _TOMBSTONE)
+_NO_HEAD: dict[str, Any] = {}
 
 
 def record_of(append: Append) -> bytes:
@@ -62,9 +63,8 @@ def message_of(
     The number is that of the queue's order; a value that has another is for a look at the whole queue to find. What
     cannot be read comes as it is stored, and is flagged: it must not hold up the messages behind it.
     """
-    number, _, rest = stored.partition(b" ")
-    flag, _, record = rest.partition(b" ")
-    parts = _parts(record) if number.isdigit() and flag in _FLAGS else None
+    words = stored.split(b" ", 2)
+    parts = _parts(words[2]) if len(words) == 3 and words[0].isdigit() and words[1] in _FLAGS else None
     if parts is None:
         return CompactedMessage(
             client_id=client_id,
@@ -83,7 +83,7 @@ def message_of(
         sequence=sequence,
         appended_ms=appended_ms,
         published_ms=head.get("published_ms"),
-        tombstone=flag == _TOMBSTONE,
+        tombstone=words[1] == _TOMBSTONE,
         redelivered=redelivered,
         properties=_properties(head.get("properties")),
         content_type=head.get("content_type"),
@@ -97,12 +97,11 @@ def is_head(text: bytes) -> bool:
 
 def _parts(record: bytes) -> tuple[dict[str, Any], bytes] | None:
     """Return head and value of a record; none when it is none of ours."""
-    kind = record[:1]
-    if kind == _PLAIN:
-        return {}, record[1:]
+    if record.startswith(_PLAIN):
+        return _NO_HEAD, record[1:]
     start = 1 + _LENGTH_BYTES
     end = start + int.from_bytes(record[1:start])
-    if kind != _DESCRIBED or len(record) < end:
+    if not record.startswith(_DESCRIBED) or len(record) < end:
         return None
     head = _head(record[start:end])
     return None if head is None else (head, record[end:])

@@ -136,9 +136,12 @@ class ConsumeOperations(CommonOperations):
         rows = list(reply.messages)
         again = _come_again(reply)
         left = limit - len(rows)
-        left_bytes = max_bytes - _fetched_bytes(rows)
+        left_bytes = max_bytes
         # What one call would keep the server too long for comes by several, as long as the last has brought new ones.
-        while again and not again[-1] and reply.lag and reply.in_flight < window and left > 0 and left_bytes > 0:
+        while again and not again[-1] and reply.lag and reply.in_flight < window and left > 0:
+            left_bytes -= _fetched_bytes(reply.messages)
+            if left_bytes <= 0:
+                break
             reply = yield from part(left, left_bytes, _GOING_ON, False, ())
             if not reply.messages and left > 1 and left_bytes > BYTES_PER_CALL:
                 reply = yield from part(1, left_bytes, _GOING_ON, False, ())
@@ -147,7 +150,6 @@ class ConsumeOperations(CommonOperations):
             again += _come_again(reply)
             rows += reply.messages
             left -= len(reply.messages)
-            left_bytes -= _fetched_bytes(reply.messages)
         return Fetched(
             messages=tuple(
                 message_of(
@@ -249,7 +251,7 @@ class ConsumeOperations(CommonOperations):
 
 def _come_again(reply: Any) -> list[bool]:
     """Tell of each message of a fetch whether it was delivered before."""
-    return [place < reply.redelivered for place in range(len(reply.messages))]
+    return [True] * reply.redelivered + [False] * (len(reply.messages) - reply.redelivered)
 
 
 def _fetched_bytes(rows: Sequence[Any]) -> int:
@@ -282,5 +284,7 @@ def _check_lease(lease_ms: Any) -> None:
 def _check_sequences(sequences: Sequence[Any], *, least: int) -> None:
     if not least <= len(sequences) <= MAX_ACKS:
         raise UsageError(f"{len(sequences)} numbers are to be acknowledged: it must be {least} to {MAX_ACKS}")
-    for sequence in sequences:
-        check_integer("sequence", sequence, 0, MAX_SEQUENCE, "the number of a message")
+    # Held to the rule all at once first: they come with every call, up to a thousand of them.
+    if {*map(type, sequences)} != {int} or not 0 <= min(sequences) <= max(sequences) <= MAX_SEQUENCE:
+        for sequence in sequences:
+            check_integer("sequence", sequence, 0, MAX_SEQUENCE, "the number of a message")
