@@ -10,7 +10,7 @@ import pytest
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs import keys
-from queuekeeper.jobs.undo import remove_old_undo_files
+from queuekeeper.jobs.undo import UndoFile, read_undo_file, remove_old_undo_files
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts
 from queuekeeper.redis_client import RedisClient, connect
@@ -110,6 +110,15 @@ def test_store_that_is_busy_for_a_moment_is_asked_again(world: World, object_sto
         report = world.apply(run_id, share)
     assert report.counts.dead_references == DEVICES
     assert world.take_back(run_id, dry_run=True).references == DEVICES
+
+
+@pytest.mark.nightly
+def test_step_that_notes_more_than_the_store_takes_at_once_is_kept_whole(place: str) -> None:
+    path = Settings(undo_dir=place).undo / "1.a.undo.jsonl"
+    lines = [{"value": f"{number:020}" * 50_000} for number in range(110)]
+    with UndoFile(path, {"kind": KIND}) as undo:
+        undo.write(lines)
+    assert list(read_undo_file(path)[1]) == lines
 
 
 def test_plan_and_dry_run_leave_nothing_in_the_store(world: World, object_store: ObjectStore, bucket: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,9 +11,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.dirfs import DirFileSystem
-from fsspec.implementations.local import LocalFileSystem
-from fsspec.registry import _registry
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -32,6 +30,7 @@ from queuekeeper.maintenance.partitions.restore import archive_folder, load_arch
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.places import names
 from queuekeeper.postgres import Connection
+from tests.object_store import NOWHERE, ObjectStore
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -90,44 +89,18 @@ def url(connection: Connection) -> str:
 
 
 @pytest.fixture
-def bucket(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """URL of a folder in an object store: Spark reaches it as ``s3a://`` by Hadoop, all else by fsspec.
-
-    Behind both is a disk; nothing of ours knows it: it has no folders to sync, and names are mapped as S3's are.
-    """
-    store = tmp_path / "store"
-    (store / tmp_path.name / "archives").mkdir(parents=True)
-
-    class Bucket(DirFileSystem):  # type: ignore[misc]
-        protocol = ("s3",)
-        sep = "/"
-
-        def __init__(self, **_: Any) -> None:
-            super().__init__(path=str(store), fs=LocalFileSystem(auto_mkdir=True))
-
-    monkeypatch.setitem(_registry, "s3", Bucket)
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    settings = {
-        "fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
-        "fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
-        f"fs.viewfs.mounttable.{tmp_path.name}.link./archives": f"file://{store}/{tmp_path.name}/archives",
-    }
-    before = {name: hadoop.get(name) for name in settings}
-    for name, value in settings.items():
-        hadoop.set(name, value)
-    yield f"s3://{tmp_path.name}/archives"
-    for name, value in before.items():
-        if value is None:
-            hadoop.unset(name)
-        else:
-            hadoop.set(name, value)
+def shared_bucket(bucket: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a bucket in which Spark's tasks may read and write, too."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *NOWHERE):
+        monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+    return bucket
 
 
 @pytest.fixture(params=["a disk", "a file URL", "an object store"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     """A folder of archives, by each of the names that it may have."""
     if request.param == "an object store":
-        return str(request.getfixturevalue("bucket"))
+        return f"s3://{request.getfixturevalue('shared_bucket')}/archives"
     return tmp_path if request.param == "a disk" else f"file://{tmp_path}"
 
 
@@ -200,13 +173,14 @@ def test_rows_that_are_written_meanwhile_leave_no_archive(
     spark: SparkSession, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.execute(f"INSERT INTO {TABLE} (at) VALUES ('2026-01-02')")
-    files = archive._files
+    write = archive._write
 
-    def write_meanwhile(folder: Path) -> Any:
+    def write_meanwhile(*given: Any) -> Any:
+        files = write(*given)
         connection.execute(f"UPDATE {TABLE} SET small = 5")
-        return files(folder)
+        return files
 
-    monkeypatch.setattr(archive, "_files", write_meanwhile)
+    monkeypatch.setattr(archive, "_write", write_meanwhile)
     with pytest.raises(CheckFailed, match="must not be dropped: it has changed while it was archived"):
         archived(spark, connection, tmp_path)
     assert list(tmp_path.rglob("manifest.json")) == []
@@ -245,29 +219,30 @@ def test_archive_that_was_killed_before_its_manifest_is_none_and_is_made_by_the_
 
 
 def test_place_that_cannot_be_written_is_refused_before_the_table_is_read(
-    spark: SparkSession, connection: Connection, bucket: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    connection: Connection,
+    object_store: ObjectStore,
+    shared_bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("access denied")
-
-    def refused(directory: str, words: str) -> None:
+    def refused(words: str, *, bucket: str = shared_bucket) -> None:
         with pytest.raises(RefusedError, match=words):
-            archived(spark, connection, directory)
+            archived(spark, connection, f"s3://{bucket}/archives")
 
     monkeypatch.setattr(archive, "describe_table", lambda *_: pytest.fail("the table was read"))
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalFileSystem, "rm", refuse)
-        refused(bucket, r"^the archive cannot be written to s3://.*: access denied; let this user write there, or name")
+    advice = "; let this user write there, or name another folder$"
+    with object_store.answering(403, "AccessDenied"):
+        refused(rf"^the archive cannot be written to s3://.*: AccessDenied{advice}")
+    with object_store.answering(403, "AccessDenied", after=1):
+        refused(r"^Parquet cannot be written to s3://.*: AccessDenied; let Spark's tasks write there$")
+    with object_store.answering(403, "AccessDenied", method="POST"):
+        refused(rf"^the archive cannot be written to s3://.*: AccessDenied{advice}")
+    refused(rf"^the archive cannot be written to s3://.*: there is no such bucket{advice}", bucket="no-such-bucket")
     with monkeypatch.context() as patched:
         patched.setattr(archive, "names", lambda *_, **__: [])
-        refused(bucket, r"^what Spark writes to s3a://.* is not found in s3://.*: give fsspec and Spark the same endp")
-    # There is no such folder for Spark.
-    refused(f"{bucket}-of-others", r"^Spark cannot write to s3a://.*: .*Exception: .*; let it write there, or name")
-    spark.sparkContext._jsc.hadoopConfiguration().unset("fs.s3a.impl")
-    refused(
-        bucket.replace("://", "://no-file-system-"),
-        r"^Spark has no file system for s3a://: add org\.apache\.hadoop:hadoop-aws:[0-9.]+ to spark\.jars\.packages",
-    )
+        refused(r"^what tasks of Spark write to s3://.* is not found there by this process: give all of them the same")
+    monkeypatch.setitem(spark.sparkContext.environment, "AWS_SECRET_ACCESS_KEY", "wrong")
+    refused(r"^Parquet cannot be written to s3://.*: The request signature .*; let Spark's tasks write there$")
 
 
 def test_empty_partition_is_archived_too(spark: SparkSession, connection: Connection, tmp_path: Path) -> None:

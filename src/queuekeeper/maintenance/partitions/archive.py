@@ -5,8 +5,7 @@ hashes have to agree: PostgreSQL's of the table before and after, and Spark's of
 of what it reads from the table once the files are there.
 
 An archive counts from its manifest on, which is written last, on a disk as in an object store, where nothing can be
-renamed at once. Spark writes the rows by its own file systems; all else is done by what acts like a path (fsspec),
-whose open files pyarrow reads as they are: a third set of file systems, pyarrow's, would want credentials of its own.
+renamed at once. Tasks of Spark write and read the files as all others do, by what acts like a path (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
 
-import pyarrow.parquet as pq
 from psycopg import sql
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -58,23 +54,22 @@ from queuekeeper.maintenance.partitions.manifest import (
     archive_exists,
     archive_name,
     archive_place,
-    check_files,
     describe_table,
     hash_text,
     parent_name,
     pin_texts,
+    read_file,
     read_manifest,
-    reading,
-    sum_file,
     table_content,
     write_manifest,
 )
 from queuekeeper.maintenance.partitions.restore import retired_name
 from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired, record_archive
 from queuekeeper.migration.ledger.model import code_version
+from queuekeeper.migration.spark.parquet import read_parquet, write_parquet
 from queuekeeper.migration.spark.session import check_shared, our_errors
 from queuekeeper.migration.spark.slices import SliceReader, export_snapshot
-from queuekeeper.places import names, on_disk, remove_folder, sync, told, write_whole
+from queuekeeper.places import make_folder, names, on_disk, remove_folder, sync, told, write_whole
 from queuekeeper.postgres import connect, statement
 
 _TYPES: dict[str, DataType] = {
@@ -90,19 +85,6 @@ _TYPES: dict[str, DataType] = {
     "timestamp_ntz": TimestampNTZType(),
     "string": StringType(),
 }
-
-_SCHEMES = {"s3": "s3a", "gcs": "gs"}
-"""Schemes that Hadoop calls otherwise."""
-
-_PACKAGES = {
-    "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
-    "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
-    "abfss": "org.apache.hadoop:hadoop-azure:{hadoop}",
-    "gs": "org.apache.hadoop:hadoop-gcp:{hadoop}",
-}
-"""What brings a file system to Spark."""
-
-_SUFFIX = ".parquet"
 
 
 class _Reader(SliceReader):
@@ -190,12 +172,9 @@ def archive_table(
             archive = place / archive_name(look.shape, look.content)
             path = archive.path
             is_new = not archive_exists(path)
-            if is_new:
-                _write(look.rows, archive)
+            files = _write(look.rows, archive) if is_new else read_manifest(path).files
         shape, content = look.shape, look.content
-        if not is_new:
-            check_files(path, read_manifest(path))
-        in_files, files_hash = _sum_rows(_read(session, archive, shape.columns), shape.columns)
+        in_files, files_hash = _sum_rows(_read(session, archive, files, shape.columns), shape.columns)
         if is_new:
             manifest = Manifest(
                 format=FORMAT,
@@ -209,7 +188,7 @@ def archive_table(
                 content=content,
                 files_hash=files_hash,
                 columns=shape.columns,
-                files=_files(path / ROWS),
+                files=files,
                 ddl=shape.ddl,
                 archived_at_ms=now_ms,
                 generated_by=f"queuekeeper {code_version()}",
@@ -222,12 +201,12 @@ def archive_table(
             in_table, table_hash = _sum_rows(again.rows, again.shape.columns)
         _check(is_same, table, "it has changed while it was archived")
         _check(manifest.content == content, table, f"{path / MANIFEST} counts other rows")
-        in_footers = sum(each.rows for each in manifest.files)
+        in_manifest = sum(each.rows for each in manifest.files)
         _check(
-            in_table == in_files == in_footers == content.rows,
+            in_table == in_files == in_manifest == content.rows,
             table,
             f"{content.rows:,} rows are in the table, {in_table:,} as Spark reads it, {in_files:,} in the files and "
-            f"{in_footers:,} by their footers",
+            f"{in_manifest:,} as they were written",
         )
         _check(files_hash == table_hash, table, "the rows of the files are not those of the table")
         _check(files_hash == manifest.files_hash, table, f"the rows of the files are not those of {path / MANIFEST}")
@@ -258,22 +237,12 @@ class _Place:
     def __truediv__(self, name: str) -> _Place:
         return _Place(path=self.path / name, address=f"{self.address}/{name}")
 
-    @property
-    def hadoop(self) -> str:
-        """URL by which Spark knows it."""
-        if on_disk(self.path):
-            # Not `as_uri`: Hadoop does not decode what that escapes.
-            return f"file://{self.address}"
-        scheme, _, rest = self.address.partition("://")
-        return f"{_SCHEMES.get(scheme, scheme)}://{rest}"
-
 
 def _session(spark: SparkSession) -> SparkSession:
     """Return a session of its own: names of columns may differ in case only, and times stay as they are."""
     session = spark.newSession()
     session.conf.set("spark.sql.caseSensitive", "true")
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     return session
 
 
@@ -328,8 +297,14 @@ def _sum_rows(rows: DataFrame, columns: Sequence[ArchivedColumn]) -> tuple[int, 
     return counted, hash_text(exclusive, total)
 
 
-def _read(session: SparkSession, archive: _Place, columns: Sequence[ArchivedColumn]) -> DataFrame:
-    return session.read.schema(_schema(columns)).parquet((archive / ROWS).hadoop)
+def _read(
+    session: SparkSession, archive: _Place, files: Sequence[ArchivedFile], columns: Sequence[ArchivedColumn]
+) -> DataFrame:
+    by_name = {each.name: each for each in files}
+    address = archive.address
+    return read_parquet(
+        session, list(by_name), _schema(columns), lambda name: read_file(archive_place(address), by_name[name])
+    )
 
 
 def _try(session: SparkSession, place: _Place) -> None:
@@ -338,39 +313,27 @@ def _try(session: SparkSession, place: _Place) -> None:
     :raises RefusedError: saying what to install or to allow.
     """
     folder = place.path
-    with _writing(folder):
-        if on_disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    if on_disk(folder):
+        with _writing(folder):
+            make_folder(folder)
             with tempfile.TemporaryFile(dir=folder):
                 check_shared(session, folder)
-            return
-        probe = place / f"probe-{token_hex(8)}"
-        try:
-            session.range(1).coalesce(1).write.parquet((probe / ROWS).hadoop)
-        except (PySparkException, Py4JJavaError) as error:
-            raise RefusedError(_refusal(session, place, str(error))) from error
-        # Spark and we may mean two places by one name: each has an endpoint of its own to be told.
-        is_there = any(name.endswith(_SUFFIX) for name in names(probe.path / ROWS, what=WHAT))
+        return
+    probe = place / f"probe-{token_hex(8)}"
+    # This process first: it knows soonest, and says what it lacks itself.
+    with _writing(folder):
         write_whole(probe.path / MANIFEST, b"{}")
-        remove_folder(probe.path, what=WHAT)
-    if not is_there:
+    try:
+        written = _write_rows(session.range(1), probe)
+    finally:
+        with _writing(folder):
+            found = names(probe.path / ROWS, what=WHAT)
+            remove_folder(probe.path, what=WHAT)
+    if found != [each.name for each in written]:
         raise RefusedError(
-            f"what Spark writes to {probe.hadoop} is not found in {probe.address}: give fsspec and Spark the same "
-            "endpoint (docs/deploying.md)"
+            f"what tasks of Spark write to {probe.address} is not found there by this process: give all of them the "
+            "same endpoint (docs/deploying.md)"
         )
-
-
-def _refusal(session: SparkSession, place: _Place, problem: str) -> str:
-    if not any(words in problem for words in ("ClassNotFoundException", "UnsupportedFileSystemException")):
-        line = next((line for line in problem.splitlines() if "Exception: " in line), problem)
-        return f"Spark cannot write to {place.hadoop}: {line.strip()[:600]}; let it write there, or name another folder"
-    scheme = place.hadoop.partition("://")[0]
-    package = _PACKAGES.get(scheme, "the package that knows it")
-    hadoop = session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # type: ignore[union-attr]
-    return (
-        f"Spark has no file system for {scheme}://: add {package.format(hadoop=hadoop)} to spark.jars.packages, or "
-        "name another folder"
-    )
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
@@ -378,28 +341,27 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
     return told(f"the archive cannot be written to {folder}", folder, advice)
 
 
-def _write(rows: DataFrame, archive: _Place) -> None:
+def _write(rows: DataFrame, archive: _Place) -> tuple[ArchivedFile, ...]:
     with _writing(archive.path):
         # What a process has left that was killed.
         remove_folder(archive.path, what=WHAT)
         if on_disk(archive.path):
             archive.path.mkdir(mode=0o700, parents=True)
-    rows.write.option("compression", "zstd").parquet((archive / ROWS).hadoop)
+            (archive.path / ROWS).mkdir()
+    files = _write_rows(rows, archive)
+    with _writing(archive.path):
+        folder = archive.path / ROWS
+        # What a task has left that was repeated.
+        for name in set(names(folder, what=WHAT)) - {each.name for each in files}:
+            (folder / name).unlink(missing_ok=True)
+        for written in (folder, folder.parent, folder.parent.parent):
+            sync(written)
+    return files
 
 
-def _files(folder: Path) -> tuple[ArchivedFile, ...]:
-    files = []
-    for name in names(folder, what=WHAT):
-        if name.endswith(_SUFFIX):
-            path = folder / name
-            size_bytes, sha256 = sum_file(path)
-            with reading(path) as file:
-                rows = pq.read_metadata(file).num_rows
-            files.append(ArchivedFile(name=name, rows=rows, size_bytes=size_bytes, sha256=sha256))
-            sync(path)
-    for written in (folder, folder.parent, folder.parent.parent):
-        sync(written)
-    return tuple(files)
+def _write_rows(rows: DataFrame, archive: _Place) -> tuple[ArchivedFile, ...]:
+    address = (archive / ROWS).address
+    return tuple(ArchivedFile(**each._asdict()) for each in write_parquet(rows, lambda: archive_place(address)))
 
 
 def _check(holds: bool, table: str, words: str) -> None:

@@ -349,12 +349,27 @@ def check_files(path: Path, manifest: Manifest) -> None:
     """
     for each in manifest.files:
         file = path / ROWS / each.name
-        found = sum_file(file)
-        if found != (each.size_bytes, each.sha256):
-            raise CheckFailed(
-                f"{file} differs from the manifest: {found[0]:,} bytes, SHA-256 {found[1]}; "
-                f"expected {each.size_bytes:,} bytes, {each.sha256}"
-            )
+        _check_sum(file, each, sum_file(file))
+
+
+def read_file(path: Path, expected: ArchivedFile) -> bytes:
+    """Return what a file of an archive holds; for errors see :func:`check_files`.
+
+    :param path: folder of the archive.
+    """
+    file = path / ROWS / expected.name
+    with reading(file) as opened_file:
+        content = opened_file.read()
+    _check_sum(file, expected, (len(content), hashlib.sha256(content).hexdigest()))
+    return content
+
+
+def _check_sum(file: Path, expected: ArchivedFile, found: tuple[int, str]) -> None:
+    if found != (expected.size_bytes, expected.sha256):
+        raise CheckFailed(
+            f"{file} differs from the manifest: {found[0]:,} bytes, SHA-256 {found[1]}; "
+            f"expected {expected.size_bytes:,} bytes, {expected.sha256}"
+        )
 
 
 def check_archive(connection: Connection, *, table: str, path: Path) -> Manifest:
