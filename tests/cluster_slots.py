@@ -92,6 +92,18 @@ class Slot:
         self.finish()
         return moved
 
+    def move_at_once(self) -> None:
+        """Move the slot with all its keys in one atomic step, as Valkey does from release 9 on."""
+        command(
+            self.source, "CLUSTER MIGRATESLOTS", "SLOTSRANGE", self.number, self.number, "NODE", self.name(self.target)
+        )
+        self.source, self.target = self.target, self.source
+        name = self.name(self.source)
+        until_s = time.monotonic() + PATIENCE_S
+        while self._agree() != name:
+            assert time.monotonic() < until_s, f"slot {self.number} stays where it is"
+            time.sleep(0.02)
+
 
 @contextmanager
 def slot_of(url: str, key: str) -> Iterator[Slot]:

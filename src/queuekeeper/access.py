@@ -13,7 +13,7 @@ from queuekeeper.keyspace import check_prefix
 PLACEHOLDER = "<password>"
 
 _CLIENT = (
-    "asking", "client|setname", "cluster|shards", "cluster|slots", "command", "info", "ping",
+    "asking", "client|setname", "cluster|nodes", "cluster|shards", "cluster|slots", "command", "info", "ping",
     "select", "time",
 )  # fmt: skip
 """What our connections say, to a server and to a cluster. That redis-py may not tell its version does no harm."""

@@ -16,7 +16,6 @@ from queuekeeper.keyspace import SLOTS, hash_slot
 from queuekeeper.lua.bundle import Script
 from queuekeeper.lua.call import (
     REPLICA_TIMEOUT_MS,
-    RETRY_FOR_S,
     Call,
     Replies,
     Reply,
@@ -32,7 +31,7 @@ from queuekeeper.lua.call import (
     wait_s,
 )
 from queuekeeper.lua.caller import ScriptCaller
-from queuekeeper.redis_client import CONNECT_TIMEOUT_S, Words, from_redis, lost
+from queuekeeper.redis_client import CONNECT_TIMEOUT_S, RETRY_FOR_S, Words, from_redis, lost
 from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, endpoint
 
 _REFRESH_PAUSE_S = 0.1
@@ -183,8 +182,13 @@ class _Request:
             self.finish(reply)
 
     def lost(self, cause: BaseException) -> None:
-        """Fail: it may have run."""
-        self.finish(lost(cause, self.address))
+        """Fail, as it may have run; in a cluster, what only reads is sent again."""
+        caller = self.batch.caller
+        if caller.is_cluster and not self.writes:
+            caller.send_again(self, ClusterDownError(f"{self.address} was lost: {cause}"))
+            caller.refresh()
+        else:
+            self.finish(lost(cause, self.address))
 
     def dropped(self) -> None:
         """Make way for the next: nobody waits for this one any more."""
@@ -269,7 +273,7 @@ class AsyncScriptCaller(AsyncClosing):
         """
         masters: set[Connection | None] = {self._first} if self._slots is None else set(self._slots)
         if None in masters:
-            self._refresh()
+            self.refresh()
             raise from_redis(ClusterDownError("some slots are served by no node"), self.address)
         answers = await asyncio.gather(
             *(connection.ask("PING") for connection in masters if connection is not None), return_exceptions=True
@@ -335,7 +339,7 @@ class AsyncScriptCaller(AsyncClosing):
             return self._closing_error
         master = self._first if self._slots is None else self._slots[hash_slot(key)]
         if master is None:
-            self._refresh()
+            self.refresh()
             return ClusterDownError("no node serves the slot")
         idle = self._idle.setdefault(master.address, [])
         connection = idle.pop() if idle else Connection(master.endpoint, limits=self._limits)
@@ -382,7 +386,7 @@ class AsyncScriptCaller(AsyncClosing):
         request.connection = connection
         if connection is None:
             self.send_again(request, ClusterDownError("no node serves the slot"))
-            self._refresh()
+            self.refresh()
         else:
             connection.send(request)
 
@@ -415,7 +419,7 @@ class AsyncScriptCaller(AsyncClosing):
         elif isinstance(error, ReadOnlyError) and request.connection is not None:
             request.connection.renew()
         elif isinstance(error, ClusterDownError):
-            self._refresh()
+            self.refresh()
         self.send_again(request, error)
 
     def send_again(self, request: _Request, error: Exception) -> None:
@@ -469,7 +473,7 @@ class AsyncScriptCaller(AsyncClosing):
             limits=self._limits,
             replicas=self._replicas,
             replica_timeout_ms=self._replica_timeout_ms,
-            lacking=self._refresh,
+            lacking=self.refresh,
         )
 
     def _at(self, address: str, asked: str) -> Connection:
@@ -485,9 +489,9 @@ class AsyncScriptCaller(AsyncClosing):
     def _move(self, error: MovedError, asked: str) -> None:
         if self._slots is not None:
             self._slots[error.slot_id] = self._at(f"{error.host}:{error.port}", asked)
-            self._refresh()
+            self.refresh()
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read soon again which master holds which slot."""
         idle = self._refreshing is None or self._refreshing.done()
         if self._slots is not None and not self._closed and idle:

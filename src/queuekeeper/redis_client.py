@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import re
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
@@ -33,11 +34,14 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from queuekeeper.checks import checked
+from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.hosts import check_host, is_loopback
 from queuekeeper.keyspace import SLOTS
 
 RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
+
+T = TypeVar("T")
 
 Words: TypeAlias = tuple[str | bytes | int, ...]
 """A command and its arguments."""
@@ -47,6 +51,9 @@ _pack = cast(Callable[[Words], bytes], hiredis.pack_command)
 CONNECT_TIMEOUT_S = 5
 REPLY_TIMEOUT_S = 30
 """No script of ours runs for longer than milliseconds; a server that is silent for this long is lost or stuck."""
+
+RETRY_FOR_S = 30.0
+"""How long is sent again what has not run: longer than a failover takes by a cluster's defaults."""
 
 MINIMUM_REDIS_VERSION = (7, 0)
 """Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME; every Valkey is later."""
@@ -287,6 +294,26 @@ def is_cluster(client: RedisClient) -> bool:
     return isinstance(client, redis.RedisCluster)
 
 
+def through_failover(client: RedisClient, ask: Callable[[], T]) -> T:
+    """Return what a question comes to; a cluster is asked again for as long as a failover may take.
+
+    :param ask: changes nothing, as it may be called several times.
+    :raises ServerUnavailable: when there is no answer by then; of a single server, at once.
+    """
+    give_up_at = time.monotonic() + RETRY_FOR_S
+    attempt = 0
+    while True:
+        try:
+            return ask()
+        except ServerUnavailable:
+            if not isinstance(client, redis.RedisCluster) or time.monotonic() > give_up_at:
+                raise
+        time.sleep(SERVER_BACKOFF.after(attempt))
+        attempt += 1
+        with suppress(RedisError, RedisClusterException, OSError):
+            client.nodes_manager.initialize()
+
+
 def nodes(client: RedisClient) -> list[tuple[str, redis.Redis]]:
     """Return address and connection of every master, in the order of their addresses."""
     if isinstance(client, redis.RedisCluster):
@@ -296,6 +323,12 @@ def nodes(client: RedisClient) -> list[tuple[str, redis.Redis]]:
     return [(address_of(client), client)]
 
 
+def read_topology(client: redis.RedisCluster) -> None:
+    """Read anew which server holds which slot: what a client knows may be as old as itself."""
+    with redis_errors(address_of(client)):
+        client.nodes_manager.initialize()
+
+
 def shards(client: RedisClient) -> list[tuple[int, int, str]]:
     """Return contiguous ranges of hash slots as ``(first, last, "host:port")``, in order.
 
@@ -303,8 +336,7 @@ def shards(client: RedisClient) -> list[tuple[int, int, str]]:
     """
     if not isinstance(client, redis.RedisCluster):
         return [(0, SLOTS - 1, address_of(client))]
-    with redis_errors(address_of(client)):
-        client.nodes_manager.initialize()
+    read_topology(client)
     ranges: list[tuple[int, int, str]] = []
     for slot in range(SLOTS):
         owners = client.nodes_manager.slots_cache.get(slot)
@@ -320,23 +352,38 @@ def shards(client: RedisClient) -> list[tuple[int, int, str]]:
 
 def clocks_ms(client: RedisClient) -> list[int]:
     """Ask every master for the present, by which it lets keys expire: milliseconds since 1970-01-01 UTC."""
-    found: list[int] = []
-    for address, node in nodes(client):
-        with redis_errors(address):
-            answer: Any = node.time()
-        seconds, microseconds = answer
-        found.append(int(seconds) * 1_000 + int(microseconds) // 1_000)
-    return found
+
+    def ask() -> list[int]:
+        found: list[int] = []
+        for address, node in nodes(client):
+            with redis_errors(address):
+                answer: Any = node.time()
+            seconds, microseconds = answer
+            found.append(int(seconds) * 1_000 + int(microseconds) // 1_000)
+        return found
+
+    return through_failover(client, ask)
 
 
 def facts(client: RedisClient) -> list[ServerFacts]:
     """Ask every master for its version, memory, persistence and role."""
+    return through_failover(client, lambda: _facts(client))
+
+
+def demoted(address: str) -> ServerUnavailable:
+    """Return the error for a node of a cluster that was a master when its client last looked."""
+    return ServerUnavailable(f"Redis at {address} has become a replica, and its master is not known yet")
+
+
+def _facts(client: RedisClient) -> list[ServerFacts]:
     result: list[ServerFacts] = []
     for address, node in nodes(client):
         with redis_errors(address):
             server, memory, persistence, replication = (
                 _info(node, section) for section in ("server", "memory", "persistence", "replication")
             )
+        if is_cluster(client) and replication["role"] != "master":
+            raise demoted(address)
         valkey_version = server.get("valkey_version")
         result.append(
             ServerFacts(

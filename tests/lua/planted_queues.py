@@ -14,7 +14,8 @@ from queuekeeper.keyspace import Cohort, cohorts, session_keys
 from queuekeeper.quality.profile.model import FAULTS, ProfileParameters
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.scan import Scanner
-from queuekeeper.redis_client import RedisClient, is_cluster, nodes, shards
+from queuekeeper.redis_client import RedisClient, is_cluster, shards
+from queuekeeper.redis_names import ALL_SLOTS
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json
@@ -326,7 +327,7 @@ def scanned(
         key_share=parameters.shares.key,
         pace=pace or Pace(lambda: None),
     )
-    batches = [batch for address, node in nodes(client) for batch in scanner.read(node, address)]
+    batches = list(scanner.read(client, ALL_SLOTS))
     return all_cohorts, pa.Table.from_batches(batches).sort_by("client_id").to_batches()
 
 

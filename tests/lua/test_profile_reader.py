@@ -40,8 +40,8 @@ pytestmark = pytest.mark.lua
 CONTENTS = replace(PARAMETERS, contents=True)
 # The least that a profile without contents needs; GET is for the counters only.
 RULES = (
-    "+info +client|setname +cluster|slots +cluster|shards +command +ping +select +scan +time +dbsize +type +zcard "
-    "+zrange +zmscore +hexists +pexpiretime +strlen +script|load +evalsha (+get ~*_last_packet_id)"
+    "+info +client|setname +cluster|nodes +cluster|slots +cluster|shards +command +ping +select +scan +time +dbsize "
+    "+type +zcard +zrange +zmscore +hexists +pexpiretime +strlen +script|load +evalsha (+get ~*_last_packet_id)"
 )
 
 

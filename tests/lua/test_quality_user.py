@@ -48,9 +48,9 @@ def test_no_command_of_the_server_tells_a_payload(single: RedisClient) -> None:
 
 
 FACTS = frozenset({
-    "asking", "auth", "client|setname", "cluster|shards", "cluster|slots", "dbsize", "evalsha", "hello", "hexists",
-    "info", "pexpiretime", "ping", "quit", "reset", "scan", "script|load", "select", "strlen", "time", "type", "wait",
-    "zcard", "zmscore", "zrange",
+    "asking", "auth", "client|setname", "cluster|nodes", "cluster|shards", "cluster|slots", "dbsize", "evalsha",
+    "hello", "hexists", "info", "pexpiretime", "ping", "quit", "reset", "scan", "script|load", "select", "strlen",
+    "time", "type", "wait", "zcard", "zmscore", "zrange",
 })  # fmt: skip
 """What tells names, types, sizes, scores and instants, and no content."""
 

@@ -16,7 +16,7 @@ from script_callers import APPEND, script
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
 from queuekeeper.keyspace import client_slot
-from queuekeeper.lua import Call, Script, ScriptCaller, scripts
+from queuekeeper.lua import Call, Script, ScriptCaller, caller, scripts
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.cluster_slots import Slot, slot_of
 
@@ -253,6 +253,29 @@ def test_slot_that_is_moving_is_asked_for(redis_cluster_url: str, appenders: lis
             stray.close()
             command(slot.target, "CLUSTER SETSLOT", slot.number, "STABLE")
         assert contents(client) == {}
+
+
+def test_call_that_only_reads_is_sent_again_in_a_cluster_when_its_connection_is_lost(
+    redis_cluster_url: str, appenders: list[Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[str] = []
+
+    def lose_once(lane: Any) -> Any:
+        if not lost:
+            lost.append(lane.address)
+            raise redis.ConnectionError("Connection closed by server.")
+        return read(lane)
+
+    read = caller._Lane.read
+    with connect(redis_cluster_url) as client:
+        Session(client=client).import_session(messages(2))
+        looking = scripts.sessions.read_session(Session(client=client).keys)
+        monkeypatch.setattr(caller._Lane, "read", lose_once)
+        assert looking.script.read(ScriptCaller(client).call(*looking)).references == 2
+        assert len(lost) == 1
+        lost.clear()
+        with pytest.raises(ServerUnavailable, match="Nobody knows whether the call has run"):
+            ScriptCaller(client).call(appenders[0], ["{a}"], ["x"])
 
 
 def connect_raw(node: redis.Redis) -> redis.Redis:

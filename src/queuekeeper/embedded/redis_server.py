@@ -21,7 +21,6 @@ from queuekeeper.errors import ServerUnavailable
 
 Flavour = Literal["any", "valkey", "redis"]
 
-_MASTERS = 3
 _LOCAL_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 
 
@@ -129,10 +128,11 @@ class RedisServer(PrivateServer):
 
 
 class RedisCluster:
-    """Three masters that share the hash slots; made for tests, so it keeps nothing that a single server would not.
+    """Masters that share the hash slots; made for tests, so it keeps nothing that a single server would not.
 
     :param directory: one folder per node is made in it.
-    :param replicas: of each master. In ``nodes`` they come behind the three, a first one of each, then a second.
+    :param masters: how many.
+    :param replicas: of each master. In ``nodes`` they come behind the masters, a first one of each, then a second.
     """
 
     def __init__(
@@ -140,15 +140,17 @@ class RedisCluster:
         directory: Path,
         *,
         flavour: Flavour = "any",
+        masters: int = 3,
         replicas: int = 0,
         config: Mapping[str, str | int] | None = None,
         die_with_parent: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self.nodes: list[RedisServer] = []
+        self._masters = masters
         # One password for all: a cluster's client has only one.
         password = secret(self.directory / "password")
-        for index in range(_MASTERS * (1 + replicas)):
+        for index in range(masters * (1 + replicas)):
             folder = self.directory / f"node-{index}"
             write_private(folder / "password", password)
             ports = self.directory / f"node-{index}" / "bus"
@@ -186,7 +188,7 @@ class RedisCluster:
         try:
             if not _slots_given(clients[0]):
                 self._form(clients)
-            self._await(lambda: all(_agrees(client, len(clients)) for client in clients), clients[0])
+            self._await(lambda: all(self._agrees(client) for client in clients), clients[0])
         finally:
             for client in clients:
                 client.close()
@@ -212,19 +214,26 @@ class RedisCluster:
                 )
             time.sleep(0.05)
 
+    def _agrees(self, client: redis.Redis) -> bool:
+        facts = _cluster_facts(client)
+        formed = facts["cluster_size"] == str(self._masters) and facts["cluster_known_nodes"] == str(len(self.nodes))
+        # Only a replica says how the link to its master is.
+        up = _replication(client).get("master_link_status") in (None, "up")
+        return formed and facts["cluster_state"] == "ok" and up
+
     def _form(self, clients: list[redis.Redis]) -> None:
         slots = 16_384
         for index, client in enumerate(clients):
             _command(client, "CLUSTER SET-CONFIG-EPOCH", index + 1)
-            if index < _MASTERS:
-                first, beyond = slots * index // _MASTERS, slots * (index + 1) // _MASTERS
+            if index < self._masters:
+                first, beyond = slots * index // self._masters, slots * (index + 1) // self._masters
                 _command(client, "CLUSTER ADDSLOTSRANGE", first, beyond - 1)
         for node in self.nodes[1:]:
             bus = node._config["cluster-port"]
             _command(clients[0], "CLUSTER MEET", HOST, node.port, bus)
         names = [_text(_command(client, "CLUSTER MYID")) for client in clients]
-        for index, client in enumerate(clients[_MASTERS:]):
-            master = names[index % _MASTERS]
+        for index, client in enumerate(clients[self._masters :]):
+            master = names[index % self._masters]
             self._await(partial(_knows, client, master), clients[0])
             _command(client, "CLUSTER REPLICATE", master)
 
@@ -298,10 +307,3 @@ def _knows(client: redis.Redis, node: str) -> bool:
 
 def _replication(client: redis.Redis) -> dict[str, object]:
     return cast(dict[str, object], client.info("replication"))
-
-
-def _agrees(client: redis.Redis, nodes: int) -> bool:
-    facts = _cluster_facts(client)
-    formed = facts["cluster_size"] == str(_MASTERS) and facts["cluster_known_nodes"] == str(nodes)
-    # Only a replica says how the link to its master is.
-    return formed and facts["cluster_state"] == "ok" and _replication(client).get("master_link_status") in (None, "up")

@@ -6,7 +6,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -17,15 +17,16 @@ from pydantic import TypeAdapter
 
 from queuekeeper import __version__
 from queuekeeper.clock import Clock, Pace, system_clock
-from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.errors import QueuekeeperError, RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, World
+from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, Step, World
 from queuekeeper.jobs.pace import Breaker, RunPaused, TimeIsUp, run_pace, run_rest
 from queuekeeper.jobs.shares import server_clock
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, undo_file_exists, undo_path, undo_paths
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.postgres import Connection
+from queuekeeper.redis_names import readings
 
 _log = logging.getLogger(__name__)
 
@@ -73,17 +74,17 @@ class Engine:
         now_ms = self._now_ms()
         rate: int | None = parameters.max_operations_per_s
         work = self._pass(parameters, now_ms=now_ms, wait=Pace(lambda: rate))
-        total, shares, steps = self.job.Counts(), list[SharePlan[Any]](), list[str]()
+        total, shares, steps, exact = self.job.Counts(), list[SharePlan[Any]](), list[str](), True
         started = time.monotonic()
         for share in work.shares():
-            counts = work.world.total = self.job.Counts()
-            for step in work.find(share):
-                found = work.apply(step)
-                counts.add(found)
-                if self.job.keeps_steps and (found.changes or found.broken):
-                    steps.append(step.cursor)
+            for last in readings():
+                counts, kept = self._counted(work, work.find(share))
+                if last or not work.moved:
+                    break
             shares.append(SharePlan(share=share, counts=counts))
             total.add(counts)
+            steps += kept
+            exact = exact and not work.moved
         return Plan(
             parameters=parameters,
             code_version=__version__,
@@ -93,7 +94,20 @@ class Engine:
             found=work.found(),
             steps=tuple(steps),
             seconds=round(time.monotonic() - started, 3),
+            exact=exact,
         )
+
+    def _counted(self, work: AnyJob, found: Iterable[Step]) -> tuple[Any, list[str]]:
+        """Return the counts of steps, and the cursors of those that are kept."""
+        work.moved = False
+        counts, kept = self.job.Counts(), list[str]()
+        work.world.total = counts
+        for step in found:
+            done = work.apply(step)
+            counts.add(done)
+            if self.job.keeps_steps and (done.changes or done.broken):
+                kept.append(step.cursor)
+        return counts, kept
 
     def save(self, runs: MaintenanceRuns, plan: AnyPlan) -> MaintenanceRun:
         """Store a plan, so that it can be approved and carried out."""
@@ -182,7 +196,7 @@ class Engine:
             for step in stack.enter_context(closing(work.find(share, cursor))):
                 try:
                     counts.add(work.apply(step))
-                except (RunPaused, TimeIsUp):
+                except (RunPaused, TimeIsUp, QueuekeeperError):
                     counts.add_changes(work.begun or self.job.Counts())
                     runs.save_progress(run_id, _progress(share, cursor, counts))
                     raise
@@ -231,7 +245,7 @@ class Engine:
         )
         rest = self._rest(runs, run_id)
         look = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, rest=rest)
-        left, proved = (None, True) if is_over else self._second_look(look)
+        left, proved = (None, plan.exact) if is_over else self._second_look(look)
         outcome = Outcome(
             maintenance_run_id=run_id,
             dry_run=dry_run,
@@ -251,12 +265,16 @@ class Engine:
         return outcome
 
     def _second_look(self, look: AnyJob) -> tuple[Any, bool]:
-        left = self.job.Counts()
-        steps = look.look_again()
-        for step in islice(steps, self.job.proof_steps):
-            look.world.rest()
-            left.add(look.apply(step))
-        return left, look.proved and next(steps, None) is None
+        for last in readings():
+            look.moved, left = False, self.job.Counts()
+            steps = look.look_again()
+            for step in islice(steps, self.job.proof_steps):
+                look.world.rest()
+                left.add(look.apply(step))
+            is_all = next(steps, None) is None
+            if last or not look.moved:
+                break
+        return left, look.proved and is_all and not look.moved
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -346,6 +364,7 @@ def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
         found=TypeAdapter(job.Found).validate_python(plan),
         steps=tuple(json.loads(plan["steps"])),
         seconds=plan["seconds"],
+        exact=plan.get("exact", True),
     )
 
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import redis
+
 from queuekeeper.errors import StalePlan
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.model import C, F, Job, NothingBesides, P, Step
-from queuekeeper.jobs.shares import KEYS_PER_PAGE, text_of
-from queuekeeper.keyspace import SLOTS, hash_slot
-from queuekeeper.redis_client import address_of, is_cluster, nodes, redis_errors
+from queuekeeper.jobs.shares import text_of
+from queuekeeper.keyspace import SLOTS, format_cohorts, parse_cohorts
+from queuekeeper.redis_client import address_of, is_cluster, redis_errors
+from queuekeeper.redis_names import ALL_SLOTS, KEYS_PER_PAGE, READINGS, Names, masters, restless
 
 Line = Mapping[str, Any]
 """What an undo file says of one change."""
@@ -29,40 +32,47 @@ class KeyPages(Job[P, C, F]):
         """Return the pattern of the keys, as SCAN takes it."""
 
     def shares(self) -> list[str]:
-        """Return a cluster's masters, or ranges of hash slots of a single server."""
+        """Return the slots of each master of a cluster, or ranges of hash slots of a single server."""
         client, shares = self.world.client, self.world.parameters.shares  # type: ignore[attr-defined]
-        addresses = [address for address, _ in nodes(client)]
-        if is_cluster(client) or shares == 1:
-            return addresses
+        if isinstance(client, redis.RedisCluster):
+            return [
+                f"{master.address}{_SLOTS}{format_cohorts(sorted(master.slots))}"
+                for master in masters(client)
+                if master.slots
+            ]
+        address = address_of(client)
+        if shares == 1:
+            return [address]
         bounds = [SLOTS * share // shares for share in range(shares + 1)]
-        return [f"{addresses[0]}{_SLOTS}{first}-{last - 1}" for first, last in pairwise(bounds)]
+        return [f"{address}{_SLOTS}{first}-{last - 1}" for first, last in pairwise(bounds)]
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield pages of names of keys, as the server has them.
+        """Yield pages of names of keys, as the servers have them that hold the share's slots by now.
 
-        :raises StalePlan: when the share is no master any more.
+        What is only counted is read once, and counted again as a whole where a slot has moved.
+
+        :raises StalePlan: when the share is of another server.
         """
-        address, _, slots = share.partition(_SLOTS)
-        node: Any = dict(nodes(self.world.client)).get(address)
-        if node is None:
+        client, (address, _, slots) = self.world.client, share.partition(_SLOTS)
+        if not is_cluster(client) and address != address_of(client):
             raise StalePlan(f"{address} is no master any more: plan again")
-        with redis_errors(address):
-            server = str(node.info("server")["run_id"])
-        first, last = (int(bound) for bound in (slots or f"0-{SLOTS - 1}").split("-"))
-        # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
-        known, _, cursor = after.rpartition("/")
-        if known == server and cursor == "0":
-            return
-        at = int(cursor) if known == server else 0
-        while True:
+
+        def count() -> int:
             self.world.pace(0)
-            with redis_errors(address):
-                at, names = node.scan(cursor=at, match=self.pattern(), count=self.world.size(KEYS_PER_PAGE))
-            yield Step(
-                cursor=f"{server}/{at}", work=[name for name in names if not slots or first <= hash_slot(name) <= last]
-            )
-            if at == 0:
-                return
+            return self.world.size(KEYS_PER_PAGE)
+
+        names = Names(
+            client,
+            self.pattern(),
+            slots=frozenset(parse_cohorts(slots, count=SLOTS)) if slots else ALL_SLOTS,
+            count=count,
+            readings=1 if self.world.counts_only else READINGS,
+        )
+        for page in names.pages(after):
+            yield Step(cursor=page.cursor, work=page.names)
+        if names.unsettled:
+            self.moved = True
+            self.world.say(f"{share}: {restless(names.unsettled)}")
 
 
 @dataclass(kw_only=True)

@@ -29,6 +29,8 @@ C = TypeVar("C", bound=Counts)
 F = TypeVar("F")
 T = TypeVar("T")
 
+INEXACT = "slots of the cluster moved while keys were looked for; plan again when they stay where they are"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
@@ -128,6 +130,7 @@ class Plan(Generic[P, C, F]):
     :param as_of_ms: the instant that the job judges by, however long the run takes.
     :param found: what the job says of it besides, in a record of its own.
     :param steps: those in which there is something to do, by their cursors, where the job works only through these.
+    :param exact: whether everything was counted, and once; not so where slots of a cluster moved all the time.
     """
 
     parameters: P
@@ -138,6 +141,7 @@ class Plan(Generic[P, C, F]):
     found: F
     steps: tuple[str, ...]
     seconds: float
+    exact: bool = True
 
     @property
     def empty(self) -> bool:
@@ -318,8 +322,10 @@ class Job(ABC, Generic[P, C, F]):
     :cvar keeps_steps: whether only the steps of the plan are worked through and looked at again.
     :cvar proof_steps: most steps that the second look takes in; none for all.
     :ivar proved: whether a second look has seen all that there is in what it looked at.
-    :ivar begun: what was done so far of the step at hand, for a run that is paused, or stopped, within it; none where a
-        job does not say.
+    :ivar moved: whether keys have moved to another server while they were looked for: some may have been missed, or met
+        twice.
+    :ivar begun: what was done so far of the step at hand, for a run that is paused, stopped or broken off within it;
+        none where a job does not say.
     """
 
     kind: ClassVar[str]
@@ -353,6 +359,7 @@ class Job(ABC, Generic[P, C, F]):
     def __init__(self, world: World[P]) -> None:
         self.world = world
         self.proved = True
+        self.moved = False
         self.begun: C | None = None
 
     # --- what it does --------------------------------------------------------------------------------------------
@@ -466,6 +473,7 @@ class Job(ABC, Generic[P, C, F]):
         return [
             ("As of", instant(plan.as_of_ms)),
             ("Shares", ", ".join(plan.share_names())),
+            *([] if plan.exact else [("Counts", f"not exact: {INEXACT}")]),
             *plan.counts.rows(),
             ("Throttle", "none" if throttle is None else f"{throttle:,} operations/s"),
         ]

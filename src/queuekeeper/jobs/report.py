@@ -12,7 +12,7 @@ from queuekeeper import __version__
 from queuekeeper.approvals import milliseconds
 from queuekeeper.jobs.engine import outcome_facts
 from queuekeeper.jobs.kinds import Told
-from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Table, Words
+from queuekeeper.jobs.model import INEXACT, AnyJob, AnyOutcome, AnyPlan, Table, Words
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.report.figures import number
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
@@ -24,18 +24,20 @@ TEMPLATE = "report.html.j2"
 def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
     """Return what a run came to, in a sentence."""
     words = job.words
+    in_part = "" if outcome.proved else f", in a part of the {words.units}"
     if outcome.broken:
         return words.broken.format(count=number(outcome.broken))
     if outcome.trouble:
         return f"must not wait: {outcome.trouble}"
     if outcome.left is None and outcome.plan.empty:
-        return words.nothing
+        return words.nothing + in_part
     if outcome.dry_run:
-        return words.planned.format(count=number(outcome.plan.counts.changes))
+        planned = words.planned.format(count=number(outcome.plan.counts.changes))
+        return planned if outcome.plan.exact else f"{planned}; not exact: {INEXACT}"
     if outcome.open_shares:
         return f"not done: {', '.join(outcome.open_shares)}"
     if outcome.clean:
-        return words.clean + ("" if outcome.proved else f", in a part of the {words.units}")
+        return words.clean + in_part
     assert outcome.left is not None
     return words.left.format(count=number(outcome.left.changes))
 

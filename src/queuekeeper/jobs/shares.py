@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
 
 from queuekeeper.clock import Clock
 from queuekeeper.errors import RefusedError
-from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit
-
-KEYS_PER_PAGE = 1_000
+from queuekeeper.redis_client import RedisClient, clocks_ms, facts, unfit
+from queuekeeper.redis_names import KEYS_PER_PAGE, Names
 
 
 def share_names(shares: int, *, parts: int) -> list[str]:
@@ -37,15 +35,7 @@ def check_servers(client: RedisClient) -> None:
 
 def server_clock(client: RedisClient) -> Clock:
     """Return the clock of a server, by which its queues tell the age of their messages."""
-    address, node = nodes(client)[0]
-
-    def now_ms() -> int:
-        with redis_errors(address):
-            answer: Any = node.time()
-        seconds, microseconds = answer
-        return int(seconds) * 1_000 + int(microseconds) // 1_000
-
-    return now_ms
+    return lambda: clocks_ms(client)[0]
 
 
 def scan_names(
@@ -57,16 +47,10 @@ def scan_names(
 
     :param of_type: type of the keys, such as ``hash``; None means all.
     :param count: says how many keys the next page looks at.
+    :raises ServerUnavailable: at the end, when some may be missing since a cluster moves slots all the time.
     """
-    for address, node in nodes(client):
-        cursor = 0
-        while True:
-            with redis_errors(address):
-                answer: Any = node.scan(cursor, match=pattern, count=count(), _type=of_type)
-            cursor, keys = answer
-            yield [text for key in keys if (text := text_of(key)) is not None]
-            if cursor == 0:
-                break
+    for page in Names(client, pattern, of_type=of_type, count=count).all_pages():
+        yield [text for key in page.names if (text := text_of(key)) is not None]
 
 
 def text_of(key: bytes) -> str | None:

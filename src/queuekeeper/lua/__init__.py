@@ -4,9 +4,10 @@
 """
 
 from queuekeeper.lua.bundle import Script, commands_called, counting, load, load_from, main, names
-from queuekeeper.lua.call import REPLICA_TIMEOUT_MS, RETRY_FOR_S, Call, Replies, Reply, Value, command
+from queuekeeper.lua.call import REPLICA_TIMEOUT_MS, Call, Replies, Reply, Value, command
 from queuekeeper.lua.caller import ScriptCaller
 from queuekeeper.lua.header import Line, Parameter
+from queuekeeper.redis_client import RETRY_FOR_S
 
 __all__ = [
     "REPLICA_TIMEOUT_MS",

@@ -29,9 +29,6 @@ Value: TypeAlias = str | bytes | int
 Reply: TypeAlias = Any
 """What a script returned: integers, bytes, none, and lists of these."""
 
-RETRY_FOR_S = 30.0
-"""How long a script that has not run is sent again: longer than a failover takes by a cluster's defaults."""
-
 REPLICA_TIMEOUT_MS = 1_000
 """How long replicas get by default to confirm a write."""
 

@@ -24,7 +24,6 @@ from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.lua.bundle import Script, counting
 from queuekeeper.lua.call import (
     REPLICA_TIMEOUT_MS,
-    RETRY_FOR_S,
     Call,
     Replies,
     Reply,
@@ -38,7 +37,7 @@ from queuekeeper.lua.call import (
     target_of,
     wait_s,
 )
-from queuekeeper.redis_client import RedisClient, address_of, lost, pack, redis_errors
+from queuekeeper.redis_client import RETRY_FOR_S, RedisClient, address_of, lost, pack, redis_errors
 
 _WRITE_BYTES = 65_536
 
@@ -47,8 +46,9 @@ class ScriptCaller:
     """Calls scripts on a single server or a cluster; ``redis_async.AsyncScriptCaller`` does the same for asyncio.
 
     A script whose answer says that it has not run is sent again, for a bounded time: it is loaded where it is not
-    known, follows its slot through a cluster that is being resharded, and waits for a server that is loading. After a
-    lost connection or a timeout nobody knows whether it has run: that is the call's error, and the caller decides.
+    known, follows its slot through a cluster that is being resharded, and waits for a server that is loading. So is, in
+    a cluster, one that only reads whose connection was lost: a replica may take over. Of any other script nobody knows
+    then, or after a timeout, whether it has run: that is the call's error, and the caller decides.
 
     Calls that share a client id (the part of the first key up to its last closing brace) are never in flight
     together: a second one is sent when the first has been answered. So neither a script that has to be loaded in
@@ -250,7 +250,7 @@ class _Lanes:
             try:
                 lane.send(commands)
             except (RedisError, OSError) as error:
-                self._lose(lane, error, written, replies)
+                self._lose(lane, error, written, replies, calls)
             else:
                 sent.append((lane, scripts, written))
         for lane, scripts, indexes in sent:
@@ -367,11 +367,17 @@ class _Lanes:
                 replies[index] = reply
                 remaining.remove(index)
         except (RedisError, OSError) as error:
-            self._lose(lane, error, remaining, replies)
+            self._lose(lane, error, remaining, replies, calls)
 
-    def _lose(self, lane: _Lane, error: BaseException, indexes: list[int], replies: Replies) -> None:
+    def _lose(
+        self, lane: _Lane, error: BaseException, indexes: list[int], replies: Replies, calls: Sequence[Call] = ()
+    ) -> None:
+        is_cluster = isinstance(self._client, redis.RedisCluster)
         for index in indexes:
-            replies[index] = lost(error, lane.address)
+            if is_cluster and not calls[index].script.writes:
+                replies[index] = ClusterDownError(f"{lane.address} was lost: {error}")
+            else:
+                replies[index] = lost(error, lane.address)
         for index in lane.written:
             replies.replicated[index] = False
         self._give_back(lane, usable=False)

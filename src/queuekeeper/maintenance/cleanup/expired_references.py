@@ -43,7 +43,7 @@ _READING = (
 )  # fmt: skip
 _WRITING = ("hincrby", "hset", "pexpireat", "unlink", "zrem")
 _GROUNDWORK = (
-    "ping", "info", "time", "scan", "evalsha", "script|load", "command", "cluster|slots",
+    "ping", "info", "time", "scan", "evalsha", "script|load", "command", "cluster|nodes", "cluster|slots",
     "client|setname",
 )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.compacted.model import Retention, RetentionPolicy
@@ -21,12 +21,15 @@ from queuekeeper.keyspace import (
 )
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.compacted.model import PartHeartbeat, RebuildReport, RegistryStatus
-from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+from queuekeeper.redis_client import RedisClient, address_of, redis_errors, through_failover
+from queuekeeper.redis_names import in_place
 
 QUEUES_PER_STEP = 100
 SORTED_QUEUES_PER_PART = 1_000
 LOOKED_AT_QUEUES = 100
 LEASE_MS = 60_000
+
+T = TypeVar("T")
 
 
 class Registry:
@@ -44,26 +47,33 @@ class Registry:
 
     def count(self, part: int) -> int:
         """Return how many queues a part knows."""
-        with redis_errors(self._address):
-            return int(self._client.zcard(self._due_keys[part]))
+        return int(self._asked(lambda: self._client.zcard(self._due_keys[part])))
 
     def every(
         self, part: int, *, count: Callable[[], int] = lambda: QUEUES_PER_STEP
     ) -> Iterator[list[tuple[bytes, int]]]:
-        """Yield all queues of a part in steps, with the times at which they are due; one may come twice.
+        """Yield all queues of a part in steps, with the times at which they are due.
 
         :param count: says, before each page is asked for, how many queues a step has.
         """
-        cursor = 0
-        while True:
-            most = count()
-            with redis_errors(self._address):
-                cursor, found = self._client.zscan(self._due_keys[part], cursor, count=most)
-            found = [(client_id, int(due_ms)) for client_id, due_ms in found]
-            # A small set is answered as a whole, whatever the count.
-            yield from (found[at : at + most] for at in range(0, len(found), most))
-            if cursor == 0:
-                return
+        key = self._due_keys[part]
+        seen = set[bytes]()
+
+        def pages() -> Iterator[list[tuple[bytes, int]]]:
+            cursor = 0
+            while True:
+                most = count()
+                with redis_errors(self._address):
+                    cursor, found = self._client.zscan(key, cursor, count=most)
+                found = [(client_id, int(due_ms)) for client_id, due_ms in found if client_id not in seen]
+                seen.update(client_id for client_id, _ in found)
+                # A small set is answered as a whole, whatever the count.
+                yield from (found[at : at + most] for at in range(0, len(found), most))
+                if cursor == 0:
+                    return
+
+        # A cursor means nothing to the server that the part has moved to: it would pass over queues.
+        yield from in_place(self._client, key, pages)
 
     def hold(self, part: int, token: str) -> bool:
         """Hold a part, or hold it for longer; false when another collector has it."""
@@ -96,8 +106,7 @@ class Registry:
 
     def heartbeat(self, part: int) -> PartHeartbeat | None:
         """Return how a part was last collected to its end; none if it was never collected."""
-        with redis_errors(self._address):
-            raw: dict[bytes, bytes] = self._client.hgetall(self._collector_keys[part])
+        raw: dict[bytes, bytes] = self._asked(lambda: self._client.hgetall(self._collector_keys[part]))
         facts = {name.decode(): value.decode() for name, value in raw.items()}
         if "finished_ms" not in facts:
             return None
@@ -113,6 +122,13 @@ class Registry:
             messages=int(facts["messages"]),
             unacked=int(facts["unacked"]),
         )
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        def asked() -> T:
+            with redis_errors(self._address):
+                return ask()
+
+        return through_failover(self._client, asked)
 
     def finished_ms(self) -> int | None:
         """Return when the part that was collected longest ago was finished; none if a part was never collected."""

@@ -9,9 +9,10 @@ from queuekeeper.clock import Clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, UsageError
 from queuekeeper.fanout.operations import FanoutOperations, Step
 from queuekeeper.fanout.queue import FanoutQueues
-from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_names
+from queuekeeper.jobs.shares import scan_names
 from queuekeeper.keyspace import fanout_queue_of, fanout_scan_pattern
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.redis_names import KEYS_PER_PAGE
 
 QUEUE_ERRORS = (ScriptError, UsageError, RefusedError, ValueError)
 """What a single queue may be at fault for."""

@@ -46,7 +46,9 @@ _NOT_TREATED = (QueueRefused, MovedOn, NotOwner, PacketIdInUse)
 
 _THROUGH = " is done"
 _LOOKING = ("read_session", "list_references", "judge_messages")
-_GROUNDWORK = ("evalsha", "script|load", "scan", "info", "time", "command", "cluster|slots", "client|setname")
+_GROUNDWORK = (
+    "evalsha", "script|load", "scan", "info", "time", "command", "cluster|nodes", "cluster|slots", "client|setname",
+)  # fmt: skip
 _WITHOUT_KEY = frozenset({"time"})
 
 RemedyPlan = Plan[RemedyParameters, RemedyCounts, RemedyFound]

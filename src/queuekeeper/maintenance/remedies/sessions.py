@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, TypeVar
 from queuekeeper import lua
 from queuekeeper.errors import ScatteredClient, ScriptError
 from queuekeeper.jobs.model import World
-from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_names
+from queuekeeper.jobs.shares import scan_names
 from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, key_stem, payload_key, session_keys, session_scan_pattern
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
+from queuekeeper.redis_names import KEYS_PER_PAGE
 
 KEYS_PER_CALL = 200
 """Keys of one script call: about a millisecond of the server's time."""
@@ -169,7 +170,7 @@ class Sessions:
     def numbered_keys(self, queues: Sequence[Queue], kind: str) -> dict[str, list[int]]:
         """Walk over all keys once and return, by client id, the numbers of those of one kind.
 
-        Keys that are written or moved to another server meanwhile may be missed, or come twice.
+        Keys that are written meanwhile may be missed, or come twice.
 
         :param kind: ``messages``, ``quarantined`` or ``orphan``.
         """

@@ -36,6 +36,9 @@ _STORED = (
     "payloadFormatIndicator int, contentType string, responseTopic string, correlationData string"
 )
 
+MOVED_LATE_MS = 60_000
+"""MIGRATE tells another master what is left of a life, not when it ends: each move makes it longer by its own time."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
@@ -189,11 +192,12 @@ def found_rows(target: DataFrame) -> DataFrame:
     )
 
 
-def compare(expected: DataFrame, found: DataFrame, *, plan_id: str) -> DataFrame:
+def compare(expected: DataFrame, found: DataFrame, *, plan_id: str, clustered: bool) -> DataFrame:
     """Return one row per source row or stored message, with what became of it and how it differs.
 
     :param expected: see :func:`expected_rows`.
     :param found: see :func:`found_rows`.
+    :param clustered: whether the target is a cluster, where a life may have become longer by the moves of its slot.
     :returns: ``cohort``, ``client_id``, ``serial_number``, ``kind``, ``moved_on``, ``outcome``,
         ``differences``, ``hash``.
     """
@@ -207,6 +211,10 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str) -> DataFrame
         .withColumn("cohort", F.coalesce("cohort", "found_cohort"))
         .join(sessions, ["task", "client_id"], "left")
     )
+    if clustered:
+        late_ms = F.col("found_expires_at_ms") - F.col("expires_at_ms")
+        kept = F.when(late_ms.between(0, MOVED_LATE_MS), F.col("expires_at_ms")).otherwise(F.col("found_expires_at_ms"))
+        joined = joined.withColumn("found_expires_at_ms", kept)
     placed = _with_positions(joined)
     exists = F.col("plan").isNotNull() | (F.col("references") > 0) | F.col("found_last_packet_id").isNotNull()
     # A repeated copy has noted which imports of this plan were used since; whatever else is gone was lost.

@@ -8,13 +8,15 @@ from contextlib import ExitStack
 from functools import partial
 
 import pyarrow as pa
+import redis
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.taskcontext import TaskContext
 
 from queuekeeper.clock import Clock, Pace, system_clock
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.jobs.pace import control_of
+from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState
@@ -39,6 +41,7 @@ from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.redis_names import Master, masters, replaced
 from queuekeeper.sessions.judge import Reason
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
@@ -69,6 +72,8 @@ def copy_sessions(
     :param manner: whether it ends when the migration is paused, and whether it copies only what is missing.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.
+    :raises ServerUnavailable: when Redis cannot be reached, or a replica took over meanwhile from a master of a cluster
+        and may lack some of what was written: repeat the copy.
     :raises StoreFull: when Redis ran out of memory; nothing is half-written, repeat after making room.
     """
 
@@ -122,6 +127,7 @@ def _copy_until_paused(
         totals = [plan.total_of(group, "to_copy") for group in placement.groups]
         names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
+        before = masters(client) if isinstance(client, redis.RedisCluster) else []
         # In the very snapshot that is copied: what comes later is not in it.
         preflight.check_same_source(source.connection, plan)
         preflight.check_heap(source.connection, task_memory(spark))
@@ -156,6 +162,8 @@ def _copy_until_paused(
             results = transforms.fragments(classified, prefix=prefix).mapInArrow(import_task, _RESULT_COLUMNS).collect()
         broken_off = {_task_of(row["cohort"]) for row in results if row["cohort"] < 0}
         missing_yet = {cohort for task in broken_off for cohort in placement.groups[task]}
+        torn = _torn(client, before, plan, wanted)
+        missing_yet |= torn
         copied = [cohort for cohort in wanted if cohort not in missing_yet]
         # An import that was taken out, or lost with its server, is there again without what was replayed into it.
         if opened := reopen_lost(ledger, client, plan, copied):
@@ -181,7 +189,25 @@ def _copy_until_paused(
         )
         written = {row["cohort"]: row["messages_written"] for row in results if row["cohort"] >= 0}
         ledger.save_copy_report(report, messages_by_cohort=written)
+        if torn:
+            raise ServerUnavailable(
+                "a replica took over from a master, or a master was started again, while sessions were copied: what it "
+                f"had not received may be missing in cohorts {format_cohorts(sorted(torn))}. Copy again: what is there "
+                "stays as it is"
+            )
         return report
+
+
+def _torn(client: RedisClient, before: list[Master], plan: MigrationPlan, wanted: list[int]) -> set[int]:
+    """Return the cohorts of which something may be lost since, with a master of a cluster."""
+    if not isinstance(client, redis.RedisCluster):
+        return set()
+    slots = replaced(before, masters(client))
+    return {
+        cohort
+        for cohort in wanted
+        if not slots.isdisjoint(range(plan.cohorts[cohort].slot_first, plan.cohorts[cohort].slot_last + 1))
+    }
 
 
 def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, wanted: list[int]) -> None:

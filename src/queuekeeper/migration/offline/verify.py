@@ -97,7 +97,7 @@ def verify_migration(
             # Read once: the sessions and the messages in it are joined separately.
             read = _clients(source, clustered=clustered).mapInArrow(read_task, SPARK_SCHEMA)
             found = found_rows(read).persist(StorageLevel.DISK_ONLY)
-            compared = compare(expected, found, plan_id=plan_id).persist(StorageLevel.DISK_ONLY)
+            compared = compare(expected, found, plan_id=plan_id, clustered=clustered).persist(StorageLevel.DISK_ONLY)
             try:
                 rows = [_ledger_row(row.asDict()) for row in _balance(compared).collect()]
                 differing = compared.where(F.size("differences") > 0).select(

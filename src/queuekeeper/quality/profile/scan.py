@@ -1,4 +1,4 @@
-"""Finds the sessions of one Redis master by SCAN, as Arrow batches of clients with their packet ids."""
+"""Finds the sessions of a Redis by SCAN, as Arrow batches of clients with their packet ids."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import redis
 
 from queuekeeper.clock import Pace
 from queuekeeper.keyspace import SLOTS, client_slot, is_scattered, session_scan_pattern
 from queuekeeper.quality.profile.model import in_sample
-from queuekeeper.redis_client import redis_errors
+from queuekeeper.redis_client import RedisClient
+from queuekeeper.redis_names import Names
 
 SCHEMA = pa.schema(
     [
@@ -51,7 +51,7 @@ _SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
 class Scanner:
     """Reads key names page by page; memory is bounded by a window of them.
 
-    SCAN may show a key twice, and miss one that comes or goes meanwhile: the rows are candidates.
+    A key may be shown twice, and one be missed that comes or goes meanwhile: the rows are candidates.
 
     :param prefix: before every key.
     :param slot_firsts: first slot of each cohort, ascending.
@@ -81,23 +81,20 @@ class Scanner:
         self._key_share = key_share
         self._pace = pace
 
-    def read(self, node: redis.Redis, address: str) -> Iterator[pa.RecordBatch]:
-        """Yield the clients that a master holds.
+    def read(self, client: RedisClient, slots: frozenset[int]) -> Iterator[pa.RecordBatch]:
+        """Yield the clients whose keys lie in some hash slots.
 
-        :param address: of the master, for messages.
+        :raises ServerUnavailable: at the end, when some may be missing since a cluster moves slots all the time.
         """
-        pattern = session_scan_pattern(self._prefix)
-        cursor: int | None = None
         keys: list[bytes] = []
-        while cursor != 0:
-            with redis_errors(address):
-                answer: Any = node.scan(cursor or 0, match=pattern, count=_KEYS_PER_PAGE)
-            cursor, page = int(answer[0]), answer[1]
-            keys += page
-            self._pace(len(page) * self._key_share)
-            if len(keys) >= _KEYS_PER_WINDOW or cursor == 0:
+        names = Names(client, session_scan_pattern(self._prefix), slots=slots, count=lambda: _KEYS_PER_PAGE)
+        for page in names.all_pages():
+            keys += page.names
+            self._pace(len(page.names) * self._key_share)
+            if len(keys) >= _KEYS_PER_WINDOW:
                 yield self._window(keys)
                 keys = []
+        yield self._window(keys)
 
     def _window(self, keys: list[bytes]) -> pa.RecordBatch:
         names = _texts(keys)

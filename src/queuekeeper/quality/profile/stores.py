@@ -17,7 +17,7 @@ from pyspark.taskcontext import TaskContext
 from queuekeeper import keyspace
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
-from queuekeeper.errors import ServerUnavailable, UsageError
+from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.migration.ledger.shared_rate import shared_rate
 from queuekeeper.migration.offline.source import Layout, layout, open_source, task_count
@@ -32,6 +32,7 @@ from queuekeeper.quality.profile.servers import redis_target
 from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, redis_errors, shards
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.redis_names import ALL_SLOTS, masters
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -69,7 +70,7 @@ def profile_redis(
 ) -> ProfileReport:
     """Read the queues of a Redis and put a row per queue on record; nothing is written to Redis.
 
-    Every master is scanned by one task, since only its own clock of SCAN knows when all keys were shown. What was seen
+    The slots of every master are scanned by one task, wherever they go meanwhile. What was seen
     is grouped by client and read again with scripts by tasks of some cohorts each, none of which spans two masters.
 
     :param postgres_url: control database.
@@ -89,12 +90,11 @@ def profile_redis(
             now_ms=now_ms, as_of_ms=max(clocks_ms(client)), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
             target=redis_target(redis_url, key_prefix=parameters.key_prefix),
         )  # fmt: skip
-        masters = tuple(name for name, _ in nodes(client))
         share = len(profile.wanted) / len(cohorts)
         placement = layout(
             spark, cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(_keys_in(client) * share))
         )
-        found, read = _redis_queues(profile, placement, redis_url=redis_url, masters=masters)
+        found, read = _redis_queues(profile, placement, redis_url=redis_url, held=_held(client))
         return _record(connection, profile, placement=placement, found=found, read=read, started=started)
 
 
@@ -300,9 +300,12 @@ def _paced(postgres_url: str, profile_id: str, *, rate: int | None) -> Iterator[
 
 
 def _redis_queues(
-    profile: _Profile, placement: Layout, *, redis_url: str, masters: tuple[str, ...]
+    profile: _Profile, placement: Layout, *, redis_url: str, held: tuple[frozenset[int], ...]
 ) -> tuple[DataFrame, Callable[[Batches], Batches]]:
-    """Return what SCAN sees, sorted out by task, and what reads the queues of a task."""
+    """Return what SCAN sees, sorted out by task, and what reads the queues of a task.
+
+    :param held: slots that each task looks through.
+    """
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
     slot_firsts, labels = placement.slot_firsts, placement.labels
     postgres_url, profile_id, rate = profile.postgres_url, profile.profile_id, parameters.throttle_references_per_s
@@ -322,24 +325,24 @@ def _redis_queues(
                 pace=pace,
             )
             for batch in batches:
-                for master in batch.column("id").to_pylist():
+                for number in batch.column("id").to_pylist():
                     with connect_redis(redis_url) as client:
-                        yield from scan.packed(scanner.read(_master(client, masters[master]), masters[master]))
+                        yield from scan.packed(scanner.read(client, held[number]))
 
     def read(batches: Batches) -> Batches:
         with connect_redis(redis_url) as client, _paced(postgres_url, profile_id, rate=rate) as pace:
             reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace)
             yield from reader.read(scan.unpacked(batches))
 
-    found = profile.spark.range(0, len(masters), 1, len(masters)).mapInArrow(find, scan.SPARK_PACKED)
+    found = profile.spark.range(0, len(held), 1, len(held)).mapInArrow(find, scan.SPARK_PACKED)
     return found.repartition(placement.tasks, "task"), read
 
 
-def _master(client: RedisClient, name: str) -> redis.Redis:
-    node = dict(nodes(client)).get(name)
-    if node is None:
-        raise ServerUnavailable(f"{name} is no master of the cluster any more: profile again")
-    return node
+def _held(client: RedisClient) -> tuple[frozenset[int], ...]:
+    """Return the slots of each master."""
+    if not isinstance(client, redis.RedisCluster):
+        return (ALL_SLOTS,)
+    return tuple(master.slots for master in masters(client) if master.slots)
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------
