@@ -6,11 +6,13 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from functools import partial
+from types import MethodType
+from typing import Any, TypeAlias, cast
 
 import psycopg
 from psycopg import errors as postgres_errors
-from psycopg.rows import namedtuple_row
+from psycopg.rows import RowMaker, namedtuple_row, tuple_row
 
 from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
@@ -94,7 +96,7 @@ class EventBroker(_Methods, Blocking):
                 return copied
 
     def _execute(self, query: Query) -> Rows:
-        with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+        with self._connection.cursor(row_factory=_named_row) as cursor:
             cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
             return cursor.fetchall() if cursor.description else []
 
@@ -129,9 +131,21 @@ class AsyncEventBroker(_Methods, Awaiting):
                     return copied
 
     async def _execute(self, query: Query) -> Rows:
-        async with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+        async with self._connection.cursor(row_factory=_named_row) as cursor:
             await cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
             return await cursor.fetchall() if cursor.description else []
+
+
+def _named_row(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> RowMaker[Any]:
+    """Make rows as psycopg does that have the names of their columns, but without a function of Python's for each.
+
+    A row of one column is read by its place.
+    """
+    make = namedtuple_row(cursor)
+    if not isinstance(make, MethodType):
+        return make
+    kind = cast(Any, make.__self__)
+    return tuple_row(cursor) if len(kind._fields) == 1 else partial(tuple.__new__, kind)
 
 
 @contextmanager

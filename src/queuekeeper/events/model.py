@@ -72,7 +72,7 @@ class NewEvent:
         check_text("topic", self.topic, most_characters=MAX_TOPIC_CHARACTERS, filled=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Event:
     """An event as it was published.
 
@@ -83,6 +83,11 @@ class Event:
     topic: str
     payload: Any = field(repr=False)
     metadata: Any = field(default=None, repr=False)
+
+    # Written out, as one is made for each event that is read: what dataclasses writes sets the fields one by one.
+    def __init__(self, *, id: str, topic: str, payload: Any, metadata: Any = None) -> None:  # noqa: A002 - the field
+        fields = {"id": id, "topic": topic, "payload": payload, "metadata": metadata}
+        object.__setattr__(self, "__dict__", fields)
 
     @property
     def published_at(self) -> datetime:
@@ -312,14 +317,18 @@ def instant_of(event_id: str) -> datetime:
         raise UsageError(f"{event_id[:40]!r} is not an id of the event broker: it holds no instant") from None
 
 
+_BACKSLASH = ord("\\")
+
+
 def json_of(name: str, value: Any) -> str:
     """Return a value as JSON that PostgreSQL stores, which keeps all digits of a number.
 
     :raises UsageError: when JSON does not know it, or it holds a zero character.
     """
     text = json_bytes(name, value, wide_integers=True)
-    # Few values hold text that looks like the escape of a zero character, so few are looked through.
-    if b"\\u0000" in text and holds(value, _has_zero):
+    # Few values hold text that looks like the escape of a zero character, so few are looked through. Fewer still hold a
+    # backslash, and to look for one byte takes a tenth of the time.
+    if _BACKSLASH in text and b"\\u0000" in text and holds(value, _has_zero):
         raise UsageError(
             f"{name} holds a zero character (U+0000), which PostgreSQL does not store: remove it, or encode the text"
         )

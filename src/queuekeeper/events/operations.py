@@ -38,7 +38,7 @@ from queuekeeper.portions import portions
 
 Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = list[Any]
-"""Each has the columns of a statement by their names."""
+"""Each has the columns of a statement by their names; a single column is read by its place."""
 T = TypeVar("T")
 
 EVENTS_PER_STATEMENT = 1_000
@@ -240,7 +240,7 @@ class EventOperations:
         parameters = {"group_id": group_id, "cursor": cursor, "limit": limit, "peek": peek}
         rows: Rows = yield Query(name="read_next_events", parameters=parameters)
         return Page(
-            items=tuple(PageItem(event=_event(row), subscription_ids=tuple(row.subscription_ids)) for row in rows),
+            items=tuple([PageItem(event=_event(row), subscription_ids=tuple(row.subscription_ids)) for row in rows]),
             next_cursor=str(rows[0].next_cursor) if rows else None,
         )
 
@@ -422,11 +422,8 @@ def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:
     :param first: place of the first one among those of the call.
     """
     rows = [_row(event, number) for number, event in enumerate(events, first)]
-    return {
-        "topics": [topic for topic, _, _ in rows],
-        "payloads": [payload for _, payload, _ in rows],
-        "metadatas": [metadata for _, _, metadata in rows],
-    }
+    topics, payloads, metadatas = zip(*rows, strict=True)
+    return {"topics": list(topics), "payloads": list(payloads), "metadatas": list(metadatas)}
 
 
 def _copied(events: Iterable[NewEvent], subscription_id: str | None) -> Iterator[Row]:
@@ -435,7 +432,8 @@ def _copied(events: Iterable[NewEvent], subscription_id: str | None) -> Iterator
 
 
 def _row(event: NewEvent, number: int) -> tuple[str, str, str | None]:
-    check_event(event, number)
+    if type(event) is not NewEvent:
+        check_event(event, number)
     try:
         metadata = None if event.metadata is None else json_of("metadata", event.metadata)
         return event.topic, json_of("payload", event.payload), metadata
