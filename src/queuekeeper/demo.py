@@ -48,7 +48,7 @@ Approval = Literal["auto", "ui"]
 _LOOK_EVERY_S = 0.5
 _TIMEOUT_S = 1_800.0
 _ANSWER_WITHIN_S = 120.0
-"""On a busy machine Airflow's first answers take half a minute; one that has died refuses at once."""
+"""Airflow's first answers take half a minute on a busy machine; an Airflow that has died refuses at once."""
 _READ_WITHIN_S = 300.0
 """On a busy machine Airflow takes minutes to read all DAGs."""
 _SETTLED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
@@ -62,12 +62,12 @@ _SYMBOLS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What the environment asks of a demo.
+    """Options of a demo, from the environment.
 
-    :param approval: ``auto`` approves by itself and says so, ``ui`` waits for a person.
+    :param approval: ``auto`` lets the demo approve and say so, ``ui`` waits for a person.
     :param leave: end when the result is shown, instead of leaving the user interface up.
-    :param messages: healthy messages of the sample; a tenth as many sessions. With fewer than 5,000 the hostile rows
-        would be a larger share than a plan accepts.
+    :param messages: healthy messages of the sample, at least 5,000 in a tenth as many sessions. With fewer messages a
+        plan would refuse the share of hostile rows.
     """
 
     approval: Approval = "auto"
@@ -78,7 +78,7 @@ class DemoOptions:
     def read(cls, environment: Mapping[str, str]) -> DemoOptions:
         """Read ``DEMO_APPROVE``, ``DEMO_EXIT`` and ``DEMO_MESSAGES``.
 
-        :raises UsageError: naming the variable and what it may be.
+        :raises UsageError: when a variable has a wrong value; names it and the values that it may have.
         """
         approval = environment.get("DEMO_APPROVE") or "auto"
         if approval not in ("auto", "ui"):
@@ -95,10 +95,10 @@ class DemoOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """What the demo's migration came to.
+    """Result of the demo's migration.
 
-    :param balanced: every row is accounted for and nothing differs.
-    :param run_state: Airflow's word on the run.
+    :param balanced: whether every row is accounted for and nothing differs.
+    :param run_state: Airflow's state of the run.
     """
 
     plan_id: str
@@ -120,7 +120,7 @@ def main() -> int:
         signal.signal(number, _interrupt)
     try:
         options = DemoOptions.read(os.environ)
-        # Never somebody's own servers: the demo empties what it writes to.
+        # Always the private servers, since the demo empties the stores that it uses.
         return run(Settings(postgres_url=None, redis_url=None), options, console)
     except QueuekeeperError as error:
         console.print(f"[red]The demo stopped:[/] {error}", markup=True)
@@ -139,7 +139,7 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
     with ExitStack() as stack:
         stack.enter_context(_only_one(settings.home))
         stack.enter_context(_servers_as_before(settings, console))
-        _say(console, began, "Starting a PostgreSQL and a Redis of the demo's own")
+        _say(console, began, "Starting the demo's own PostgreSQL and Redis")
         embedded.up(settings)
         postgres_url = _begin_anew(settings)
         airflow = embedded.airflow_server(settings)
@@ -153,7 +153,7 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
                 _say(console, began, _describe(sample))
                 started.result()
             except BaseException:
-                # Else whoever interrupts waits for an Airflow that is then stopped.
+                # Otherwise an interrupt would wait until Airflow has started.
                 while not started.done():
                     airflow.stop()
                     wait([started], timeout=_LOOK_EVERY_S)
@@ -168,7 +168,7 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
             result = _migrate_sessions(client, connection, options, console, began)
             is_sound, page = _look_at_queues(client, connection, options, console, began)
         _show(console, result, airflow)
-        critical = "[red]something critical was found[/]; its report names the queues and the remedy"
+        critical = "[red]something critical was found[/]; the run's report names the queues and the remedy"
         console.print(f"Quality     {page}: {'nothing critical was found' if is_sound else critical}", soft_wrap=True)
         if not options.leave:
             console.print("The user interface stays up. Ctrl-C ends the demo.")
@@ -206,7 +206,7 @@ def _look_at_queues(
     client: AirflowClient, connection: Connection, options: DemoOptions, console: Console, began: float
 ) -> tuple[bool, str]:
     """Judge the queues that the migration has made; return whether nothing critical was found, and the run's page."""
-    # Before the DAG may run by itself: its schedule would come first.
+    # Triggered before the DAG is unpaused, so that its schedule does not start a run first.
     run_id = client.trigger(QUALITY_DAG_ID, conf=QUALITY_CONF)
     client.wait_for_dag(QUALITY_DAG_ID, timeout_s=_READ_WITHIN_S)
     page = f"{client.base_url}/dags/{QUALITY_DAG_ID}/runs/{run_id}"
@@ -226,9 +226,9 @@ def follow(
     *,
     began: float,
 ) -> str:
-    """Show a run until its end, answer its question if that is ours to do, and return its state.
+    """Show a run until its end, answer its question unless a person does, and return its state.
 
-    :param began: when the demo did, by the monotonic clock.
+    :param began: when the demo began, by the monotonic clock.
     """
     ledger = MigrationLedger(connection)
     shown: dict[tuple[str, int], str | None] = {}
@@ -247,7 +247,7 @@ def follow(
                 shown[key] = task.state
             if _waits_for_a_person(tasks) and not (asked and options.approval == "ui"):
                 asked = _approve(client, run_id, options, console, began, asked=asked)
-                # A person may take a long time, and that is no reason to give up.
+                # The time that a person takes to answer does not count.
                 deadline = float("inf") if options.approval == "ui" else deadline
             plan_id = _plan_of(ledger, run_id)
             if plan_id is not None:
@@ -264,12 +264,12 @@ def follow(
 def _approve(
     client: AirflowClient, run_id: str, options: DemoOptions, console: Console, began: float, *, asked: bool
 ) -> bool:
-    """Answer the question, or point a person to it; return whether it was asked by now."""
+    """Answer the question, or show a person where to; return whether the question was asked yet."""
     question = client.question(DAG_ID, run_id, APPROVAL_TASK)
     if question is None or question.get("response_received"):
         return asked
     if asked:
-        # An answer that crosses Airflow's own note that the task waits is lost, and the task asks again.
+        # An answer sent before Airflow has recorded that the task waits is lost, and the task asks again.
         client.answer(DAG_ID, run_id, APPROVAL_TASK, options=[APPROVE])
         return True
     body = str(question.get("body") or "").strip()
@@ -297,7 +297,7 @@ def _plan_of(ledger: MigrationLedger, run_id: str) -> str | None:
 
 
 class _Bars:
-    """A bar per step on a terminal; a line now and then where the output is a file."""
+    """Shows a bar per step on a terminal, and prints lines from time to time where the output is a file."""
 
     _STEPS: tuple[Literal["copy", "verify"], ...] = ("copy", "verify")
 
@@ -371,7 +371,7 @@ def _show_log(client: AirflowClient, console: Console, dag_id: str, run_id: str,
         lines = client.log(dag_id, run_id, task)
     except QueuekeeperError as error:
         lines = [f"(its log cannot be read: {error})"]
-    # As text: a log line in brackets is no markup of ours.
+    # As plain text, since brackets in a log line are no markup.
     console.print(Panel(Text("\n".join(lines[-25:])), title=f"end of the log of {_name(task)}", title_align="left"))
 
 
@@ -407,7 +407,7 @@ def _describe(sample: SampleReport) -> str:
 def _begin_anew(settings: Settings) -> str:
     """Empty the private servers of this home and return the address of their database.
 
-    :raises RefusedError: when they hold something that no demo has put there.
+    :raises RefusedError: when they hold data that no demo has made.
     """
     database = embedded.DATABASE
     postgres, redis = PostgresServer(settings.home / "postgres"), RedisServer(settings.home / "redis")
@@ -443,7 +443,7 @@ def _only_one(home: Path) -> Iterator[None]:
 
 @contextmanager
 def _servers_as_before(settings: Settings, console: Console) -> Iterator[None]:
-    """Stop at the end what did not run before."""
+    """Stop at the end the servers that did not run before."""
     before = {server.name for server in embedded.status(settings).servers if server.is_running}
     try:
         yield

@@ -276,7 +276,8 @@ def test_cut_over_that_was_paused_gives_nobody_to_redis_once_clients_were_taken_
     run(RollBackOperator, decision=YES, four_eyes="True", max_lag_s="10")
 
     task = CutOverOperator(task_id="task", plan_id=PLAN_ID, mode="online", lease_ms="1000", **wish)
-    with pytest.raises(RefusedError, match="go back to PostgreSQL, or have gone: no further client is given to Redis"):
+    words = "are going back to PostgreSQL, or have gone, so no further client is given to Redis"
+    with pytest.raises(RefusedError, match=words):
         task.look_again(context())
     assert world.all_owners() == {"postgres"}
 

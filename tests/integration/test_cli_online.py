@@ -94,7 +94,7 @@ def test_way_back_brings_the_mirror_up_to_date_first_and_says_how_far_it_was(wor
     world.take_messages()
     result = ONLINE.run(*told, "--mirror-wait-minutes", "60")
     assert result.exit_code == 0, result.output
-    assert re.search(rf"^roll back: {behind}; it is brought up to date, for ", result.stdout, re.MULTILINE)
+    assert re.search(rf"^roll back: {behind}; the mirror is brought up to date for ", result.stdout, re.MULTILINE)
     assert world.all_owners() == {"postgres"}
 
 

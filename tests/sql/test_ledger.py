@@ -254,7 +254,7 @@ def test_plan_with_armed_cohorts_stays_as_it_is_and_says_so(ledger: MigrationLed
     assert ledger.plan_of_run("again") == "plan-a"
     [words] = online.hindrances(plan)
     assert words == (
-        "plan plan-a stays as it was made, since cohorts of it are armed, 1 of 3: to plan anew, roll back what is on "
+        "plan plan-a cannot be made anew, since 1 of its 3 cohorts are armed: to plan anew, roll back what is on "
         "Redis, then disarm them (queuekeeper online disarm plan-a)"
     )
     # So does one of a source that has changed since, which has another id.

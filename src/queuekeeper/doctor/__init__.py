@@ -1,4 +1,4 @@
-"""Looks whether servers and machine are fit for the work, and says what to do."""
+"""Checks whether servers and machine are fit for the work, and says what to do."""
 
 from __future__ import annotations
 

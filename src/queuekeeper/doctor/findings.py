@@ -1,4 +1,4 @@
-"""What an examination says of one thing that it looked at."""
+"""Findings of an examination."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queuekeeper.errors import QueuekeeperError
 
 
 class State(StrEnum):
-    """How something stands, from good to bad."""
+    """Result of a check, from good to bad."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -19,11 +19,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
-    :param subject: what it belongs to: a server by its address, ``this machine``, ``Airflow``.
-    :param check: what was looked at, in words.
-    :param found: what is the case.
+    :param subject: what was checked: a server by its address, ``this machine``, ``Airflow``.
+    :param check: name of the check.
+    :param found: what was found.
     :param remedy: what to do; empty when there is nothing to do.
     """
 
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """All that was looked at, in order."""
+    """All findings, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
@@ -46,19 +46,19 @@ class Examination:
 
     @property
     def fit(self) -> bool:
-        """Whether nothing has failed; a warning is a risk that somebody may want to take."""
+        """Whether no check has failed; a warning is a risk that one may accept."""
         return not self.count(State.FAILED)
 
 
 class Notes:
-    """Findings on one subject in the making."""
+    """Collects the findings on one subject."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.findings: list[Finding] = []
 
     def add(self, check: str, state: State, found: str, remedy: str = "") -> None:
-        """Note a finding; a remedy is kept only for what is not in order."""
+        """Add a finding; a finding in order has no remedy."""
         self.findings.append(
             Finding(
                 subject=self.subject,
@@ -70,8 +70,8 @@ class Notes:
         )
 
     def unreachable(self, error: QueuekeeperError) -> None:
-        """Note that the subject did not answer; the error's words say what to do."""
-        self.add("connection", State.FAILED, str(error), "see the message; what depends on it was not looked at")
+        """Add that the subject did not answer; the error says what to do."""
+        self.add("connection", State.FAILED, str(error), "see the message; other checks of this server were left out")
 
 
 CLOCK_WARNING_MS = 1_000
@@ -81,7 +81,7 @@ CLOCK_FAILURE_MS = 60_000
 
 
 def clock_finding(notes: Notes, *, server_ms: int, before_ms: int, after_ms: int) -> None:
-    """Note how far a server's clock is from ours, whose reading lies between two instants."""
+    """Add how far a server's clock is from this machine's, which was read before and after the server's."""
     skew_ms = max(before_ms - server_ms, server_ms - after_ms, 0)
     ahead = server_ms > after_ms
     state = State.FAILED if skew_ms > CLOCK_FAILURE_MS else State.WARNING if skew_ms > CLOCK_WARNING_MS else State.OK
@@ -94,10 +94,10 @@ def clock_finding(notes: Notes, *, server_ms: int, before_ms: int, after_ms: int
 
 
 def encryption_finding(notes: Notes, *, encrypted: bool, local: bool, how: str) -> None:
-    """Note whether what is sent can be read on the way.
+    """Add whether the connection is encrypted.
 
-    :param local: the server is on this machine.
-    :param how: to switch encryption on.
+    :param local: whether the server is on this machine.
+    :param how: how to switch encryption on.
     """
     if encrypted:
         notes.add("encryption", State.OK, "TLS")

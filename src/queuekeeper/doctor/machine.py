@@ -1,4 +1,4 @@
-"""Looks at the machine that runs this process: room for what is written on it, and a Java for Spark."""
+"""Checks this machine: free disk for the files that are written, and a Java for Spark."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FREE_BYTES_FAILURE = 512 * 1024 * 1024
 
 
 def examine_machine(settings: Settings, *, folders: Mapping[str, Path] | None = None) -> list[Finding]:
-    """Look at the folders that reports, undo files, archives and private servers are written to.
+    """Check the folders of reports, undo files, archives and private servers.
 
-    :param folders: others to look at, by what is kept there.
+    :param folders: other folders to check, by what is kept there.
     """
     notes = Notes("this machine")
     wanted = {"private servers": settings.home}
-    # What is in an object store takes no room here.
+    # Files in an object store take no room here.
     if not isinstance(settings.reports_dir, str):
         wanted["reports"] = settings.reports
     if not isinstance(settings.undo_dir, str):
@@ -52,14 +52,14 @@ def examine_java(settings: Settings) -> list[Finding]:
     try:
         home = java_home(settings.home)
     except QueuekeeperError as error:
-        notes.add("Java for Spark", State.FAILED, str(error), "see the message; what needs no Spark works without")
+        notes.add("Java for Spark", State.FAILED, str(error), "see the message; only steps with Spark need Java")
     else:
         notes.add("Java for Spark", State.OK, f"Java {java_version(home)} in {home}")
     return notes.findings
 
 
 def room_finding(notes: Notes, folder: Path, purposes: list[str]) -> None:
-    """Note how much room the disk of a folder has."""
+    """Add how much room the disk of a folder has."""
     check = f"free disk for {', '.join(purposes)}"
     try:
         usage = shutil.disk_usage(folder)
@@ -80,7 +80,7 @@ def room_finding(notes: Notes, folder: Path, purposes: list[str]) -> None:
 
 
 def _present(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that is there."""
+    """Return the folder, or the nearest existing folder above it."""
     folder = folder.absolute()
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent

@@ -1,4 +1,4 @@
-"""Looks at a PostgreSQL server: settings that decide whether commits last, head-room, schema, clock."""
+"""Checks a PostgreSQL server: settings for durable commits, head-room, schema, clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from queuekeeper.postgres import migrations as known_migrations
 
 CONNECTION_SHARE_WARNING = 0.8
 FROZEN_SHARE_WARNING = 2.0
-"""Autovacuum freezes from 1 on; a table that is twice as old keeps it from its work."""
+"""Age of the oldest transaction id, as a share of ``autovacuum_freeze_max_age``, from which a warning is due.
+
+Autovacuum freezes a table from a share of 1 on; at 2, something keeps it from doing so.
+"""
 
 KEPT_GIB_WARNING = 10.0
 
@@ -45,10 +48,10 @@ class _Facts(NamedTuple):
 
 
 def examine_postgres(url: str, *, clock: Clock = system_clock) -> list[Finding]:
-    """Look at the source and control database; what cannot be asked is noted as such.
+    """Check the source and control database; what cannot be checked is noted as unknown.
 
-    :param url: its address.
-    :param clock: this machine's.
+    :param url: address of the database.
+    :param clock: clock of this machine.
     """
     notes = Notes("PostgreSQL")
     try:
@@ -148,11 +151,11 @@ def _schema(notes: Notes, connection: Connection) -> None:
 
 
 def _source(notes: Notes, connection: Connection) -> None:
-    """Only a database to migrate from has the vendor's tables."""
+    """Check TBMQ's tables, which only a database to migrate from has."""
     try:
         check_source(connection)
     except RefusedError as error:
-        notes.add("TBMQ 1.x tables", State.UNKNOWN, str(error), "of importance only for a migration from this database")
+        notes.add("TBMQ 1.x tables", State.UNKNOWN, str(error), "only a migration from this database needs them")
     else:
         notes.add("TBMQ 1.x tables", State.OK, "there, with all columns and keys")
 

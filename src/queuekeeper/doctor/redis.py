@@ -1,4 +1,4 @@
-"""Looks at a Redis or Valkey: whether it keeps what it is given, head-room, clock, and who may come in."""
+"""Checks a Redis or Valkey: persistence, memory, clock, encryption and password."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from queuekeeper.redis_client import (
 from queuekeeper.report import figures
 
 MEMORY_SHARE_WARNING = 0.7
-"""Share of maxmemory from which a copy, or a burst while consumers are away, may fill the server."""
+"""Share of maxmemory from which a warning is due: a copy, or a burst while consumers are away, may fill the server."""
 
 
 def examine_redis(url: str, *, clock: Clock = system_clock) -> list[Finding]:
-    """Look at every master; what the user may not ask is noted as unknown.
+    """Check every master; what the user may not ask is noted as unknown.
 
     :param url: address of a server, or of any node of a cluster.
-    :param clock: this machine's.
+    :param clock: clock of this machine.
     """
     notes = Notes("Redis")
     try:
@@ -64,7 +64,7 @@ def _cluster(client: RedisClient) -> list[Finding]:
         "slots",
         State.OK if served == SLOTS else State.FAILED,
         f"{served:,} of {SLOTS:,} served by {len(nodes(client))} masters",
-        "clients of the others get no service: redis-cli --cluster fix",
+        "clients with other slots get no service: redis-cli --cluster fix",
     )
     return notes.findings
 
@@ -130,8 +130,8 @@ def _persistence(notes: Notes, server: ServerFacts, persistence: dict[str, Any],
         )
     elif appendfsync is None:
         notes.add(
-            "persistence", State.UNKNOWN, "append-only file; how often it is synced may not be asked",
-            "grant +config|get to this user to have it judged",
+            "persistence", State.UNKNOWN, "append-only file; this user may not ask how often it is synced",
+            "grant +config|get to this user",
         )  # fmt: skip
     else:
         notes.add(

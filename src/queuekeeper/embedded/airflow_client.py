@@ -15,15 +15,15 @@ from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable
 FINISHED = frozenset({"success", "failed"})
 _PARKED = frozenset({"awaiting_input", "deferred"})
 _SETTLE_S = 6.0
-"""Airflow 3.3 takes a task for failed when the answer to its question overtakes the end of the process that asked."""
+"""Seconds to wait before an answer: Airflow 3.3 fails a task that is answered before the asking process has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskState:
-    """How one task instance of a run stands.
+    """State of one task instance of a run.
 
     :param map_index: number of a mapped instance, ``-1`` for a task that is not mapped.
-    :param state: Airflow's word, ``None`` before the scheduler looked at it.
+    :param state: Airflow's state, ``None`` before the scheduler has seen the task.
     """
 
     task_id: str
@@ -33,7 +33,7 @@ class TaskState:
 
 
 class AirflowClient(Closing):
-    """One user's view of an Airflow; use it in a ``with`` block.
+    """Client of Airflow's REST API for one user; use it in a ``with`` block.
 
     :param base_url: address without ``/api/v2``.
     """
@@ -51,8 +51,8 @@ class AirflowClient(Closing):
     def call(self, method: str, path: str, *, body: Any = None, query: Mapping[str, str | int] | None = None) -> Any:
         """Send one request to ``/api/v2`` and return the decoded answer; signs in first, and again when refused.
 
-        :raises UsageError: when Airflow calls the request wrong (400, 422).
-        :raises RefusedError: when the user may not do this, the thing does not exist, or its state does not allow it.
+        :raises UsageError: when the request is wrong (400, 422).
+        :raises RefusedError: when the user may not do this, or what the path names does not exist or does not allow it.
         """
         if "Authorization" not in self._http.headers:
             self._sign_in()
@@ -68,7 +68,7 @@ class AirflowClient(Closing):
         raise RefusedError(message) if answer.status_code < 500 else QueuekeeperError(message)
 
     def health(self) -> dict[str, str]:
-        """Return each component's word on its health; no component is listed when the API does not answer."""
+        """Return the health of each component; empty when the API does not answer."""
         try:
             answer = self._http.get("/api/v2/monitor/health", timeout=5.0)
         except httpx.HTTPError:
@@ -83,9 +83,9 @@ class AirflowClient(Closing):
         return [f"{error['filename']}: {error['stack_trace'].strip()}" for error in found["import_errors"]]
 
     def wait_for_dag(self, dag_id: str, *, timeout_s: float = 120.0) -> None:
-        """Wait until Airflow has read the DAG, then let it run.
+        """Wait until Airflow has read the DAG, then unpause it.
 
-        :raises ServerUnavailable: when it does not appear, with the import errors that may be the reason.
+        :raises ServerUnavailable: when the DAG does not appear; lists the import errors.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -99,7 +99,7 @@ class AirflowClient(Closing):
             time.sleep(0.5)
 
     def pause(self, dag_id: str) -> None:
-        """Let the DAG's schedule start no more runs."""
+        """Pause the DAG, so that its schedule starts no more runs."""
         self.call("PATCH", f"/dags/{dag_id}", body={"is_paused": True})
 
     def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None) -> str:
@@ -108,7 +108,7 @@ class AirflowClient(Closing):
         return str(self.call("POST", f"/dags/{dag_id}/dagRuns", body=body)["dag_run_id"])
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """Return Airflow's word on a run: queued, running, success or failed."""
+        """Return the state of a run: queued, running, success or failed."""
         return str(self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"])
 
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout_s: float) -> str:
@@ -124,7 +124,7 @@ class AirflowClient(Closing):
         return state
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
-        """Return how each task instance of a run stands, in Airflow's order."""
+        """Return the state of each task instance of a run, in Airflow's order."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances"
         found: list[TaskState] = []
         while True:
@@ -142,7 +142,7 @@ class AirflowClient(Closing):
                 return found
 
     def question(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any] | None:
-        """Return what a human-in-the-loop task asks, or ``None`` while it has not asked yet."""
+        """Return the question of a human-in-the-loop task, or ``None`` before it has asked."""
         try:
             found = self.call("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/-1/hitlDetails")
         except RefusedError:
@@ -152,7 +152,7 @@ class AirflowClient(Closing):
     def answer(self, dag_id: str, run_id: str, task_id: str, *, options: list[str]) -> None:
         """Answer a human-in-the-loop task with the chosen options, once it has been waiting for a few seconds.
 
-        :raises RefusedError: when the task asks nothing (any more), or this user may not answer.
+        :raises RefusedError: when the task has no open question, or this user may not answer.
         """
         self._let_settle(dag_id, run_id, task_id)
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/-1/hitlDetails"
@@ -164,7 +164,7 @@ class AirflowClient(Closing):
         return self.call("GET", path, query={"map_index": map_index, "deserialize": "true"})["value"]
 
     def log(self, dag_id: str, run_id: str, task: TaskState) -> list[str]:
-        """Return the lines of a task instance's latest try."""
+        """Return the log lines of a task instance's latest try."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task.task_id}/logs/{max(task.try_number, 1)}"
         found = self.call("GET", path, query={"map_index": task.map_index, "full_content": "true"})["content"]
         lines: list[str] = []
@@ -173,12 +173,12 @@ class AirflowClient(Closing):
                 lines.append(entry)
                 continue
             lines.append(str(entry.get("event", "")))
-            # The event of a failure says only that there was one; its reason stands beside it.
+            # The event of a failure does not say why; the error stands in a field beside it.
             lines += [f"{error.get('exc_type')}: {error.get('exc_value')}" for error in entry.get("error_detail") or []]
         return lines
 
     def ensure_pool(self, name: str, *, slots: int, description: str) -> None:
-        """Create a pool; one that exists keeps the size that somebody may have given it."""
+        """Create a pool; an existing pool keeps its size."""
         try:
             self.call("GET", f"/pools/{name}")
         except RefusedError:

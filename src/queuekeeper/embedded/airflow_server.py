@@ -1,4 +1,4 @@
-"""A private Airflow of four processes with users, pools and connections of its own."""
+"""A private Airflow of four processes with its own users, pools and connections."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from queuekeeper.java import java_home
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "api-server": ("airflow", "api-server"),
-    # These two fork a process for every task and every file. Each would import for itself what all of them need.
+    # Scheduler and DAG processor fork a process for every task and every file, so they import common modules first.
     # The components' own log servers would listen on every interface; logs are read from local files instead.
     "scheduler": ("queuekeeper.airflow.component", "scheduler", "--skip-serve-logs"),
     "dag-processor": ("queuekeeper.airflow.component", "dag-processor"),
     "triggerer": ("airflow", "triggerer", "--skip-serve-logs"),
 }
-"""Module that runs the component, and its arguments."""
+"""Module and arguments of each component."""
 
 POOLS: Mapping[str, tuple[int, str]] = {
     "queuekeeper_postgres": (4, "Tasks that load the source or control database"),
@@ -42,7 +42,7 @@ POOLS: Mapping[str, tuple[int, str]] = {
 }
 
 ROLES: Mapping[str, str] = {"admin": "admin", "operator": "op", "viewer": "viewer"}
-"""User name -> role of the simple auth manager. Operators trigger and approve; viewers only look."""
+"""User name -> role of the simple auth manager. Operators trigger and approve; viewers only read."""
 
 _START_TIMEOUT_S = 240.0
 _REDIS_SCHEMES = frozenset({"redis", "rediss"})
@@ -58,13 +58,13 @@ class AirflowUser:
 
 
 class AirflowServer:
-    """API server, scheduler, DAG processor and triggerer on a metadata database that it is given.
+    """API server, scheduler, DAG processor and triggerer on a given metadata database.
 
     :param directory: Airflow's home: logs, state, secrets and passwords.
-    :param metadata_url: ``postgresql://`` address of a database that Airflow may have for itself.
-    :param postgres_url: what the connection ``queuekeeper_postgres`` names.
-    :param redis_url: what the connection ``queuekeeper_redis`` names.
-    :param spark_master: what the connection ``queuekeeper_spark`` names.
+    :param metadata_url: ``postgresql://`` address of a database for Airflow alone.
+    :param postgres_url: address in the connection ``queuekeeper_postgres``.
+    :param redis_url: address in the connection ``queuekeeper_redis``.
+    :param spark_master: master in the connection ``queuekeeper_spark``.
     :param dags: DAG folder; the checkout's when absent.
     :param plugins: plugin folder; the checkout's when absent.
     :param environment: further variables for Airflow and its tasks.
@@ -119,12 +119,12 @@ class AirflowServer:
         return AirflowClient(self.url, user=user, password=self.user(user).password)
 
     def start(self, *, report: Callable[[str], None] = lambda _: None) -> ProcessRecord:
-        """Start what does not run, with the settings of now, and wait until all four components are healthy.
+        """Start the components that do not run, and wait until all four are healthy.
 
-        A component that runs with other settings, such as the address of a server that has moved, is started anew.
+        A component that runs with other settings, such as the address of a server that has moved, is restarted.
 
-        :param report: is told in a few words what is being waited for.
-        :raises ServerUnavailable: when a component does not come up, with the end of its log.
+        :param report: is called with a few words on what is being waited for.
+        :raises ServerUnavailable: when a component does not come up; shows the end of its log.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         remembered = self.components["api-server"].record()
@@ -188,7 +188,7 @@ class AirflowServer:
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API_AUTH__JWT_SECRET": keys["jwt_secret"],
             "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
-            # Tasks report to this address: with a wrong port every one of them fails without a log.
+            # Tasks report to this address; with a wrong port every task fails without a log.
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{base}/execution/",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__FERNET_KEY": keys["fernet_key"],
@@ -197,7 +197,7 @@ class AirflowServer:
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.directory / "passwords.json"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{ROLES[name]}" for name in sorted(passwords)),
-            # A file is read within a second or two, but not on a machine that has ten other things to do.
+            # Reading a file takes a second or two, but more on a busy machine.
             "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "180",
             "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
             # Parsing all DAGs takes seconds of a core, and a private Airflow shares two with Spark. A changed file is
@@ -211,7 +211,7 @@ class AirflowServer:
             **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self._connections.items()},
             "JAVA_HOME": str(java),
             "PATH": os.pathsep.join([*paths, kept.get("PATH", os.defpath)]),
-            # Spark's workers otherwise take the first python3 on PATH, and its driver the outer network.
+            # By default Spark's workers take the first python3 on PATH, and its driver the outer network.
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONUNBUFFERED": "1",
             "SPARK_LOCAL_IP": HOST,
@@ -274,7 +274,7 @@ def component_processes(directory: Path, *, die_with_parent: bool = False) -> di
 
 
 def stop_components(components: Mapping[str, ManagedProcess], directory: Path) -> bool:
-    """End the components, all at a time, and then what their tasks left; return whether anything ran."""
+    """End all components at once, then the processes that their tasks left; return whether anything ran."""
     with ThreadPoolExecutor(len(components)) as threads:
         ended = list(threads.map(lambda process: process.stop(), components.values()))
     return any([*ended, end_marked(directory.absolute()) > 0])
@@ -303,7 +303,7 @@ def _passwords(directory: Path) -> dict[str, str]:
 
 
 def _checksum(environment: Mapping[str, str]) -> str:
-    """Sum up what makes a restart necessary; the rest of the environment is the caller's shell and may differ."""
+    """Return a checksum of the settings whose change needs a restart; the caller's other variables may differ."""
     ours = {name: value for name, value in environment.items() if name.startswith(("AIRFLOW", "QUEUEKEEPER_"))}
     return sha256(json.dumps([ours, _code_version()], sort_keys=True).encode()).hexdigest()
 
@@ -315,7 +315,7 @@ def _code_version() -> list[str]:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"{package} not installed")
-    # Components hold the code that they have imported: what is edited in a checkout needs a restart, too.
+    # Components keep the code that they have imported, so edited code in a checkout needs a restart, too.
     newest_ns = max(path.stat().st_mtime_ns for path in Path(__file__).parents[1].rglob("*.py"))
     return [*found, str(newest_ns)]
 

@@ -1,4 +1,4 @@
-"""What an examination of this machine says of the private Airflow."""
+"""Checks the private Airflow of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PLUGIN = "queuekeeper"
 
 
 def examine_airflow(settings: Settings) -> list[Finding]:
-    """Look at the private Airflow: its components, DAG files and our pages; one of somebody else's is not asked."""
+    """Check the private Airflow: its components, its DAG files and our pages; another Airflow is not asked."""
     notes = Notes("Airflow")
     components = [server for server in status(settings).servers if server.name not in ("postgres", "redis", "metadata")]
     if not any(server.is_running for server in components):

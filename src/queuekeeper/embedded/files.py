@@ -12,12 +12,12 @@ from pathlib import Path
 from queuekeeper.errors import ServerUnavailable
 
 HOST = "127.0.0.1"
-# Below the range from which kernels take the local ports of outgoing connections, which could sit on ours.
+# Below the range of the local ports of outgoing connections, which could take ours.
 _PORTS = range(20_000, 32_700)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step; only its owner can read it."""
+    """Write a file that only its owner can read, in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
@@ -37,9 +37,9 @@ def secret(path: Path) -> str:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether nothing listens on this loopback port."""
+    """Return whether nothing listens on this loopback port."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        # As servers do: connections that linger after an earlier server's end do not count.
+        # With SO_REUSEADDR, as servers do: connections of an earlier server that still linger do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -72,7 +72,7 @@ def noted_port(path: Path) -> int | None:
 def demand_free(port: int, name: str) -> int:
     """Return ``port`` when it is free.
 
-    :raises ServerUnavailable: when somebody else listens there.
+    :raises ServerUnavailable: when another program listens there.
     """
     if not is_free(port):
         raise ServerUnavailable(

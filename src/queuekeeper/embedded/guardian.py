@@ -1,4 +1,4 @@
-"""Ends the processes it was told about once its parent is gone; run as a script by ``embedded.process``."""
+"""Ends the processes that it was told to watch once its parent is gone; ``embedded.process`` runs it as a script."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _LOOK_EVERY_S = 0.5
 
 
 def main(parent: int) -> None:
-    """Read lines of one pid each until the parent is gone, then kill those processes and their children."""
+    """Read one pid per line until the parent is gone, then kill those processes and their children."""
     watched: list[psutil.Process] = []
     buffer = b""
     while True:
-        # A forked sibling may hold the pipe open after the parent has died, so its end is not all to look for.
+        # A forked sibling may hold the pipe open after the parent has died, so the parent is checked as well.
         orphaned = os.getppid() != parent
         if not select.select([0], [], [], 0 if orphaned else _LOOK_EVERY_S)[0]:
             if orphaned:
@@ -28,7 +28,7 @@ def main(parent: int) -> None:
             break
         *lines, buffer = (buffer + chunk).split(b"\n")
         for line in lines:
-            # Taken down at once: psutil remembers the start time and signals no other process of the same number.
+            # Looked up at once: psutil keeps the start time and signals no later process with the same pid.
             with contextlib.suppress(psutil.NoSuchProcess):
                 watched.append(psutil.Process(int(line)))
     for process in watched:

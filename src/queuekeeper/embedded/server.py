@@ -1,4 +1,4 @@
-"""What the private stores have in common: password, port and life."""
+"""Base of the private stores: password, port, start and stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTEMPTS = 5
 class PrivateServer(ABC):
     """One server process on loopback with state, log, password and port in a folder of its own.
 
-    :param port: a port to insist on; else the last one used, if it is free, or any free one.
+    :param port: the only port to use; by default the last port if it is free, else any free one.
     """
 
     product: ClassVar[str]
@@ -53,9 +53,9 @@ class PrivateServer(ABC):
         return None if record is None else record.pid
 
     def start(self) -> ProcessRecord:
-        """Start the server unless it runs, and wait until it answers; the first start makes what it needs.
+        """Start the server unless it runs, and wait until it answers; the first start creates its data.
 
-        :raises ServerUnavailable: when there is no program, a demanded port is taken, or the server does not come up.
+        :raises ServerUnavailable: when there is no program, the given port is taken, or the server does not come up.
         """
         running = self.process.running()
         if running is not None:
@@ -66,7 +66,7 @@ class PrivateServer(ABC):
             try:
                 return start_on(port)
             except ServerUnavailable:
-                # Somebody else may have taken the port between the look and the start.
+                # Another program may have taken the port between the check and the start.
                 if attempt == _ATTEMPTS or self._wanted_port is not None or is_free(port):
                     raise
         raise AssertionError("the loop above returns or raises")
@@ -90,7 +90,7 @@ class PrivateServer(ABC):
 
     @abstractmethod
     def _prepare(self) -> Callable[[int], ProcessRecord]:
-        """Get all ready for a start, and return what starts the server on a port."""
+        """Prepare a start, and return the function that starts the server on a port."""
 
     def _claim_port(self) -> None:
         if self._wanted_port is not None:
@@ -104,7 +104,7 @@ class PrivateServer(ABC):
         return noted_port(self.directory / "port") if record is None else record.port
 
     def _wait_ready(self, probe: Callable[[], bool], *, port: int) -> None:
-        """Wait until the server that was just started answers; one that does not is ended."""
+        """Wait until the server answers; end it when it does not."""
         try:
             self.process.wait_ready(probe, timeout_s=_START_TIMEOUT_S)
         except BaseException:

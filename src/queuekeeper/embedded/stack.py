@@ -1,4 +1,4 @@
-"""The private servers together, as ``queuekeeper up``, ``status`` and ``down`` see them."""
+"""The private servers together, for ``queuekeeper up``, ``status`` and ``down``."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from queuekeeper.postgres import connect, migrate
 State = Literal["running", "stopped", "external"]
 
 DATABASE = "queuekeeper"
-"""Database of the private PostgreSQL that holds the vendor's tables and our schema."""
+"""Database of the private PostgreSQL with TBMQ's tables and our schema."""
 METADATA_DATABASE = "airflow"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerStatus:
-    """How one server stands.
+    """State of one server.
 
-    :param state: ``external`` when the settings name a server that is not ours to start or stop.
+    :param state: ``external`` when the settings name another server, which is neither started nor stopped.
     :param url: address without its password, ``None`` when stopped.
     """
 
@@ -48,13 +48,13 @@ class ServerStatus:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is one of ours, and up."""
+        """Whether it is a private server that runs."""
         return self.state == "running"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How all servers of one home stand."""
+    """State of all servers of one home."""
 
     home: Path
     servers: tuple[ServerStatus, ...]
@@ -66,9 +66,9 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """What ``down`` ended.
+    """The servers that ``down`` ended.
 
-    :param names: the servers that ran; the others had been down already.
+    :param names: the servers that ran.
     """
 
     home: Path
@@ -90,10 +90,10 @@ def up(
     die_with_parent: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Status:
-    """Start the private servers that the settings do not replace; what runs already is left as it is.
+    """Start the private servers that the settings do not replace; servers that run already are left as they are.
 
-    :param airflow: start Airflow too. Its metadata always live in the private PostgreSQL.
-    :param report: is told in a few words what is being started.
+    :param airflow: start Airflow too. Its metadata are always in the private PostgreSQL.
+    :param report: is called with a few words on what is being started.
     :raises ServerUnavailable: when a server does not come up.
     """
     with _locked(settings.home):
@@ -116,7 +116,7 @@ def up(
 
 
 def status(settings: Settings) -> Status:
-    """Tell how the servers stand, without starting or asking any."""
+    """Return the state of the servers, without starting or asking any."""
     postgres = _postgres(settings)
     redis = _redis(settings)
     servers = [
@@ -133,7 +133,7 @@ def status(settings: Settings) -> Status:
 
 
 def addresses_with_passwords(settings: Settings) -> dict[str, str]:
-    """Return the addresses of the private stores that run, as clients take them."""
+    """Return the addresses of the private stores that run, passwords included."""
     urls = {"postgres": lambda: _postgres(settings).database_url(DATABASE), "redis": lambda: _redis(settings).url}
     return {
         server.name: urls[server.name]()
@@ -143,7 +143,7 @@ def addresses_with_passwords(settings: Settings) -> dict[str, str]:
 
 
 def down(settings: Settings) -> Stopped:
-    """Stop the private servers of this home, Airflow and its tasks first; data stay, other servers are not touched."""
+    """Stop the private servers of this home, Airflow and its tasks first; data stay, and so do other servers."""
     if not settings.home.is_dir():
         return Stopped(home=settings.home, names=())
     names = list(down_airflow(settings).names)
@@ -181,7 +181,7 @@ def server_urls(settings: Settings) -> ServerUrls:
     """
     postgres, redis = settings.postgres_url, settings.redis_url
     return ServerUrls(
-        # An empty address is one: whoever needs one of the two stores asks for no private server of the other.
+        # An empty address counts as given: a caller that needs only one store starts no private server of the other.
         postgres=SecretStr(_postgres(settings).database_url(DATABASE)) if postgres is None else postgres,
         redis=SecretStr(_redis(settings).url) if redis is None else redis,
     )
@@ -240,7 +240,7 @@ def _status(process: ManagedProcess, name: str, url: str, other: SecretStr | Non
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Keep a second ``up`` or ``down`` of the same home waiting."""
+    """Make a second ``up`` or ``down`` of the same home wait."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         file = (home / "lock").open("w")

@@ -1,4 +1,4 @@
-"""What is to be known of migrations as runs: with the broker stopped, and with devices connected."""
+"""Migrations, offline and online, as kinds of runs: their report, their undo, their throttle."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from queuekeeper.report.files import ReportFiles
 def undo(
     stores: Stores, run: MaintenanceRun, *, dry_run: bool, agree: Callable[[str], None], cohorts: str = ""
 ) -> DropReport:
-    """Take out of Redis what a plan has imported; sessions used since are left alone.
+    """Remove from Redis what a plan has imported; sessions used since stay.
 
-    :param agree: asks a person, once there is a question.
-    :param cohorts: of these alone.
+    :param agree: asks a person for agreement before anything is removed.
+    :param cohorts: only these cohorts; all of them when empty.
     """
     ledger, plan_id = MigrationLedger(stores.connection), run.maintenance_run_id
     found = ledger.load_plan(plan_id)
@@ -42,7 +42,7 @@ def undo(
 
 
 def report(stores: Stores, run: MaintenanceRun, *, now_ms: int, show_client_ids: bool = False) -> Told:
-    """Gather what a migration has come to; its report is put on record as it is written.
+    """Gather the result of a migration; the report is put on record when it is written.
 
     :param show_client_ids: name clients as they are instead of by hash.
     """
@@ -71,7 +71,7 @@ def _rolls_back(run: MaintenanceRun) -> str:
     run_id = run.maintenance_run_id
     return (
         f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
-        f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
+        f"gives them back, `queuekeeper migrate undo {run_id}` removes copies that Redis does not own"
     )
 
 
@@ -88,5 +88,5 @@ SESSION_MIGRATION = RunKind(
     report=report,
     keeps_files=True,
 )
-# Online a throttle counts clients; the copy before it counts messages all the same.
+# The throttle of an online migration counts clients per second, that of a copy messages per second.
 ONLINE_MIGRATION = replace(SESSION_MIGRATION, name="online_migration", unit="clients", no_undo=_rolls_back)

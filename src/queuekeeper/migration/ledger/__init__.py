@@ -1,1 +1,1 @@
-"""What migrations write down: plans, progress and the ledger that proves a copy."""
+"""Records of migrations: plans, progress and the ledger that proves a copy."""

@@ -1,4 +1,4 @@
-"""What migrations write down in schema ``queuekeeper``: plans, progress, ledger, quarantine."""
+"""Records of migrations in schema ``queuekeeper``: plans, progress, ledger, quarantine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QuarantineKind = Literal["message", "session"]
 QuarantineStatus = Literal["open", "replayed"]
 
 MIGRATIONS = ("session_migration", "online_migration")
-"""Kinds of runs that are migrations: with the broker stopped, and with devices connected."""
+"""Kinds of runs that are migrations: offline and online."""
 
 _QUERIES = "queuekeeper/queries/"
 _QUARANTINE_TYPES = (
@@ -70,15 +70,15 @@ class ThroughputSample:
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantinedRow:
-    """A row of the source that cannot be copied as it is, whole; its text form shows no content.
+    """A whole row of the source that cannot be copied as it is; its ``repr`` shows no content.
 
     :param kind: ``message`` for a row of ``device_publish_msg``, ``session`` for one of ``device_session_ctx``.
     :param reason: a :class:`~queuekeeper.sessions.judge.Reason`.
     :param detail: the offending value in words, never a payload.
     :param packet_id: as found, so possibly out of range.
     :param last_packet_id: of a session row, as found.
-    :param quarantine_id: given by the database; none for a row that is yet to be written.
-    :param assigned_packet_id: packet id under which it was replayed.
+    :param quarantine_id: given by the database; none for a row that was not written yet.
+    :param assigned_packet_id: packet id under which the message was replayed.
     """
 
     cohort: int
@@ -122,7 +122,7 @@ class QuarantineCount:
 class StoredReport:
     """Where a report was written.
 
-    :param sha256: of the HTML file.
+    :param sha256: hash of the HTML file.
     """
 
     report_id: int
@@ -133,7 +133,7 @@ class StoredReport:
 
 
 class MigrationLedger(Runs):
-    """Reads and writes the records of migrations, which are runs with a ledger, cohorts and a quarantine besides.
+    """Reads and writes the records of migrations: runs that also have a ledger, cohorts and a quarantine.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
     """
@@ -150,11 +150,11 @@ class MigrationLedger(Runs):
     ) -> MigrationPlan:
         """Store a plan and return it as stored.
 
-        The same plan made again refreshes counts and instant as long as nobody has approved it, or when the approved
-        plan is too old to count and nothing has begun. Otherwise, and while cohorts of it are armed, the stored plan
-        stays as it is. It also stays when somebody approves it, or begins its copy, while the bad rows are written.
+        The same plan made again replaces counts and instant of the stored plan while nobody has approved that, or when
+        its approval is too old to count and nothing has begun. Otherwise, and while cohorts of it are armed, the stored
+        plan stays as it is. It also stays when it is approved, or its copy begins, while the bad rows are written.
 
-        :param run_id: Airflow run or call of the command line that asked for it.
+        :param run_id: Airflow run or call of the command line that asked for the plan.
         :param quarantine: bad rows of all cohorts, which replace the rows on record; none leaves the rows on record.
             They are read only if the plan is stored.
         """
@@ -173,7 +173,7 @@ class MigrationLedger(Runs):
         }
         with self._transaction():
             with self.connection.transaction() as attempt:
-                # A plan that is known is locked last; of one that is new nobody knows.
+                # A stored plan is locked last; a new plan needs no lock, since nobody else knows its id.
                 if known := self._row("load_plan", {"plan_id": plan.plan_id}):
                     if not self._may_store(head):
                         raise psycopg.Rollback(attempt)
@@ -202,7 +202,7 @@ class MigrationLedger(Runs):
         return self.load_plan(plan.plan_id)
 
     def _may_store(self, head: dict[str, Any]) -> bool:
-        """Return whether a plan would be stored now, and lock nothing."""
+        """Return whether a plan would be stored now, without a lock."""
         with self.connection.transaction(force_rollback=True):
             return self._row("save_plan", head) is not None
 
@@ -238,7 +238,7 @@ class MigrationLedger(Runs):
     def plan_of_run(self, run_id: str) -> str:
         """Return the id of the plan that a run asked for.
 
-        :raises UsageError: when the run made none.
+        :raises UsageError: when the run has made no plan.
         """
         row = self._row("plan_of_run", {"run_id": run_id})
         if row is None:
@@ -254,9 +254,9 @@ class MigrationLedger(Runs):
         self._known(plan_id, self._row("set_plan_state", {"plan_id": plan_id, "state": str(state), "reason": reason}))
 
     def begin_copy(self, plan: MigrationPlan) -> None:
-        """Move a plan to its copy, if it is still what was read.
+        """Set a plan's state to copying, unless the plan has changed since it was read.
 
-        :raises StalePlan: when it was made again, or refused, since.
+        :raises StalePlan: when the plan was made again or refused since.
         """
         if self._row("begin_copy", {"plan_id": plan.plan_id, "as_of_ms": plan.as_of_ms}) is None:
             raise StalePlan(
@@ -265,7 +265,7 @@ class MigrationLedger(Runs):
             )
 
     def approval(self, plan_id: str) -> Approval | None:
-        """Return who agreed to a plan, if anybody has.
+        """Return the approval of a plan; none when nobody has approved it.
 
         :raises UsageError: when there is no such plan.
         """
@@ -276,10 +276,10 @@ class MigrationLedger(Runs):
         self._row("set_cohort_state", {"plan_id": plan_id, "cohorts": list(cohorts), "state": str(state)})
 
     def unwind(self, plan_id: str, cohorts: Sequence[int]) -> None:
-        """Put a plan back to before its copy, once what the copy wrote of some cohorts is out of Redis."""
+        """Reset a plan to its state before the copy, once the imports of some cohorts are removed from Redis."""
         self.set_cohort_state(plan_id, cohorts, CohortState.PLANNED)
-        # The plan is read again, since somebody may have copied. A plan that was refused or not approved yet keeps its
-        # state.
+        # The plan is read again, since a copy may have changed its state. A plan that was refused or not approved yet
+        # keeps its state.
         plan = self.load_plan(plan_id)
         if set(cohorts) == set(plan.chosen):
             self.clear_progress(plan_id, "copy")
@@ -289,11 +289,11 @@ class MigrationLedger(Runs):
             self.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
 
     def cohort_states(self, plan_id: str) -> dict[int, CohortState]:
-        """Return where each cohort stands, in order."""
+        """Return the state of each cohort, in order."""
         return {cohort: CohortState(state) for cohort, state in self._rows("cohort_states", {"plan_id": plan_id})}
 
     def throttle(self, plan_id: str) -> int | None:
-        """Return how many messages per second the copy of a plan may write now, none for no limit.
+        """Return how many messages per second the copy of a plan may write now; none for no limit.
 
         :raises UsageError: when there is no such plan.
         """
@@ -318,21 +318,21 @@ class MigrationLedger(Runs):
         return found
 
     def clear_progress(self, plan_id: str, step: Step, parts_prefix: str = "") -> None:
-        """Forget the progress of the parts whose names begin so."""
+        """Delete the progress of the parts whose names begin with a prefix."""
         self._row("clear_progress", {"plan_id": plan_id, "step": step, "parts_prefix": parts_prefix})
 
     def record_throughput(self, *, plan_id: str, step: Step, at_ms: int, done: int) -> None:
-        """Note how many messages were done at an instant."""
+        """Record how many messages were done at an instant."""
         self._row("record_throughput", {"plan_id": plan_id, "step": step, "at_ms": at_ms, "done": done})
 
     def throughput(self, plan_id: str, step: Step) -> list[ThroughputSample]:
-        """Return the curve of a step in order of time."""
+        """Return the samples of a step in order of time."""
         return self._records(ThroughputSample, "throughput", {"plan_id": plan_id, "step": step, "since_ms": 0})
 
     def save_copy_report(self, report: CopyReport, *, messages_by_cohort: Mapping[int, int] | None = None) -> None:
-        """Keep what one run of the copy did.
+        """Record what one run of the copy did.
 
-        :param messages_by_cohort: how many messages of each cohort it has written.
+        :param messages_by_cohort: messages that the run has written, by cohort.
         """
         kept = asdict(report) | {"messages_by_cohort": messages_by_cohort or {}}
         with self._transaction():
@@ -345,7 +345,7 @@ class MigrationLedger(Runs):
             self._audit(audit.Action.APPLY, report.plan_id, effect=effect)
 
     def copy_reports(self, plan_id: str) -> list[CopyReport]:
-        """Return what the runs of the copy did, first to last."""
+        """Return the reports of all runs of the copy, first to last."""
         rows = self._rows("copy_reports", {"plan_id": plan_id})
         # Another release may have written more than this one knows.
         known = {each.name for each in fields(CopyReport)}
@@ -355,16 +355,16 @@ class MigrationLedger(Runs):
         ]
 
     def copied_messages(self, plan_id: str) -> dict[int, int]:
-        """Return how many messages of each cohort are in Redis whose copy has begun and not ended.
+        """Return, for each cohort whose copy has begun and not ended, how many of its messages are in Redis.
 
-        As far as is known: what paused copies have reported, or how far one had come that was ended otherwise.
+        The numbers are those that paused copies reported, or the last progress of a copy that was ended otherwise.
         """
         return dict(self._rows("copied_messages", {"plan_id": plan_id}))
 
     # --- quarantine --------------------------------------------------------------------------------------------
 
     def replace_quarantine(self, plan_id: str, cohorts: Sequence[int], rows: Iterable[QuarantinedRow]) -> int:
-        """Put rows in place of the open entries of some cohorts; what was replayed already stays replayed.
+        """Replace the open entries of some cohorts; rows that were replayed stay replayed.
 
         :param rows: rows of these cohorts only; they are streamed.
         :returns: how many rows were written.
@@ -407,11 +407,11 @@ class MigrationLedger(Runs):
         client_id: str | None = None,
         limit: int | None = 1_000,
     ) -> list[QuarantinedRow]:
-        """Return quarantined rows, a client at a time and in the order of its messages.
+        """Return quarantined rows, client by client and in the order of its messages.
 
-        :param status: none for open and replayed ones.
+        :param status: none for open and replayed rows.
         :param limit: most rows to return, since they hold payloads; none for all.
-        :raises UsageError: for a reason that there is not.
+        :raises UsageError: when the reason does not exist.
         """
         check_reason(reason)
         choice = {
@@ -426,9 +426,9 @@ class MigrationLedger(Runs):
     def mark_replayed(self, quarantine_id: int, assigned_packet_id: int | None, at_ms: int) -> bool:
         """Note that a quarantined row was replayed.
 
-        :param assigned_packet_id: packet id it was stored under; none when it kept its own or is a session.
-        :returns: false when it was noted before.
-        :raises UsageError: when there is no such row: the cohort was copied anew in the meantime.
+        :param assigned_packet_id: new packet id of the message; none when it kept its own, or for a session row.
+        :returns: false when the replay was noted before.
+        :raises UsageError: when there is no such row, since the cohort was copied anew meanwhile.
         """
         mark = {"quarantine_id": quarantine_id, "assigned_packet_id": assigned_packet_id, "at_ms": at_ms}
         if self._row("mark_replayed", mark) is not None:
@@ -438,13 +438,13 @@ class MigrationLedger(Runs):
         return False
 
     def reopen_quarantine(self, quarantine_ids: Sequence[int]) -> None:
-        """Note that rows which were replayed are in no session any more."""
+        """Mark replayed rows as open again, since no session holds them any more."""
         self._row("reopen_quarantine", {"quarantine_ids": list(quarantine_ids)})
 
     # --- verification ------------------------------------------------------------------------------------------
 
     def replace_ledger(self, plan_id: str, rows: Iterable[LedgerRow], verified_at_ms: int) -> None:
-        """Put these cohorts' rows in place of what an earlier verification found; other cohorts stay."""
+        """Replace the ledger rows of an earlier verification of these cohorts; other cohorts keep theirs."""
         with self._transaction():
             self._many(
                 "save_ledger_row",
@@ -452,18 +452,18 @@ class MigrationLedger(Runs):
             )
 
     def ledger(self, plan_id: str) -> tuple[LedgerRow, ...]:
-        """Return where the rows went, cohort by cohort."""
+        """Return the ledger rows of a plan, cohort by cohort."""
         return tuple(self._records(LedgerRow, "ledger", {"plan_id": plan_id}))
 
     def verified_at_ms(self, plan_id: str) -> int | None:
-        """Return when a cohort of the plan was verified last, if any was."""
+        """Return the instant of the plan's last verification; none when no cohort was verified."""
         row = self._row("verified_at", {"plan_id": plan_id})
         return None if row is None or row[0] is None else int(row[0])
 
     def replace_differences(
         self, plan_id: str, cohorts: Sequence[int], rows: Iterable[Difference], *, counts: Mapping[tuple[int, str], int]
     ) -> int:
-        """Put differences in place of what an earlier verification of these cohorts found.
+        """Replace the differences that an earlier verification of these cohorts found.
 
         :param rows: differences of these cohorts only; they are streamed.
         :param counts: cohort and kind -> how many there are.
@@ -495,7 +495,7 @@ class MigrationLedger(Runs):
         return written
 
     def differences(self, plan_id: str, *, limit: int | None = 1_000) -> list[Difference]:
-        """Return differences, a cohort and a client at a time.
+        """Return differences, ordered by cohort and client.
 
         :param limit: most to return; none for all.
         """
@@ -508,7 +508,7 @@ class MigrationLedger(Runs):
     # --- reports -----------------------------------------------------------------------------------------------
 
     def save_report(self, plan_id: str, *, html_path: str, json_path: str, sha256: str) -> int:
-        """Remember where a report was written, and return its number."""
+        """Record where a report was written, and return the report's number."""
         with self._transaction():
             row = self._row(
                 "save_report",
@@ -530,7 +530,7 @@ class MigrationLedger(Runs):
 
         The locks end with the connection, so a killed process leaves none behind.
 
-        :raises RefusedError: when another session holds one of them; says which.
+        :raises RefusedError: when another session holds one of them; names that session.
         """
         wanted = sorted(set(cohorts))
         choice: dict[str, Any] = {"class": lock_class("copy", plan_id), "cohorts": wanted}
@@ -539,7 +539,7 @@ class MigrationLedger(Runs):
             try:
                 answers = self._rows("lock_cohorts", choice)
             except psycopg.errors.OutOfMemory as error:
-                taken = wanted  # some of them, which ones is not known
+                taken = wanted  # some were taken; PostgreSQL does not say which
                 raise RefusedError(
                     f"PostgreSQL has no room for {len(taken)} locks: raise max_locks_per_transaction, "
                     "or plan with fewer cohorts"
@@ -570,7 +570,7 @@ class MigrationLedger(Runs):
             yield cursor
 
     def _hold(self, plan_id: str) -> None:
-        """Have nobody else put rows of a plan in place until the transaction ends: two would both write them."""
+        """Keep others from replacing rows of a plan until the transaction ends, so that no row is written twice."""
         self._row("hold_record", {"class": lock_class("record", plan_id)})
 
     def _audit(
@@ -581,7 +581,7 @@ class MigrationLedger(Runs):
         effect: Mapping[str, Any],
         report_hash: str | None = None,
     ) -> None:
-        """Add an entry to the audit; what a plan does is done in the name of who agreed to it."""
+        """Add an entry to the audit in the name of the plan's approver."""
         found = self.load(plan_id)
         actor = found.approved_by or self.connection.info.user
         facts = {"kind": found.kind, **effect}

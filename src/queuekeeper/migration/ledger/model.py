@@ -1,4 +1,4 @@
-"""What a migration is made of: plan, ledger and reports as frozen records."""
+"""Plan, ledger and reports of a migration as frozen records."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 
 
 class PlanState(StrEnum):
-    """Where a plan stands."""
+    """State of a plan."""
 
     PLANNED = "planned"  # read and counted; waits for approval
     REFUSED = "refused"  # a limit was exceeded; state_reason says which
-    STOPPED = "stopped"  # nobody agreed when asked; it may be asked about again
+    STOPPED = "stopped"  # nobody approved it when asked; it may be asked about again
     APPROVED = "approved"  # a person agreed
     COPYING = "copying"  # rows are being written
     COPIED = "copied"  # every chosen cohort was written
@@ -29,7 +29,7 @@ class PlanState(StrEnum):
 
 
 class CohortState(StrEnum):
-    """Where a cohort stands."""
+    """State of a cohort."""
 
     PLANNED = "planned"
     COPYING = "copying"
@@ -39,16 +39,16 @@ class CohortState(StrEnum):
 
 
 HEAP_USABLE = 8 / 9
-"""Share of a heap that objects may take: the collector that copies are given keeps a ninth free to move them."""
+"""Share of a heap that objects may fill: the garbage collector of a copy keeps a ninth free to move them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskMemory:
-    """What Spark's tasks share.
+    """Memory that Spark's tasks share.
 
-    :param heap_bytes: what objects may take of the heap of the JVM in which they run.
-    :param tasks: how many run in it at once.
-    :param setting: Spark's name for the size of that heap.
+    :param heap_bytes: bytes that objects may fill in the heap of the JVM in which the tasks run.
+    :param tasks: tasks that run in one JVM at once.
+    :param setting: Spark setting for the size of that heap.
     """
 
     heap_bytes: int
@@ -56,12 +56,12 @@ class TaskMemory:
     setting: str
 
     def setting_for(self, needed_bytes: int) -> str:
-        """Return what the setting must be for a heap in which so many bytes fit."""
+        """Return the value of the setting for a heap that holds this many bytes."""
         return f"{-(-needed_bytes // (2**20 * HEAP_USABLE)):.0f}m"
 
 
 EPOCH = "1"
-"""Of sessions that a copy writes, the first one: nobody has changed their owner yet."""
+"""Owner epoch of the sessions that a copy writes."""
 
 _TOTALS = (
     "sessions", "clients", "messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined",
@@ -72,19 +72,20 @@ _TOTALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CohortPlan(Cohort):
-    """What the plan found in one cohort.
+    """Counts of one cohort in a plan.
 
     :param sessions: rows of ``device_session_ctx``.
     :param clients: clients with messages, with or without a session row.
     :param messages: rows of ``device_publish_msg``; the sum of the four fates below.
     :param payload_bytes: bytes of the payloads of all rows.
     :param to_copy: rows that will be in Redis.
-    :param expired: rows whose life was over at ``as_of_ms``.
-    :param trimmed: live rows beyond the limit, oldest first.
+    :param expired: rows that had expired at ``as_of_ms``.
+    :param trimmed: live rows beyond the limit; the oldest are trimmed.
     :param quarantined: rows that cannot be copied as they are.
-    :param quarantined_by_reason: the same by reason; holds session rows too, which are not in ``quarantined``.
-    :param forecast_bytes: Redis memory that the cohort will take.
-    :param longest_queue: most rows of one client.
+    :param quarantined_by_reason: rows that cannot be copied, by reason, with the session rows that ``quarantined``
+        leaves out.
+    :param forecast_bytes: Redis memory that the cohort will need.
+    :param longest_queue: rows of the client that has most.
     """
 
     sessions: int
@@ -102,17 +103,16 @@ class CohortPlan(Cohort):
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan:
-    """What a migration will do, and the state of the world it was made in.
+    """What a migration will do, and the source and target for which it was planned.
 
-    :param plan_id: 16 hex digits over parameters, source and code.
+    :param plan_id: hash of 16 hex digits over parameters, source and code.
     :param source_fingerprint: changes with any row of the source.
     :param as_of_ms: instant at which rows were judged live or expired.
     :param cohorts: all cohorts, chosen or not, in order.
     :param chosen: numbers of the cohorts to copy.
-    :param state: where it stands.
-    :param state_reason: why it was refused or failed, else empty.
-    :param target_clustered: whether it was made for a cluster, which cannot serve every client id; none when an earlier
-        release has made it.
+    :param state_reason: why the plan was refused or failed, else empty.
+    :param target_clustered: whether the plan was made for a cluster, which cannot serve every client id; none for a
+        plan of an earlier release.
     """
 
     plan_id: str
@@ -137,11 +137,11 @@ class MigrationPlan:
         return self.total_of(self.chosen, name)
 
     def totals(self) -> dict[str, int]:
-        """Return the sums of all counts over the chosen cohorts, as reports, commands and tasks tell them."""
+        """Return the sums of all counts over the chosen cohorts."""
         return {name: self.total(name) for name in _TOTALS}
 
     def facts(self) -> dict[str, Any]:
-        """Return the plan as commands, tasks and reports tell it; the counts of each cohort are on record."""
+        """Return the plan as commands, tasks and reports show it, without the counts of each cohort."""
         totals = self.totals()
         return {
             **{each.name: getattr(self, each.name) for each in fields(self)},
@@ -161,7 +161,7 @@ class MigrationPlan:
         """Return the numbers of the cohorts to work on.
 
         :param cohorts: such as ``0-3,7``; all chosen cohorts when empty.
-        :raises UsageError: when one does not exist or is not part of the plan's choice.
+        :raises UsageError: when a cohort does not exist or was not chosen for the plan.
         """
         if not cohorts:
             return list(self.chosen)
@@ -181,14 +181,14 @@ class MigrationPlan:
 
 
 def code_version() -> str:
-    """Return what the plan id knows of the code: a plan made by another release is stale."""
+    """Return the version of the code that goes into a plan's id; a plan of another version is stale."""
     return __version__
 
 
 def plan_id(
     *, parameters: MigrationParameters, source_fingerprint: str, version: str, target_clustered: bool = False
 ) -> str:
-    """Return the plan's id: the same world and wishes give the same id."""
+    """Return the plan's id; the same source, parameters and code give the same id."""
     identity = {"parameters": parameters.identity(), "source": source_fingerprint, "version": version}
     if target_clustered:
         identity["target"] = "cluster"
@@ -200,13 +200,13 @@ class CopyReport:
     """What one run of the copy did.
 
     :param messages_written: messages written by this run.
-    :param messages_expired: messages whose life ended between plan and copy; not written.
+    :param messages_expired: messages that expired between plan and copy; not written.
     :param sessions_written: sessions imported to the end by this run.
     :param sessions_unchanged: sessions that an earlier run of this plan, or this run before a pause, had imported.
     :param sessions_moved_on: sessions left alone because somebody else has used or created them in Redis.
-    :param script_calls: calls of ``import_session``.
+    :param script_calls: calls of the script ``import_session``.
     :param seconds: wall clock time, Spark's start excluded.
-    :param paused: whether it ended because the migration is paused; a later copy of what is missing goes on.
+    :param paused: whether the run ended because the migration is paused; a copy of what is missing continues it.
     """
 
     plan_id: str
@@ -221,7 +221,7 @@ class CopyReport:
     paused: bool = False
 
     def with_rest(self, rest: CopyReport) -> CopyReport:
-        """Return it with what was done after a pause; that itself takes no time."""
+        """Return this report and that of the run after a pause as one; the pause does not count as time."""
         counts = {
             each.name: getattr(self, each.name) + getattr(rest, each.name)
             for each in fields(self)
@@ -234,19 +234,20 @@ class CopyReport:
 class LedgerRow:
     """Where every row of one cohort went, as found by reading both stores again.
 
-    With devices connected it counts the live messages of each client at the instant at which it was compared, without
+    The row of an online migration counts the live messages of each client when the client was compared, without
     messages that had expired, were over the limit or could not be read.
 
     :param rows_seen: rows of ``device_publish_msg``.
     :param copied: rows found in Redis, equal in every respect.
-    :param expired: rows whose life is over.
+    :param expired: rows that have expired.
     :param trimmed: live rows beyond the limit.
-    :param superseded: rows of sessions that had moved on in Redis and were left alone.
+    :param superseded: rows of sessions that somebody had used in Redis and that were left alone.
     :param quarantined: rows in the quarantine.
     :param sessions_seen: sessions with a session row, a message, or both.
     :param sessions_copied: sessions whose last packet id is right in Redis.
-    :param differences: differences found, not all of which need be in ``queuekeeper.differences``.
-    :param digest: order-free hash over all sessions' ordered messages and expiry instants as found in Redis.
+    :param differences: differences found; ``queuekeeper.differences`` may hold fewer.
+    :param digest: hash over the messages and expiry instants of all sessions as found in Redis; the order of the
+        sessions does not change it.
     """
 
     cohort: int
@@ -264,12 +265,12 @@ class LedgerRow:
 
     @property
     def unaccounted(self) -> int:
-        """Rows that went nowhere we know of; anything but 0 is a failed migration."""
+        """Rows without a known fate; the migration has failed unless it is 0."""
         return self.rows_seen - (self.copied + self.expired + self.trimmed + self.superseded + self.quarantined)
 
 
 def unaccounted(rows: Iterable[LedgerRow]) -> int:
-    """Return the rows of all cohorts that went nowhere; without signs, so that two errors cannot cancel each other."""
+    """Return the rows of all cohorts without a known fate, as absolute values, so that no two errors cancel out."""
     return sum(abs(row.unaccounted) for row in rows)
 
 
@@ -279,9 +280,9 @@ class Difference:
 
     :param kind: ``missing``, ``unexpected``, ``order``, ``packet_id``, ``payload``, ``properties``, ``expiry``,
         ``last_packet_id``, ``unreadable``, ``session_missing``.
-    :param serial_number: message concerned, if any.
-    :param expected: value in the source, shortened; a hash where it would show content.
-    :param found: value in the target, likewise.
+    :param serial_number: serial number of the message, if one differs.
+    :param expected: value in the source, shortened; a hash in place of content.
+    :param found: value in the target, shortened; a hash in place of content.
     """
 
     cohort: int
@@ -294,9 +295,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """Outcome of a verification.
+    """Result of a verification.
 
-    :param digest: order-free hash over the digests of the cohorts.
+    :param digest: hash over the digests of the cohorts; their order does not change it.
     """
 
     plan_id: str
@@ -314,15 +315,15 @@ class VerifyReport:
 
     @property
     def unaccounted(self) -> int:
-        """Rows that went nowhere we know of."""
+        """Rows without a known fate."""
         return unaccounted(self.ledger)
 
     @property
     def wrong(self) -> str:
-        """What does not balance, in words."""
+        """Numbers of differences and unaccounted messages, in words."""
         return f"{self.differences:,} differences, {self.unaccounted:,} messages unaccounted for"
 
     @property
     def balanced(self) -> bool:
-        """True when every row is accounted for and nothing differs."""
+        """Whether every row is accounted for and nothing differs."""
         return self.differences == 0 and self.unaccounted == 0

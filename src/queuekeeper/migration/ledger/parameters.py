@@ -1,4 +1,4 @@
-"""What a migration is asked: the parameters of its plan, its copy, and its steps while devices are connected."""
+"""Parameters of a migration: of its plan, its copy, and its online steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queuekeeper.report.files import RUN_ID
 
 
 class Mode(StrEnum):
-    """Whether devices are served meanwhile."""
+    """Whether the broker serves devices while sessions move."""
 
     OFFLINE = "offline"  # the broker is stopped
     ONLINE = "online"  # every writer asks who owns a session
@@ -25,17 +25,17 @@ class Mode(StrEnum):
 class BadRows(StrEnum):
     """What an online migration does with rows that nobody can deliver."""
 
-    QUARANTINE = "quarantine"  # they go to queuekeeper.session_quarantine, and their client moves
-    LEAVE = "leave"  # nothing is touched, and their client stays in PostgreSQL until they are mended
+    QUARANTINE = "quarantine"  # the rows go to queuekeeper.session_quarantine, and their client moves
+    LEAVE = "leave"  # the rows and their client stay in PostgreSQL until the rows are mended
 
 
 def percent_of_share(share: Any) -> Any:
-    """Return a share of 0 to 1 in percent, as ``quarantine_cap`` was before it was ``quarantine_cap_percent``."""
+    """Return a share of 0 to 1 in percent; ``quarantine_cap``, the old name of ``quarantine_cap_percent``, was one."""
     return 100 * share if isinstance(share, int | float) else share
 
 
 class MigrationParameters(SessionRules):
-    """What the person who starts a migration chooses."""
+    """Parameters that the person who starts a migration chooses."""
 
     mode: Mode = parameter(
         Mode.OFFLINE,
@@ -51,15 +51,15 @@ class MigrationParameters(SessionRules):
     bad_rows: BadRows = parameter(
         BadRows.QUARANTINE,
         title="Rows that nobody can deliver (online)",
-        help="What becomes of them in the mode online; the plan counts them by reason, for the approval. quarantine "
-        "moves them, whole, to queuekeeper.session_quarantine, and their client moves. leave touches nothing, and "
-        "their client stays in PostgreSQL: repair the rows and cut over again to move it. A client that no cluster can "
-        "hold, since its id begins with }, is served from PostgreSQL either way; with quarantine the commit moves its "
-        "messages to the same table.",
+        help="What an online migration does with rows that nobody can deliver; the plan counts them by reason. "
+        "quarantine moves each row whole to queuekeeper.session_quarantine, and its client moves to Redis. leave "
+        "keeps the row and its client in PostgreSQL: to move the client, repair the row and cut over again. A client "
+        "that no cluster can hold, since its id begins with }, is served from PostgreSQL either way; with quarantine "
+        "the commit moves its messages to queuekeeper.session_quarantine.",
         section=Section.RULES,
         choices={
-            "quarantine": "quarantine: they are put aside in PostgreSQL, and their client moves",
-            "leave": "leave: nothing is touched, and their client stays in PostgreSQL",
+            "quarantine": "quarantine: the rows are put aside in PostgreSQL, and their client moves",
+            "leave": "leave: the rows and their client stay in PostgreSQL",
         },
     )
     cohorts: str = common.cohorts(what="Which cohorts to copy. The plan always counts all of them.")
@@ -90,18 +90,18 @@ class MigrationParameters(SessionRules):
     def _nobody_stays_where_nobody_serves(self) -> Self:
         if self.bad_rows is BadRows.LEAVE and self.mode is Mode.OFFLINE:
             raise UsageError(
-                "bad_rows is 'leave', and the mode is offline: PostgreSQL serves nobody afterwards, so no client can "
-                "stay there; choose quarantine, or the mode online"
+                "bad_rows is 'leave', and the mode is offline: PostgreSQL serves no client after an offline migration, "
+                "so no client can stay there; choose quarantine, or the mode online"
             )
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return what two plans must share to be the same plan; the throttle may change while a copy runs."""
+        """Return the parameters that identify a plan: all but the throttle, which may change while a copy runs."""
         return {name: value for name, value in asdict(self).items() if name != "throttle_messages_per_s"}
 
 
 class CopyGroups(Parameters):
-    """How the copy is shared out."""
+    """How many tasks share the copy."""
 
     copy_groups: int = parameter(
         2,
@@ -122,7 +122,7 @@ class Lease(Parameters):
         1_000,
         title="Lease of a fence (milliseconds)",
         help="Online: longest time for which nobody can write to a client while it changes over. A client whose queue "
-        "takes longer stays where it is and is named.",
+        "takes longer stays where it is, and the report names it.",
         section=Section.PACE,
         least=50,
         most=1_000,
@@ -131,14 +131,14 @@ class Lease(Parameters):
 
 
 def in_minutes(value: Any) -> Any:
-    """Return seconds in minutes, as the soak's ``seconds`` was before it was ``soak_minutes``."""
+    """Return seconds in minutes; ``seconds``, the old name of the soak's ``soak_minutes``, counted seconds."""
     return value / 60 if isinstance(value, int | float) else value
 
 
 def steps_of(text: str) -> tuple[int, ...]:
-    """Return the shares that a text such as ``1,10,50,100`` names.
+    """Return the percentages that a text such as ``1,10,50,100`` names.
 
-    :raises UsageError: when they are not rising percentages that end with 100.
+    :raises UsageError: when they do not rise or do not end with 100.
     """
     try:
         found = tuple(int(part) for part in text.split(","))
@@ -150,7 +150,7 @@ def steps_of(text: str) -> tuple[int, ...]:
 
 
 class OnlineWish(Lease, FourEyes):
-    """What only a migration with devices connected goes by."""
+    """Parameters of an online migration alone."""
 
     require_trigger: bool = parameter(
         False,
@@ -172,7 +172,7 @@ class OnlineWish(Lease, FourEyes):
     canary_steps_percent: str = parameter(
         "1,10,50,100",
         title="Steps (percent of clients)",
-        help="Online: percentages of the clients at which the cut over stops and looks, rising to 100.",
+        help="Online: rising percentages of the clients, up to 100. The cut over stops and checks after each.",
         section=Section.PACE,
         pattern=r"^\d{1,3}(,\d{1,3})*$",
         rule="it must be rising percentages that end with 100, such as 1,10,50,100",
@@ -182,7 +182,7 @@ class OnlineWish(Lease, FourEyes):
     soak_minutes: float = minutes(
         60.0,
         title="Soak time",
-        help="Online: minutes that all clients are watched on Redis, with a way back, before a person is asked to "
+        help="Online: minutes for which all clients are watched on Redis, with a way back, before a person is asked to "
         "commit.",
         section=Section.PACE,
         least=0,
@@ -196,11 +196,11 @@ class OnlineWish(Lease, FourEyes):
 
 
 class PlanChoice(Parameters):
-    """The plan that somebody has to name."""
+    """The plan to work on."""
 
     plan_id: str = common.needed(
         title="Plan",
-        help="Id of the plan; its migration page shows it. What goes back to PostgreSQL has to be on Redis.",
+        help="Id of the plan, as its migration page shows it. Only cohorts that are on Redis can go back.",
         pattern=f"^{RUN_ID}$",
         rule="it must be the id of a plan: 16 hex digits",
         examples=["0123456789abcdef"],
@@ -208,24 +208,24 @@ class PlanChoice(Parameters):
 
 
 class CohortChoice(Parameters):
-    """What a copy or a verification works on."""
+    """The cohorts that a copy or a verification works on."""
 
     cohorts: str = common.cohorts(what="Which of the plan's cohorts.", default="", unset="all of them")
 
 
 class CopyManner(Parameters):
-    """How a copy meets a pause."""
+    """What a copy does when the migration is paused, and which cohorts it leaves out."""
 
     gives_way: bool = parameter(
         False,
         title="Give way",
         help="End when the migration is paused. What is done stays on record, and the copy goes on from there when it "
-        "is started again. Without this option the copy waits, then checks source and servers once more and goes on.",
+        "is started again. Without this option the copy waits, checks source and servers again and goes on.",
     )
     only_missing: bool = parameter(
         False,
         title="Only what is missing",
-        help="Leave out cohorts that are copied already. A copy that goes on after a pause does so.",
+        help="Leave out cohorts that are copied already. A copy that goes on after a pause always leaves them out.",
     )
 
 
@@ -233,22 +233,24 @@ class PlanRequest(Parameters):
     """Who asks for a plan."""
 
     run_id: str = common.run_id(
-        help="Name of this request; a later step finds the plan by it.", unset="no name", examples=["nightly"]
+        help="Name of this request; a later step can find the plan by this name.",
+        unset="no name",
+        examples=["nightly"],
     )
 
 
 class PlanWish(PlanRequest, MigrationParameters):
-    """What the command that plans is asked for."""
+    """Options of the command that plans."""
 
 
 class RollbackWish(Lease, FourEyes):
-    """What a way back to PostgreSQL is asked to do."""
+    """Parameters of a rollback to PostgreSQL."""
 
     cohorts: str = common.cohorts(what="Which cohorts go back.", default="", unset="all that are on Redis")
     max_lag_s: float = seconds(
         10.0,
         title="Mirror may be behind",
-        help="Seconds that the mirror may be behind. While it is further behind nothing goes back, since PostgreSQL "
+        help="Seconds that the mirror may be behind. While it is further behind, no client goes back, since PostgreSQL "
         "may be unable to take writes.",
         section=Section.RULES,
         least=0,
@@ -258,8 +260,8 @@ class RollbackWish(Lease, FourEyes):
     mirror_wait_minutes: float = minutes(
         10.0,
         title="Wait for the mirror",
-        help="Minutes to bring the mirror up to date and to look again while it is further behind. After that, or at "
-        "once with 0, the way back is refused.",
+        help="Minutes to bring a mirror that is further behind up to date. After that, or at once with 0, the "
+        "rollback is refused.",
         section=Section.RULES,
         least=0,
         most=1_440,
@@ -268,11 +270,11 @@ class RollbackWish(Lease, FourEyes):
 
 
 class StepWish(OnlineWish, RollbackWish):
-    """What a command of one step is asked for while devices are connected."""
+    """Options of the commands for single online steps."""
 
     cohorts: str = common.cohorts(
         what="Which of the plan's cohorts.", default="", unset="all that have reached this step"
     )
     movers: int = parameter(
-        8, title="Movers", help="Clients that are worked on side by side.", section=Section.PACE, least=1, most=64
+        8, title="Movers", help="Clients that are moved at the same time.", section=Section.PACE, least=1, most=64
     )

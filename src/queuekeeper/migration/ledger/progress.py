@@ -1,4 +1,4 @@
-"""Tells a person how far a step has come, about once a second, and keeps the curve."""
+"""Prints the progress of a step about once a second and records its throughput."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def line(step: str, *, done: int, total: int, rate: float) -> str:
 
 
 def warn(warnings: Iterable[str]) -> None:
-    """Print what is risky but not wrong, before the work begins."""
+    """Print warnings before the work begins."""
     for warning in warnings:
         print(f"warning: {warning}", flush=True)
 
@@ -35,7 +35,7 @@ def reported(
 ) -> Iterator[None]:
     """Print progress and record throughput while the block runs.
 
-    :param parts: what this run works on; other runs of the plan may be at work on the rest.
+    :param parts: parts that this run works on; other runs of the plan may work on the rest.
     :param total: messages to do in these parts.
     """
     stop = threading.Event()
@@ -62,7 +62,7 @@ def reported(
                     return
 
     def watch_quietly() -> None:
-        # The step itself says what is wrong with a server; its narrator need not.
+        # The step itself reports what is wrong with a server.
         try:
             watch()
         except QueuekeeperError:

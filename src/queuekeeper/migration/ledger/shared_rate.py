@@ -1,4 +1,4 @@
-"""Divides a rate among the tasks that are at work now, wherever Spark runs them."""
+"""Divides a rate among the Spark tasks that are at work now."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _QUERIES = "queuekeeper/queries/"
 
 @contextmanager
 def shared_rate(connection: Connection, name: str) -> Iterator[Callable[[float], float]]:
-    """Count this connection among those that share a rate, for the block.
+    """Count this connection among those that share a rate, until the block ends.
 
-    Tasks come and go, and a cluster grants executors late: how many run at once is known only while they run. Each
-    holds a lock that ends with its connection, so that a killed task is not counted.
+    The number of tasks is known only while they run, since a cluster grants executors late. Each task holds a lock that
+    ends with its connection, so that a killed task is not counted.
 
-    :param name: what the rate belongs to, such as a plan.
-    :returns: what turns the whole rate into this connection's share of it, as things stand.
+    :param name: what the rate belongs to, such as a plan's id.
+    :returns: a function that returns this connection's present share of the whole rate.
     """
     lock = {"class": lock_class("rate", name)}
 
@@ -41,5 +41,5 @@ def shared_rate(connection: Connection, name: str) -> Iterator[Callable[[float],
 
 
 def lock_class(purpose: str, name: str) -> int:
-    """Return the first half of the advisory locks of a purpose and a name, such as a plan's id; never negative."""
+    """Return the first key of the advisory locks of a purpose and a name, such as a plan's id; never negative."""
     return int.from_bytes(hashlib.sha256(f"queuekeeper.{purpose}:{name}".encode()).digest()[:4], "big") >> 1

@@ -1,4 +1,4 @@
-"""Says how a migration stands at this moment: steps, speed, what is left, what holds it back."""
+"""Reports the state of a migration: steps, speed, time left, and what holds it back."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from queuekeeper.report.figures import duration
 _QUERIES = "queuekeeper/queries/"
 
 RECENT_MS = 60_000
-"""Over which the speed of now is measured."""
+"""Time over which the present speed is measured."""
 
 PAUSE_MS = 30_000
-"""A step that is at work moves more often than that: a longer silence is a pause between two runs."""
+"""Longest time between two samples of a step at work; a longer silence is a pause between two runs."""
 
 SILENT_MS = 30_000
-"""After which a step that says nothing is worth a word; at work it reports every second."""
+"""Silence after which a step counts as held up; a step at work reports every second."""
 
 _FINAL = (PlanState.REFUSED, PlanState.VERIFIED, PlanState.FAILED)
 
@@ -33,9 +33,9 @@ class StepStatus:
 
     :param total: messages to do in the chosen cohorts.
     :param messages_per_s: speed of the last minute; none when nothing moved.
-    :param left_low_s: the rest at the higher speed of the last minute's two halves; none when nothing moved.
-    :param left_high_s: the rest at the lower one.
-    :param silent_s: since the last word of a part; none before the first.
+    :param left_low_s: seconds left at the speed of the faster half of the last minute; none when nothing moved.
+    :param left_high_s: seconds left at the speed of its slower half.
+    :param silent_s: seconds since a part last reported; none before the first report.
     """
 
     step: Step
@@ -52,7 +52,7 @@ class StepStatus:
         return self.done >= self.total
 
     def left_words(self) -> str:
-        """Return the rest as people read it: a span of time, as honest as the speed is even."""
+        """Return the time left in words; a span where the speed is uneven."""
         if self.is_done:
             return "done"
         if self.left_low_s is None or self.left_high_s is None:
@@ -63,12 +63,12 @@ class StepStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationStatus:
-    """How a migration stands.
+    """State of a migration.
 
-    :param run_id: Airflow run, or call of the command line, that asked for the plan last.
+    :param run_id: Airflow run, or call of the command line, that last asked for the plan.
     :param chosen: cohorts to copy.
     :param cohorts: state of every cohort of the plan.
-    :param held_back: what the speed is due to, in words; empty when nothing is at work.
+    :param held_back: what determines the speed; empty when nothing is at work.
     """
 
     plan_id: str
@@ -88,7 +88,7 @@ class MigrationStatus:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will change any more, unless somebody starts it anew."""
+        """Whether nothing changes any more unless somebody starts a new step."""
         return self.state in _FINAL
 
     def counts(self) -> dict[str, int]:
@@ -124,9 +124,9 @@ class TroubledCohort:
 
 
 def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> MigrationStatus:
-    """Look at a migration.
+    """Return the state of a migration.
 
-    :param connection: commits by itself.
+    :param connection: a connection with ``autocommit``.
     :raises UsageError: when there is no such plan; names those that exist.
     """
     ledger = MigrationLedger(connection)
@@ -136,7 +136,7 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
         known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
         raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
     (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
-    # A verification counts the same messages as the copy: all that must be in Redis.
+    # A verification counts the same messages as the copy: those that must be in Redis.
     copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)
     verify = _step(connection, ledger, plan_id, "verify", total=to_copy, now_ms=now_ms)
     plan_state = PlanState(state)
@@ -178,9 +178,10 @@ def _step(
 
 
 def runs_at_work(samples: Sequence[ThroughputSample]) -> list[list[ThroughputSample]]:
-    """Cut running counts where nothing was at work: a count is noted when it changes, and once as a task begins.
+    """Split running counts into runs, without the times in which nothing was at work.
 
-    A task that begins where another has ended, a count that starts again and a long silence each begin a new run.
+    A count is recorded when it changes and when a task begins. A new run begins with a task that begins after another
+    has ended, with a count that starts again, and after a long silence.
     """
     runs: list[list[ThroughputSample]] = []
     for sample in samples:
@@ -213,13 +214,13 @@ def speeds(samples: Sequence[ThroughputSample]) -> tuple[float | None, float | N
 def hold_words(
     state: PlanState, *, copy: StepStatus, verify: StepStatus, throttle: int | None, paused: bool = False
 ) -> str:
-    """Say what the speed is due to."""
+    """Return in words what determines the speed."""
     if state in _FINAL:
         return ""
     if state is PlanState.PLANNED:
         return "It waits for somebody to approve the plan."
     if state is PlanState.STOPPED:
-        return "Nobody agreed to the plan when asked: plan again, or copy it by queuekeeper migrate copy."
+        return "Nobody approved the plan when asked: plan again, or copy it by queuekeeper migrate copy."
     step = verify if copy.is_done and (copy.total or verify.done) else copy
     if paused and step is copy:
         return "Paused by a person: queuekeeper run resume lets it go on."
@@ -238,7 +239,7 @@ def hold_words(
 
 
 def list_plans(connection: Connection, *, limit: int = 50) -> list[PlanLine]:
-    """Return the plans that were asked for last, latest first."""
+    """Return the latest plans, latest first."""
     missing = "run `queuekeeper database migrate`"
     return records(connection, PlanLine, f"{_QUERIES}plan_lines", {"maximum": limit}, missing=missing)
 
@@ -250,6 +251,6 @@ def cohorts_to_look_at(connection: Connection, plan_id: str, *, limit: int = 100
 
 
 def cohort_differences(connection: Connection, plan_id: str, cohort: int, *, limit: int = 10_000) -> list[Difference]:
-    """Return the differences of one cohort that were kept, a client at a time and in the order of its messages."""
+    """Return the recorded differences of one cohort, client by client and in the order of its messages."""
     wanted = {"plan_id": plan_id, "cohort": cohort, "maximum": limit}
     return records(connection, partial(Difference, cohort=cohort), f"{_QUERIES}cohort_differences", wanted)

@@ -1,1 +1,1 @@
-"""Reads the source once, copies it, and proves the copy: with Spark, while no broker writes."""
+"""Plans, copies and verifies with Spark while no broker writes."""

@@ -1,4 +1,4 @@
-"""Says what ought to be in Redis and what is there, and compares both, as DataFrame functions."""
+"""Compares what Redis should hold with what it holds, as DataFrame functions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from queuekeeper.migration.offline.source import (
     Source,
 )
 
-# PostgreSQL hashes the long columns itself: what is compared never leaves it.
+# PostgreSQL hashes the long columns itself, so their content never leaves it.
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
-# What an operator may have mended in the quarantine before a message was replayed, beside its place.
+# Columns that an operator may have mended in the quarantine before a message was replayed, beside its place.
 MENDABLE = tuple(name for name in MESSAGE_COLUMNS if name not in ("client_id", "serial_number"))
 HASHED_EXPRESSIONS = {
     "payload": "sha256(payload)",
     "correlation_data": "sha256(correlation_data)",
-    # By which the rules judge what is not there.
+    # The rules judge by these whether a value is missing.
     "payload_bytes": "octet_length(payload)",
     "correlation_data_bytes": "octet_length(correlation_data)",
 }
 
-# What a stored message looks like; unlike the copy this reads TBMQ's format instead of writing it.
+# Schema by which stored messages in TBMQ's format are read.
 _STORED = (
     "clientId string, topicName string, time bigint, qos int, packetId int, packetType string, payload string, "
     "retained boolean, userProperties struct<props: array<struct<k: string, v: string>>>, msgExpiryInterval bigint, "
@@ -42,11 +42,11 @@ MOVED_LATE_MS = 60_000
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """Quarantined messages that were mended and imported since.
+    """Quarantined messages that were mended and imported.
 
-    :param mended: by client id and serial as the source has them.
-    :param moved: messages that were given another client or serial, so that the source has no row of them; None if
-        there are none.
+    :param mended: messages under the client id and serial of their source row.
+    :param moved: messages that got another client id or serial, so that no source row has their place; none if there
+        are no such messages.
     :param counters: last packet ids that a replay has moved.
     """
 
@@ -56,10 +56,10 @@ class Replayed:
 
 
 def expected_rows(source: Source, *, plan: MigrationPlan, clustered: bool, replayed: Replayed) -> DataFrame:
-    """Return what ought to be in Redis: every row of the source with its fate and comparable values.
+    """Return what Redis should hold: every row of the source with its fate and comparable values.
 
-    What was given another place before it was replayed is there too, and no row of the source: ``is_moved``. A client
-    whose messages have no session row gets one here, since the copy gives it a counter, too.
+    Messages that got another place before they were replayed are added with ``is_moved``. A client whose messages have
+    no session row gets one, since the copy writes a counter for it.
     """
     rows = transforms.rows(
         source.read(MESSAGES, HASHED_COLUMNS, expressions=HASHED_EXPRESSIONS),
@@ -107,7 +107,7 @@ def expected_rows(source: Source, *, plan: MigrationPlan, clustered: bool, repla
             qos=F.col("qos"),
             packet_type=F.col("packet_type"),
             retained=F.coalesce("retain", F.lit(False)),
-            # from_json, not the parser that the copy uses: two readers have to agree.
+            # The copy uses another parser than from_json, so that a fault of one parser shows as a difference.
             pairs=F.from_json("user_properties", "props array<struct<k: string, v: string>>")["props"],
             interval_s=F.when(F.col("msg_expiry_interval") < 0, 2**31 - 1).otherwise(F.col("msg_expiry_interval")),
             payload_format_indicator=F.col("payload_format_indicator"),
@@ -137,14 +137,14 @@ def _with_sessions(classified: DataFrame) -> DataFrame:
 
 
 def _properties(*, pairs: Column, **values: Column) -> Column:
-    """Return a message's metadata as one text, the same for equal messages of either store."""
+    """Return a message's metadata as one text; equal messages of both stores have the same text."""
     texts = [F.coalesce(value.cast("string"), F.lit("\x00")) for value in values.values()]
     flat = F.when(F.size(pairs) > 0, F.to_json(pairs)).otherwise(F.lit("\x00"))
     return F.concat_ws("\x1f", *texts, flat)
 
 
 def _hash_of(name: str) -> Column:
-    """Return the hash of what Base64 holds, or of the text itself where somebody has spoilt it."""
+    """Return the hash of the decoded Base64, or of the text itself where it is not valid Base64."""
     text = F.col(name)
     return F.sha2(F.coalesce(F.try_to_binary(text, F.lit("base64")), text.cast("binary")), 256)
 
@@ -158,7 +158,7 @@ def found_rows(target: DataFrame) -> DataFrame:
         "task",
         F.col("cohort").alias("found_cohort"),
         "client_id",
-        # What somebody has spoilt is no number, or no base64: that ends no comparison.
+        # Values that are no numbers or no Base64 must not end the comparison.
         F.col("serial_number").try_cast("bigint").alias("serial_number"),
         F.col("serial_number").alias("score"),
         "kind",
@@ -193,7 +193,7 @@ def found_rows(target: DataFrame) -> DataFrame:
 
 
 def compare(expected: DataFrame, found: DataFrame, *, plan_id: str, clustered: bool) -> DataFrame:
-    """Return one row per source row or stored message, with what became of it and how it differs.
+    """Return one row per source row or stored message, with its outcome and its differences.
 
     :param expected: see :func:`expected_rows`.
     :param found: see :func:`found_rows`.
@@ -217,7 +217,7 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str, clustered: b
         joined = joined.withColumn("found_expires_at_ms", kept)
     placed = _with_positions(joined)
     exists = F.col("plan").isNotNull() | (F.col("references") > 0) | F.col("found_last_packet_id").isNotNull()
-    # A repeated copy has noted which imports of this plan were used since; whatever else is gone was lost.
+    # A repeated copy has noted which imports of this plan were used since; other missing messages were lost.
     moved_on = F.coalesce(((F.coalesce(F.col("plan"), F.lit("")) != plan_id) & exists) | F.col("used"), F.lit(False))
     present = F.col("found_position").isNotNull() & F.col("has_payload")
     expired_since = (F.col("fate") == "copied") & ~present & (F.col("expires_at_ms") <= F.col("read_at_ms"))
@@ -285,7 +285,7 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str, clustered: b
 
 
 def _with_positions(joined: DataFrame) -> DataFrame:
-    """Give places to the messages that both stores have: by serial number, and in the order in which Redis delivers."""
+    """Add places to the messages that both stores have: by serial number, and in the order in which Redis delivers."""
     both = (F.col("fate") == "copied") & F.col("found_position").isNotNull() & F.col("has_payload")
     by_serial = Window.partitionBy("task", "client_id", "both").orderBy("serial_number")
     by_position = Window.partitionBy("task", "client_id", "both").orderBy("found_position")
@@ -297,12 +297,12 @@ def _with_positions(joined: DataFrame) -> DataFrame:
 
 
 def _message_checks() -> list[tuple[str, Column, Column, Column]]:
-    """Return kind, condition, expected and found value of everything that a stored message is compared by."""
+    """Return kind, condition, expected value and found value of each check of a stored message."""
     found_expiry = F.col("found_expires_at_ms")
     return [
         (
             "order",
-            # A score between two serials keeps its place today and loses it to the next message.
+            # A score that is no serial may keep the order now and break it with the next message.
             (F.col("place") != F.col("found_place")) | (F.col("score") != F.col("serial_number")),
             F.concat_ws(" at place ", "serial_number", "place"),
             F.concat_ws(" at place ", "score", "found_place"),

@@ -1,4 +1,4 @@
-"""Copies planned sessions into Redis: reads them with Spark, whose tasks import what they are given."""
+"""Copies planned sessions into Redis with Spark tasks that read the source and import what they read."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def copy_sessions(
     manner: CopyManner = CopyManner(),  # noqa: B008 - it is frozen
     clock: Clock = system_clock,
 ) -> CopyReport:
-    """Write the planned sessions into Redis; what an earlier run has written is recognised and left as it is.
+    """Write the planned sessions into Redis; sessions that an earlier run has written are left as they are.
 
-    A copy that does not end when the migration is paused waits for the end of the pause. Then it checks source and
-    servers once more, since others may have filled the memory meanwhile.
+    Unless ``manner`` says that the copy ends when the migration is paused, it waits for the end of the pause and then
+    checks source and servers again, since others may have filled the memory meanwhile.
 
     :param cohorts: some of the plan's cohorts; all of them when empty.
-    :param manner: whether it ends when the migration is paused, and whether it copies only what is missing.
+    :param manner: whether the copy ends when the migration is paused, and whether it copies only what is missing.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.
     :raises ServerUnavailable: when Redis cannot be reached, or a replica took over meanwhile from a master of a cluster
         and may lack some of what was written: repeat the copy.
-    :raises StoreFull: when Redis ran out of memory; nothing is half-written, repeat after making room.
+    :raises StoreFull: when Redis ran out of memory; no call is half-written, so repeat the copy after making room.
     """
 
     def copy(manner: CopyManner) -> CopyReport:
@@ -128,7 +128,7 @@ def _copy_until_paused(
         names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         before = masters(client) if isinstance(client, redis.RedisCluster) else []
-        # In the very snapshot that is copied: what comes later is not in it.
+        # Checked in the snapshot that is copied.
         preflight.check_same_source(source.connection, plan)
         preflight.check_heap(source.connection, task_memory(spark))
         _check_values(client, source, plan, wanted)
@@ -165,12 +165,12 @@ def _copy_until_paused(
         torn = _torn(client, before, plan, wanted)
         missing_yet |= torn
         copied = [cohort for cohort in wanted if cohort not in missing_yet]
-        # An import that was taken out, or lost with its server, is there again without what was replayed into it.
+        # An import that was undone, or lost with its server, was copied again without the rows replayed into it.
         if opened := reopen_lost(ledger, client, plan, copied):
             warn([f"{opened:,} rows of the quarantine that were replayed are open again: replay them once more"])
         ledger.set_cohort_state(plan_id, copied, CohortState.COPIED)
         for task in broken_off:
-            # Whoever goes on cuts the rest into other tasks.
+            # The run that continues cuts the rest into other tasks.
             ledger.clear_progress(plan_id, "copy", names[task])
         states = ledger.cohort_states(plan_id)
         if all(states[cohort] in _THERE for cohort in plan.chosen):
@@ -211,15 +211,15 @@ def _torn(client: RedisClient, before: list[Master], plan: MigrationPlan, wanted
 
 
 def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, wanted: list[int]) -> None:
-    """Check that Redis takes the largest message of a copy: it may be another server than the plan's, or set anew.
+    """Check again that Redis takes the largest message of a copy, since server or settings may have changed.
 
-    :raises RefusedError: naming the setting that is too low and what it must be.
+    :raises RefusedError: when a setting is too low; says what it must be.
     """
     largest_bytes = preflight.largest_value(source.connection, plan, wanted, now_ms=plan.as_of_ms)
     try:
         preflight.check_values(client, largest_bytes=largest_bytes)
     except RefusedError:
-        # Perhaps it is trimmed, or set aside for another one: what the plan would send decides.
+        # The largest row may be trimmed or quarantined: only rows that the plan would send count.
         judged = transforms.classify(
             source.partitioned(measured_rows(source)),
             parameters=plan.parameters,
@@ -232,12 +232,12 @@ def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, want
 
 
 def _task_of(number: int) -> int:
-    """Return the number that stands for a task where counts of cohorts stand, and the other way round."""
+    """Return a task's number as it stands among cohort numbers, or the task's number again."""
     return -1 - number
 
 
 def _has_duplicates(plan: MigrationPlan, wanted: list[int]) -> bool:
-    """Return whether a client may have a packet id twice; with the broker stopped the plan has read this source."""
+    """Return whether a client may have a packet id twice; offline, the plan has counted them in the same source."""
     return plan.parameters.mode is Mode.ONLINE or any(
         plan.cohorts[cohort].quarantined_by_reason.get(Reason.PACKET_ID_DUPLICATE.value, 0) > 0 for cohort in wanted
     )
@@ -255,9 +255,9 @@ def _import_task(
     total: int,
     mode: Mode,
 ) -> pa.RecordBatch:
-    """Import one Spark partition and return its counts, a row per cohort, and another one if a pause has broken it off.
+    """Import one Spark partition and return its counts, a row per cohort, and one more if a pause has interrupted it.
 
-    :param number: of the partition.
+    :param number: number of the partition.
     """
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
@@ -265,7 +265,7 @@ def _import_task(
         client = connect_redis(redis_url)
         stack.callback(client.close)
         halted = ledger.control(plan_id).paused
-        # The throttle is the plan's: copies that run at the same time, each with cohorts of its own, share it.
+        # Copies of one plan that run at the same time share the plan's throttle.
         share = stack.enter_context(shared_rate(connection, f"copy {plan_id}"))
 
         def report() -> float | None:
@@ -280,7 +280,7 @@ def _import_task(
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report), mode=mode)
         stack.callback(importer.close)
         done, broken_off = total, False
-        between = True  # sessions
+        between = True  # whether the importer is between two sessions
         for chunk in chunks(batches):
             if between and halted:
                 broken_off = True

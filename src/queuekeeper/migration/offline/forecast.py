@@ -22,14 +22,14 @@ class MemoryModel:
     """Costs of the structures that a session consists of, in bytes.
 
     :param is_valkey: Valkey 9 keeps key, expiry and object in one allocation; Redis has a dictionary entry for each.
-    :param is_jemalloc: which sizes the allocator hands out.
+    :param is_jemalloc: whether the allocator is jemalloc, which hands out sizes of its own.
     """
 
     is_valkey: bool
     is_jemalloc: bool
 
     def allocation(self, size: Column) -> Column:
-        """Return what the allocator hands out for a size."""
+        """Return the bytes that the allocator hands out for a size."""
         if not self.is_jemalloc:
             return F.greatest(F.lit(24), F.ceil((size + 8) / 16) * 16 - 8)
         # Four classes for each doubling, and steps of 16 below 128.
@@ -64,7 +64,7 @@ class MemoryModel:
 
 
 def memory_model(client: RedisClient) -> MemoryModel:
-    """Return the model of the server that will hold the sessions."""
+    """Return the memory model of the server that will hold the sessions."""
     _, node = nodes(client)[0]
     return MemoryModel(
         is_valkey="valkey_version" in node.info("server"),

@@ -27,7 +27,7 @@ from queuekeeper.redis_client import RedisClient, address_of, from_redis
 # Bounds of one script call: about 2 ms of the server's time.
 CHUNK_MESSAGES = 256
 CHUNK_BYTES = 512 * 1024
-# What is written before replies are read; two such windows are in flight, so that the server always has work.
+# Bounds of a window of calls; two windows are in flight, so that the server always has work.
 WINDOW_CALLS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
 
@@ -76,12 +76,12 @@ class Counts:
 
 
 def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
-    """Cut rows into script calls, the last of each client marked, with a counter that has passed the messages' ids.
+    """Cut rows into script calls; the last call of a client is marked and has a counter beyond its messages' ids.
 
     :param batches: see :func:`queuekeeper.migration.offline.transforms.fragments`; rows of a client lie together.
     """
     pending: Chunk | None = None
-    # Of the pending chunk's client, the newest message's first.
+    # Packet ids of the pending chunk's client; that of the newest message comes first.
     packet_ids: list[int] = []
     last_packet_id: int | None = None
     for batch in batches:
@@ -129,14 +129,14 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
 
 
 def _ended(chunk: Chunk, last_packet_id: int | None, packet_ids: list[int]) -> Chunk:
-    """Return the last chunk of a client, with what is its counter from now on."""
+    """Return the last chunk of a client, with the counter that the session will have."""
     safe = safe_counter(last_packet_id, packet_ids[::-1])
     chunk.last, chunk.last_packet_id = True, "" if safe is None else str(safe)
     return chunk
 
 
 def _slices(column: pa.Array) -> tuple[Buffer, np.ndarray[Any, np.dtype[np.int32]]]:
-    """Return a text column's bytes and the offsets between which each row lies."""
+    """Return a text column's bytes and the offsets of its rows."""
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
     return (memoryview(data) if data is not None else b""), ends
@@ -157,9 +157,9 @@ class _Lane:
 class SessionImporter:
     """Streams chunks into Redis; a call that a server did not run is sent again, in order.
 
-    :param plan_id: written into each session, so that a repeated run knows its own work.
+    :param plan_id: written into each session, so that a repeated run recognises its own work.
     :param pace: called before each chunk with its number of messages; may wait.
-    :param mode: whether the broker is stopped; with devices connected, sessions that have moved on are left alone.
+    :param mode: an online import makes copies that PostgreSQL owns; an offline one makes sessions that Redis owns.
     :ivar messages_done: messages that need no more work, including messages that an earlier run has written.
     """
 
@@ -189,7 +189,7 @@ class SessionImporter:
         self._fixed = _bulk(plan_id) + _bulk(EPOCH) + _bulk(self.owner)
 
     def add(self, chunk: Chunk) -> None:
-        """Send a chunk, sooner or later."""
+        """Queue a chunk; it is sent when its window is full, or by :meth:`finish`."""
         self.pace(chunk.count)
         lane = self._lane(chunk)
         keys = session_keys(chunk.client_id, prefix=self.prefix)
@@ -218,11 +218,11 @@ class SessionImporter:
                 self._settle()
 
     def finish(self) -> None:
-        """Send what is left and wait for all replies."""
+        """Send the remaining chunks and wait for all replies."""
         self._settle()
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         for lane in self._lanes.values():
             lane.connection.disconnect()  # type: ignore[no-untyped-call]
         self._lanes.clear()
@@ -256,7 +256,7 @@ class SessionImporter:
             try:
                 reply = lane.connection.read_response(disable_decoding=True)
             except ResponseError:
-                # The script refused or was not there: looked at once nothing is in flight any more.
+                # The script refused or was not loaded: repeated when nothing is in flight any more.
                 self._failed.append(chunk)
             except (RedisError, OSError) as error:
                 raise from_redis(error, lane.address) from error
@@ -264,7 +264,7 @@ class SessionImporter:
                 self._count(chunk, reply)
 
     def _settle(self) -> None:
-        """Read all outstanding replies, then repeat what failed one by one, in the order in which it was sent."""
+        """Read all outstanding replies, then repeat the failed calls one by one, in the order of sending."""
         for lane in self._lanes.values():
             if lane.unsent:
                 self._write(lane)
@@ -323,7 +323,7 @@ class SessionImporter:
 
 
 def _connection(single: redis.Redis, address: str) -> redis.Connection:
-    """Return a connection of our own, logged in and with TLS as the client has it."""
+    """Return a new connection with the client's user and TLS settings."""
     try:
         connection: Any = single.connection_pool.make_connection()
         connection.connect()

@@ -1,4 +1,4 @@
-"""Makes a plan: reads the source once, counts what would become of it, and writes nothing to Redis."""
+"""Makes a plan: reads the source once, counts the fates of its rows, and writes nothing to Redis."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from queuekeeper.redis_client import clocks_ms, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 
-# All that the plan needs of a message: PostgreSQL measures the payload instead of sending it.
+# Columns that the plan needs of a message: PostgreSQL measures the payload instead of sending it.
 PLANNED_COLUMNS = {name: kind for name, kind in MESSAGE_COLUMNS.items() if name != "payload"} | {"payload_bytes": "int"}
 PLANNED_EXPRESSIONS = {"payload_bytes": "octet_length(payload)"}
 
 _QUARANTINE_PAGE = 500
-# A plan that is refused keeps this many examples aside, not the whole table.
+# A refused plan quarantines only this many rows, as examples.
 _REFUSED_EXAMPLES = 10_000
 
 
@@ -59,18 +59,18 @@ def plan_migration(
 ) -> MigrationPlan:
     """Count what a migration would do and put the plan and its quarantine on record.
 
-    :param run_id: who asks, so that a later step finds the plan.
-    :param now_ms: instant at which a message is live or expired; by the target's clock when absent. A clock of this
-        machine's that is fast would take living messages for dead ones.
-    :returns: the plan; the one on record when it is already being carried out.
-    :raises RefusedError: when the source or the target is not fit, or the plan breaks a limit; a broken limit is on
-        record as a refused plan.
+    :param run_id: name of this request, by which a later step finds the plan.
+    :param now_ms: instant at which messages are judged live or expired; the target's present time when absent, since a
+        clock of this machine that is fast would take living messages for expired ones.
+    :returns: the plan; the stored plan when that is being carried out already.
+    :raises RefusedError: when the source or the target is not fit, or the plan breaks a limit; a broken limit leaves a
+        refused plan on record.
     :raises UsageError: when a cohort does not exist.
     """
     with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
         preflight.check_source(connection)
         preflight.check_target(client)
-        # A message that only some masters take for dead is copied, and left out by the one that it comes to.
+        # A message that only some masters take for expired is planned; the master that gets it decides.
         as_of_ms = min(clocks_ms(client)) if now_ms is None else now_ms
         cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
         chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
@@ -120,7 +120,7 @@ def plan_migration(
                     warn(preflight.check_target(client, forecast_bytes=forecast))
                 except RefusedError as error:
                     plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
-                # At once, with its verdict: nobody agrees to a plan that is half on record, or made anew by then.
+                # In one transaction with the verdict, so that nobody can approve half of a plan, or another plan.
                 stored = ledger.save_plan(
                     plan, run_id=run_id, quarantine=_quarantined(source.connection, judged, examples)
                 )
@@ -133,7 +133,7 @@ def plan_migration(
 
 
 def measured_rows(source: Source) -> DataFrame:
-    """Return the rows of a source, to be judged, with the sizes of payloads in place of these."""
+    """Return the rows of a source for the rules, with the sizes of payloads in place of the payloads."""
     return transforms.rows(
         source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS), source.read(SESSIONS, SESSION_COLUMNS)
     )
@@ -146,7 +146,7 @@ def _scalar(connection: Connection, name: str) -> Any:
 
 
 def _measured(classified: DataFrame, *, prefix: str) -> DataFrame:
-    """Keep what counting and the quarantine need of each row, with the sizes that it will have in Redis."""
+    """Keep the columns that counts and quarantine need, and add the size of each row in Redis."""
     return classified.select(
         "task",
         "cohort",
@@ -166,7 +166,7 @@ def _reason_column(reason: Reason) -> str:
 
 
 def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
-    """Return a row per cohort with all counts of :class:`CohortPlan`, and the largest value that a copy would send."""
+    """Return all counts of :class:`CohortPlan` by cohort, with the largest value that a copy would send."""
     is_message = F.col("kind") == transforms.MESSAGE
     copied = F.col("fate") == "copied"
 
@@ -244,9 +244,9 @@ def _over_the_cap(plan: MigrationPlan) -> str | None:
 
 
 def _quarantined(connection: Connection, frame: DataFrame, most: int | None) -> Iterator[QuarantinedRow]:
-    """Fetch the bad rows whole, page by page, in the snapshot in which they were judged.
+    """Fetch whole bad rows, page by page, from the snapshot in which they were judged.
 
-    :param most: so many of them; none for all.
+    :param most: most rows to fetch; none for all.
     """
     rows = islice(frame.where(F.col("reason").isNotNull()).toLocalIterator(), most)
     while page := list(islice(rows, _QUARANTINE_PAGE)):

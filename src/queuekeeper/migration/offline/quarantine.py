@@ -1,4 +1,4 @@
-"""Puts repaired messages of the quarantine into sessions that were imported: at their places, or behind all others."""
+"""Replays repaired messages of the quarantine into imported sessions: at their places, or behind all others."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ _AS_NEW = {
     aside.Outcome.EXPIRED: "expired",
     aside.Outcome.NOT_REPAIRED: "not_repaired",
 }
-"""Fields of the report; what else became of a message put behind the others leaves it where it was."""
+"""Fields of the report for messages put behind the others; with any other outcome a message stays where it was."""
 _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport(aside.Replayed):
-    """What became of the open rows of a quarantine; what is replayed is at its place in its session.
+    """What became of the open rows of a quarantine; a replayed message is at its place in its session.
 
     :param as_new: messages put behind all others, as new messages, since their session is no longer as this plan has
-        imported it; in a dry run, messages that would be.
-    :param packet_id_in_use: messages whose packet id a pending message has; ``assign_packet_ids`` helps.
-    :param moved_on: messages of sessions that were not imported by this plan or keep changing; ``as_new`` helps.
+        imported it; in a dry run, messages that would be put there.
+    :param packet_id_in_use: messages whose packet id a pending message has; try again with ``assign_packet_ids``.
+    :param moved_on: messages of sessions that this plan has not imported or that keep changing; try again with
+        ``as_new``.
     :param sessions: session rows; they need no replay, since their counter was taken from their newest message.
     """
 
@@ -65,18 +66,19 @@ def replay(
     as_new: aside.Stores | None = None,
     dry_run: bool = False,
 ) -> ReplayReport:
-    """Write open rows of the quarantine into Redis at the place that their serial number gives them.
+    """Write open rows of the quarantine into Redis, at the place of their serial number.
 
-    A row is repaired by changing its columns in ``queuekeeper.quarantine``, or by one of the two switches.
+    Repair a row by changing its columns in ``queuekeeper.quarantine``, or by ``assign_packet_ids`` or
+    ``drop_user_properties``.
 
     :param reason: only rows of this reason.
     :param client_id: only rows of this client.
     :param assign_packet_ids: give a message the next free packet id where its own cannot be used.
     :param drop_user_properties: leave user properties out where they cannot be read.
-    :param as_new: where given, saves messages of sessions that are no longer as this plan has imported them behind all
-        others, as new messages; without it, they stay in the quarantine.
+    :param as_new: stores by which messages of sessions that are no longer as this plan has imported them are saved as
+        new messages, behind all others; without it, they stay in the quarantine.
     :param dry_run: write nothing.
-    :raises RefusedError: for a plan with devices connected: its rows are set aside elsewhere.
+    :raises RefusedError: for an online plan, whose rows are set aside in ``queuekeeper.session_quarantine``.
     """
     ledger = MigrationLedger(connection)
     plan = ledger.load_plan(plan_id)
@@ -114,10 +116,10 @@ def replay(
 
 
 def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]) -> int:
-    """Open rows again that were replayed, if their session was imported anew since, without them.
+    """Mark replayed rows as open again if their session was imported anew since, without them.
 
-    :param cohorts: whose copy is complete.
-    :returns: how many.
+    :param cohorts: cohorts whose copy is complete.
+    :returns: how many rows are open again.
     """
     wanted = set(cohorts)
     lost: list[int] = []
@@ -134,9 +136,9 @@ def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPla
 
 @dataclass(kw_only=True)
 class _Session:
-    """What a replay knows of a session while its last packet id is the same.
+    """State of a session for a replay; it holds as long as the last packet id stays the same.
 
-    :param last_packet_id: as it is stored; none where the key is absent.
+    :param last_packet_id: last packet id as stored; none where the key is absent.
     :param waiting: serial and packet id of each reference, in order.
     """
 
@@ -146,11 +148,11 @@ class _Session:
 
     @property
     def counter(self) -> int | None:
-        """Packet id given out last; none when none was."""
+        """Packet id given out last; none when the session has given out none."""
         return int(self.last_packet_id or 0) or None
 
     def note(self, waiting: list[tuple[int, int]], last_packet_id: int | str) -> None:
-        """Take a replay over: what waits now, and the new last packet id, empty where it stays."""
+        """Update the state after a replay: the waiting messages, and the last packet id, empty where it stays."""
         self.waiting = waiting
         if last_packet_id:
             self.last_packet_id = str(last_packet_id).encode()
@@ -176,12 +178,12 @@ class _Replayer:
         if row.kind == "session":
             return "sessions", None
         assign = self.assign and row.reason in _ID_REASONS
-        # The packet id is about to be replaced: judge the rest of the row.
+        # The packet id will be replaced, so only the rest of the row is judged.
         judged = replace(row, packet_id=1) if assign else row
         if defect(judged, clustered=is_cluster(self.client)) is not None:
             return "not_repaired", None
         if self._noted(row.client_id, f"source:{_source(row)}"):
-            return "moved_on", None  # an earlier try has saved it as a new one
+            return "moved_on", None  # an earlier try has saved it as a new message
         for _ in range(_TRIES):
             keys = session_keys(row.client_id, prefix=self.prefix)
             session = self._look_at(row.client_id)
@@ -191,7 +193,7 @@ class _Replayer:
             assert row.serial_number is not None
             waiting = [*session.waiting]
             insort(waiting, (row.serial_number, packet_id))
-            # A broker must not give out a packet id that waits, this message's included.
+            # A broker must not give out a packet id of a waiting message, this one's included.
             counter = safe_counter(packet_id if assign else session.counter, [own for _, own in waiting])
             last_packet_id = "" if counter == session.counter or counter is None else counter
             if self.dry_run:
@@ -215,7 +217,7 @@ class _Replayer:
             except PacketIdInUse:
                 return "packet_id_in_use", None
             except StaleEpoch:
-                return "moved_on", None  # it has changed its owner while devices were connected
+                return "moved_on", None  # an online migration has changed the session's owner
             except MovedOn:
                 self._session = None
                 continue  # the counter moved between reading and writing, unless the session is not ours at all
@@ -225,10 +227,10 @@ class _Replayer:
         return "moved_on", None
 
     def put_behind(self, row: QuarantinedRow, stores: aside.Stores) -> tuple[str, int | None, str]:
-        """Save a message as a new one: the outcome, the packet id that it has now, and why it was not saved.
+        """Save a message as a new one; return the outcome, its packet id, and why it was not saved.
 
-        Another copy of the session has read the same source: what it could read is in the session, and what it could
-        not is in a quarantine of its own.
+        If another plan has imported the session since, it has read the same source: that plan's session or quarantine
+        holds the message.
         """
         placed = self._noted(row.client_id, f"replayed:{row.serial_number}")
         if placed:
@@ -259,17 +261,17 @@ class _Replayer:
         return _AS_NEW.get(back.outcome, "moved_on"), back.packet_id, back.words
 
     def _noted(self, client_id: str, field: str) -> Any:
-        """Return what the session notes of an earlier try, which may have ended before the quarantine knew."""
+        """Return what an earlier try noted in the session; it may have ended before it wrote to the quarantine."""
         return self.client.hget(session_keys(client_id, prefix=self.prefix).session, field)
 
     def _imported(self, client_id: str) -> dict[str, Any]:
-        """Return the plan that has imported a session, and how far."""
+        """Return which plan has imported a session, and how far."""
         names = ["plan", "import"]
         keys = session_keys(client_id, prefix=self.prefix)
         return dict(zip(names, self.client.hmget(keys.session, names), strict=True))
 
     def _look_at(self, client_id: str) -> _Session:
-        """Read a session, unless it is the one that was looked at last."""
+        """Read a session; the last one is remembered."""
         if self._session is None or self._session.client_id != client_id:
             keys = session_keys(client_id, prefix=self.prefix)
             last: Any = self.client.get(keys.last_packet_id)
@@ -287,7 +289,7 @@ class _Replayer:
         return self._session
 
     def _foresee(self, row: QuarantinedRow, session: _Session, packet_id: int) -> str:
-        """Return what the script would."""
+        """Return the outcome that the script would return."""
         if self._imported(row.client_id) != {"plan": self.plan_id.encode(), "import": b"done"}:
             return "moved_on"
         if self._noted(row.client_id, f"replayed:{row.serial_number}"):
@@ -322,7 +324,7 @@ def _packet_id(key: bytes) -> int:
 
 
 def _source(row: QuarantinedRow) -> str:
-    """Return under which name a row is saved as a new message."""
+    """Return the source name under which a row is saved as a new message."""
     return f"plan_quarantine:{row.quarantine_id}"
 
 

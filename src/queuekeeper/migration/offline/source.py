@@ -49,9 +49,9 @@ SESSION_COLUMNS = {
 class Layout:
     """How clients are spread over cohorts and Spark tasks.
 
-    A client's slot gives its cohort, the cohort its task. A task's label is a number that Spark's own hash
-    partitioning sends to a partition of its own, so that rows partitioned by label stay partitioned by client for
-    windows and joins, and a task talks to one shard.
+    A client's slot determines its cohort, and the cohort its task. Spark's hash partitioning sends each task's label to
+    a partition of its own, so that rows partitioned by label stay partitioned by client for windows and joins, and a
+    task talks to one shard.
 
     :param slot_firsts: first slot of each cohort, ascending.
     :param labels: task label of each cohort; -1 for a cohort that is not wanted, whose rows are dropped on reading.
@@ -64,7 +64,7 @@ class Layout:
 
     @property
     def tasks(self) -> int:
-        """How many partitions there are."""
+        """Number of tasks, each with one partition."""
         return len(self.groups)
 
     def place(self, client_id: str) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def layout(spark: SparkSession, *, cohorts: Sequence[Cohort], wanted: Sequence[i
 
 
 def _labels(spark: SparkSession, count: int) -> list[int]:
-    """Return one number per partition that Spark's hash partitioning sends there."""
+    """Return, for each partition, a number that Spark's hash partitioning sends there."""
     found: dict[int, int] = {}
     start = 0
     while len(found) < count:
@@ -158,9 +158,9 @@ class Source:
         """Return a table's rows with their ``slot``, ``cohort`` and ``task``.
 
         :param columns: column name -> Spark type.
-        :param expressions: SQL to be evaluated by PostgreSQL for some of the columns, instead of their name.
-        :param function: a function of PostgreSQL that returns the table's rows between two places, for who may not
-            read the table itself.
+        :param expressions: SQL that PostgreSQL evaluates in place of some of the columns.
+        :param function: a function of PostgreSQL that returns the table's rows between two places, for a user who may
+            not read the table itself.
         """
         replaced = expressions or {}
         schema = ", ".join(f"{name} {kind}" for name, kind in columns.items())
@@ -196,5 +196,5 @@ def open_source(spark: SparkSession, *, postgres_url: str, placement: Layout) ->
 
 
 def task_count(spark: SparkSession, *, rows: int) -> int:
-    """Return how many tasks to cut a job into: enough for all cores, and some 100,000 rows each at most."""
+    """Return the number of tasks for a job: enough for all cores, with at most some 100,000 rows each."""
     return max(spark.sparkContext.defaultParallelism, -(-rows // 100_000))

@@ -40,7 +40,8 @@ SCHEMA = pa.schema(
 )
 """A row per reference (``kind`` message) and one per session, whose ``position`` is the number of references.
 
-A large message comes without its payload, but with the hashes of both: Spark's JSON reader takes no text beyond 20 MB.
+A large message comes without its payload, but with the hashes of payload and JSON, since Spark's JSON reader takes no
+text beyond 20 MB.
 """
 
 SPARK_SCHEMA = (
@@ -52,10 +53,10 @@ SPARK_SCHEMA = (
 _SESSIONS_PER_TRIP = 128
 _REFERENCES_PER_PAGE = 500
 _KEYS_PER_CALL = 100
-# One answer should stay around this size; how many keys that is, is learnt from the answers.
+# Aim for the size of one answer; the number of keys follows from the answers before.
 _BYTES_PER_TRIP = 8_000_000
 _MOST_KEYS_PER_TRIP = 2_000
-# A message that is this many times as large as those before it is read in a trip of its own.
+# A message this many times larger than those before it is read in a call of its own.
 _ANY_BYTES = 2**53 - 1
 _SURPLUS = 4
 _LARGE_BYTES = 1_000_000
@@ -79,7 +80,7 @@ class _Rows:
 
 
 class TargetReader:
-    """Reads sessions as they are, dead references and all; memory is bounded by a page.
+    """Reads sessions as they are, with dead references; memory is bounded by a page.
 
     :param prefix: put before every key.
     """
@@ -134,7 +135,7 @@ class TargetReader:
                     yield from self._messages(references[:trip], clients)
                     references = references[trip:]
         yield from self._messages(references, clients)
-        # After the messages: whatever of them had expired when it was looked for has expired by this instant.
+        # Taken after the messages were read, so that every message found expired has expired at this instant.
         rows.columns["read_at_ms"] = [max(clocks_ms(self._client))] * len(names)
         yield rows.batch()
 
@@ -165,15 +166,15 @@ class TargetReader:
     def _trip(
         self, references: Sequence[tuple[str, int, bytes, float]], *, bounded: bool
     ) -> Iterator[tuple[tuple[str, int, bytes, float], bytes, int]]:
-        """Read what references lead to.
+        """Read the messages that references name.
 
-        :param bounded: leave out what is much larger than was to be expected.
+        :param bounded: leave out messages that are much larger than expected.
         """
         calls: list[lua.Call] = []
         start = 0
         while start < len(references):
             end = start
-            # A call holds keys of one session, for they share a slot.
+            # A call holds keys of one session, since these share a slot.
             while end < len(references) and end - start < _KEYS_PER_CALL and references[end][0] == references[start][0]:
                 end += 1
             most_bytes = _SURPLUS * _BYTES_PER_TRIP * (end - start) // len(references)
@@ -216,7 +217,7 @@ class TargetReader:
 
 
 def _without_payload(json: bytes) -> dict[str, str]:
-    """Return a large message with hashes in place of its payload; an empty object when nobody can read it."""
+    """Return a large message with hashes in place of its payload; empty values when it is unreadable."""
     found = {"json": "{}", "json_hash": hashlib.sha256(json).hexdigest(), "payload_hash": ""}
     try:
         fields = orjson.loads(json)

@@ -1,4 +1,4 @@
-"""Decides what becomes of every source row and builds what Redis will hold, as DataFrame functions without I/O.
+"""Decides the fate of every source row and builds what Redis will hold, as DataFrame functions without I/O.
 
 A *row* is a message of ``device_publish_msg`` or a session of ``device_session_ctx`` (``kind`` tells which); sessions
 sort behind the messages of their client. The rules, in order of precedence (``docs/adr``, 0004):
@@ -48,14 +48,14 @@ def classify(
     clustered: bool,
     duplicates: bool = True,
 ) -> DataFrame:
-    """Add each row's fate and what the import needs to know about it.
+    """Add each row's fate and the values that the import needs.
 
-    Needs rows partitioned by ``task``; leaves them partitioned so and sorted by client, newest message first.
+    The rows must be partitioned by ``task``. They stay so, sorted by client, newest message first.
 
     :param source: see :func:`rows`.
-    :param as_of_ms: instant at which a message is live or expired; the plan's, so that every run decides alike.
+    :param as_of_ms: instant of the plan, at which messages are judged live or expired.
     :param clustered: whether the target is a cluster, which cannot serve an id that begins with a closing brace.
-    :param duplicates: look for packet ids that a client has twice; a sort is saved where a plan has found none.
+    :param duplicates: look for packet ids that a client has twice; false saves a sort where the plan has found none.
     :returns: the rows with ``fate`` (``copied``, ``expired``, ``trimmed``, ``quarantined``; ``session`` for session
         rows), ``reason`` (also of a session row), ``expires_at_ms``, ``pairs`` (the user properties) and
         ``last_packet_id``: on a session row the packet id given out last, on a message row the same if the client has
@@ -110,12 +110,12 @@ def classify(
 
 
 def with_safe_counters(classified: DataFrame) -> DataFrame:
-    """Move each client's ``last_packet_id`` to what the import makes it: the rule of ``keyspace.safe_counter``.
+    """Set each client's ``last_packet_id`` to the value that the import writes, by ``keyspace.safe_counter``.
 
-    The import itself collects packet ids as it goes; this sorts rows instead, and comes to the same.
+    The import collects packet ids as it reads rows; this sorts the rows instead and gives the same value.
 
     :param classified: see :func:`classify`; its order is not kept.
-    :returns: the rows with a ``last_packet_id`` that is the same on all that are sent of a client.
+    :returns: the rows, with the same ``last_packet_id`` on all rows of a client that are sent.
     """
     client = Window.partitionBy("task", "client_id")
     copied = F.col("fate") == "copied"
@@ -131,8 +131,8 @@ def with_safe_counters(classified: DataFrame) -> DataFrame:
     )
     is_behind = F.pmod(F.col("newest") - F.col("counter"), F.lit(MAX_PACKET_ID)).between(1, HALF_ROUND)
     start = F.when(F.coalesce(is_behind, F.lit(False)), F.col("newest")).otherwise(F.col("counter"))
-    # How far a message's packet id lies behind the one that would be given out: those that wait there without a gap,
-    # 0, 1, 2 and so on, are passed.
+    # Distance of a message's packet id from the next one to give out: ids in use at 0, 1, 2 and so on, without a gap,
+    # are skipped.
     ahead = F.when(copied, F.pmod(F.col("packet_id") - F.col("start") - 1, F.lit(MAX_PACKET_ID)))
     placed = known.withColumn("start", start).withColumn("ahead", ahead)
     rank = F.row_number().over(client.orderBy(F.asc_nulls_last("ahead"))) - 1
@@ -149,14 +149,14 @@ def with_safe_counters(classified: DataFrame) -> DataFrame:
 
 def with_user_properties(source: DataFrame) -> DataFrame:
     """Add ``parsed``, the text of the user properties read as JSON, and ``pairs``, the list in it."""
-    # Columns of their own, since these texts are dear to parse and the result is used several times.
+    # Separate columns, since parsing these texts is expensive and the result is used several times.
     return source.withColumn("parsed", F.try_parse_json(F.col("user_properties"))).withColumn(
         "pairs", F.try_variant_get("parsed", "$.props", _PAIRS)
     )
 
 
 def _with_sizes(source: DataFrame) -> DataFrame:
-    """Add the sizes that the rules ask for: as the source tells them, where it sends no payload itself."""
+    """Add the sizes that the rules need; they come from the source where it sends no payloads."""
     sizes = {"payload": "payload_size", "correlation_data": "correlation_size"}
     found = {
         size: F.col(f"{name}_bytes") if f"{name}_bytes" in source.columns else F.octet_length(name)
@@ -166,7 +166,7 @@ def _with_sizes(source: DataFrame) -> DataFrame:
 
 
 def client_reason(*, clustered: bool) -> Column:
-    """Return why nothing of a client can be stored, to be gone on with by ``when``."""
+    """Return the reason why no row of a client can be stored, for further ``when`` clauses."""
     empty = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value)
     # The same rule as keyspace.is_scattered.
     return empty.when(F.col("client_id").startswith("}"), Reason.CLIENT_ID_SCATTERED.value) if clustered else empty
@@ -223,9 +223,9 @@ def _breaks(rule: judge.Rule) -> Column:
 def expires_at_ms(*, default_ttl_s: int) -> Column:
     """Return the instant at which a message's life ends.
 
-    It counts from the message's own time, so a copy never lengthens a life. The interval is MQTT's unsigned four
-    bytes, which the source keeps in a signed column (MQTT 5 section 3.3.2.3.3): a negative value is a very long life.
-    Null where the time is out of range.
+    The expiry interval counts from the message's own time, so a copy never lengthens a life. It is an unsigned integer
+    of four bytes (MQTT 5 section 3.3.2.3.3), which the source keeps in a signed column: a negative value is a very long
+    interval. Null where the time is out of range.
     """
     life_ms = 1000 * F.coalesce(interval_s(), F.lit(default_ttl_s)).cast("bigint")
     return F.when(_time_in_range(), F.col("time") + life_ms)
@@ -242,10 +242,10 @@ def interval_s() -> Column:
 
 
 def _last_packet_id() -> Column:
-    """Return the packet id given out last: the session's counter, unless a stored message is newer than it knows.
+    """Return the packet id given out last: the session's counter, unless a stored message is newer.
 
     TBMQ 1.x writes counter and messages in separate transactions, so either may be ahead. Online migrations decide the
-    same in ``sessions.snapshot.last_given``; packet ids in use are passed by :func:`with_safe_counters`.
+    same in ``sessions.snapshot.last_given``; :func:`with_safe_counters` skips packet ids in use.
     """
     counter = F.when(F.col("last_packet_id").between(1, MAX_PACKET_ID), F.col("last_packet_id"))
     behind = F.col("newest.serial_number") > F.coalesce(F.col("last_serial_number"), F.lit(-1))
@@ -263,28 +263,28 @@ def _last_serial() -> Column:
     return F.greatest(known, F.col("newest.serial_number"))
 
 
-# What TBMQ writes: pairs of texts. A number or a second member of the same name would mean different things to
-# different readers, so rows with them are put aside instead of guessed at.
+# TBMQ writes pairs of texts. Readers of JSON disagree about numbers and about two members of one name, so rows with
+# these are quarantined.
 _USER_PROPERTIES_TYPES = ("OBJECT<props: ARRAY<OBJECT<k: STRING, v: STRING>>>", "OBJECT<props: ARRAY<VOID>>")
 
 
 def user_properties_valid() -> Column:
     """Return whether what :func:`with_user_properties` has read is null, or what TBMQ writes and MQTT carries."""
     found = F.schema_of_variant("parsed")
-    # An absent name or value and a pair that is null do not show in the type. JSON's null has no pairs.
+    # The type does not show a missing name or value, or a pair that is null. JSON's null has no pairs.
     complete = F.forall("pairs", lambda pair: _carried(pair["k"]) & _carried(pair["v"]))
     valid = found.isin("VOID", *_USER_PROPERTIES_TYPES) & F.coalesce(complete, F.lit(True))
     return F.col("user_properties").isNull() | F.coalesce(valid, F.lit(False))
 
 
 def _carried(text: Column) -> Column:
-    """Return whether a text is there, and one that MQTT can carry."""
+    """Return whether a text is present and MQTT can carry it."""
     sound = (F.octet_length(text) <= judge.MAX_TEXT_BYTES) & ~F.contains(text, F.lit("\0"))
     return F.coalesce(sound, F.lit(False))
 
 
 def json_bytes() -> Column:
-    """Return the size of a classified message as TBMQ 2.x writes it, of which ``payload_bytes`` are known only."""
+    """Return the size of a classified message as TBMQ 2.x writes it, from ``payload_bytes`` instead of the payload."""
     # Base64 makes four bytes of three.
     rest = message_json(F.lit(""), F.base64("correlation_data"))
     return F.octet_length(rest) + F.ceil(F.col("payload_bytes") / 3) * 4
@@ -294,7 +294,7 @@ def message_json(payload_base64: Column, correlation_base64: Column) -> Column:
     """Return a classified message as TBMQ 2.x writes it: its field names only, absent values left out.
 
     :param payload_base64: the payload, or a stand-in when only the length of the rest matters.
-    :param correlation_base64: correlation data likewise.
+    :param correlation_base64: the correlation data, or a stand-in.
     """
     before = F.to_json(
         F.struct(
@@ -347,9 +347,9 @@ def _bulk(text: Column) -> Column:
 def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
     """Return what the import sends, ready to be concatenated.
 
-    Each copied message carries its share of KEYS and of ARGV in the form in which it goes over the wire. Rows of a
-    client lie one behind the other in Arrow's buffers, so a call is a header and two slices, and Python does nothing
-    per row (``docs/adr``, 0003).
+    Each copied message carries its part of KEYS and ARGV in the Redis protocol's form. The rows of a client lie one
+    behind the other in Arrow's buffers, so a call is a header and two slices, without work in Python per row
+    (``docs/adr``, 0003).
 
     :param classified: see :func:`classify`; the order is kept.
     :returns: ``client_id``, ``cohort``, ``kind``, ``packet_id`` of a message, ``last_packet_id``, ``last_serial``,

@@ -1,4 +1,4 @@
-"""Takes imported sessions out of Redis again, as long as nobody has used them; the source is never touched."""
+"""Removes imported sessions from Redis if nobody has used them; the source is never changed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class DropReport:
-    """What was taken out, or what a dry run would take out.
+    """What an undo removed, or what a dry run would remove.
 
-    :param sessions_dropped: sessions whose import is gone.
-    :param messages_dropped: messages of these sessions, and messages that were removed before somebody used their
-        session.
+    :param sessions_dropped: sessions whose import was removed.
+    :param messages_dropped: messages of these sessions, and messages removed from a session before somebody used it.
     :param sessions_moved_on: sessions left alone because somebody has used them.
     :param sessions_absent: sessions that this plan had not imported.
     """
@@ -36,9 +35,9 @@ class DropReport:
 
 @dataclass
 class _Drop:
-    """One session's import on its way out.
+    """Removes one session's import.
 
-    :ivar messages: how many messages were removed.
+    :ivar messages: messages removed so far.
     """
 
     caller: lua.ScriptCaller
@@ -52,7 +51,7 @@ class _Drop:
         :raises MovedOn: when the session has been used since it was imported.
         """
         keys = session_keys(client_id, prefix=self.prefix)
-        # A call sees a use of its own page only: none may go before all have been asked for.
+        # A call sees whether its own page was used, so every page is checked before any is removed.
         if self.client.zcard(keys.messages) > PAGE:
             for _ in self._pages(lua.ScriptCaller(self.client, counts_only=True), keys, plan_id):
                 pass
@@ -88,10 +87,10 @@ def drop_import(client: RedisClient, client_id: str, *, prefix: str) -> int:
 def drop_imports(
     client: RedisClient, client_ids: Iterable[str], *, plan_id: str, prefix: str, dry_run: bool
 ) -> DropReport:
-    """Remove what a plan has imported, session by session; sessions that were used since are left alone.
+    """Remove what a plan has imported, session by session; sessions that were used since stay.
 
-    :param client_ids: sessions to look at.
-    :param dry_run: the scripts decide in the same way, and only count.
+    :param client_ids: clients whose sessions to remove.
+    :param dry_run: let the scripts decide and count, and remove nothing.
     """
     drop = _Drop(lua.ScriptCaller(client, counts_only=dry_run), client, prefix)
     dropped = moved_on = absent = 0

@@ -1,4 +1,4 @@
-"""Proves a copy: reads both stores again, on a path of its own, compares message by message and writes the ledger."""
+"""Verifies a copy: reads both stores again by other code, compares message by message and writes the ledger."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def verify_migration(
         names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
         totals = [plan.total_of(group, "to_copy") for group in placement.groups]
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
-        # In the very snapshot that is compared: what comes later is not in it.
+        # Checked in the snapshot that is compared.
         preflight.check_same_source(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
         prefix = plan.parameters.key_prefix
@@ -94,7 +94,7 @@ def verify_migration(
         ):
             replayed = _replayed(source, ledger, plan_id)
             expected = expected_rows(source, plan=plan, clustered=clustered, replayed=replayed)
-            # Read once: the sessions and the messages in it are joined separately.
+            # Cached, since sessions and messages are joined separately.
             read = _clients(source, clustered=clustered).mapInArrow(read_task, SPARK_SCHEMA)
             found = found_rows(read).persist(StorageLevel.DISK_ONLY)
             compared = compare(expected, found, plan_id=plan_id, clustered=clustered).persist(StorageLevel.DISK_ONLY)
@@ -139,7 +139,7 @@ def verify_migration(
 
 
 def _clients(source: Source, *, clustered: bool) -> DataFrame:
-    """Return every client of the source that the target can hold once, partitioned by task and in order."""
+    """Return each client of the source that the target can hold, once, partitioned by task and in order."""
     only_id = {"client_id": "string"}
     clients = source.read(MESSAGES, only_id).unionByName(source.read(SESSIONS, only_id))
     return (
@@ -186,11 +186,11 @@ def _replayed(source: Source, ledger: MigrationLedger, plan_id: str) -> Replayed
 
 
 def _mended(row: QuarantinedRow) -> QuarantinedRow:
-    """Return what was written of a row, as PostgreSQL tells it of the others."""
+    """Return a replayed row as it was written, in the form in which PostgreSQL returns the others."""
     return replace(
         row,
         packet_id=row.assigned_packet_id or row.packet_id,
-        # The row keeps them as found, but they could only be replayed without.
+        # The quarantine keeps the user properties as found, but the row was replayed without them.
         user_properties=row.user_properties if readable(row.user_properties) else None,
         payload=hashlib.sha256(row.payload or b"").digest(),
         correlation_data=None if row.correlation_data is None else hashlib.sha256(row.correlation_data).digest(),
@@ -198,9 +198,9 @@ def _mended(row: QuarantinedRow) -> QuarantinedRow:
 
 
 def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mapping[str, str]) -> DataFrame:
-    """Return rows that the driver has: ``createDataFrame`` would start Python workers of another kind for them.
+    """Return rows of the driver as a DataFrame without ``createDataFrame``, which would start other Python workers.
 
-    :param values: of each column.
+    :param values: column name -> values.
     :param columns: column name -> Spark type.
     """
     arrays = {name: pa.array(values[name], _ARROW_TYPES[kind]) for name, kind in columns.items()}
@@ -210,7 +210,7 @@ def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mappin
 
 
 def _balance(compared: DataFrame) -> DataFrame:
-    """Return a row per cohort with where its rows went."""
+    """Return the counts of each cohort's ledger row."""
 
     def rows(condition: Column) -> Column:
         return F.sum(F.when(condition, 1).otherwise(0))
@@ -237,7 +237,7 @@ def _ledger_row(row: dict[str, Any]) -> LedgerRow:
 
 
 def _with_empty_cohorts(rows: list[LedgerRow], wanted: list[int]) -> list[LedgerRow]:
-    """Return a row for every cohort, also for those in which the source has nothing."""
+    """Return a row for every cohort, also for cohorts without rows in the source."""
     found = {row.cohort: row for row in rows}
     zeros = dict.fromkeys(
         ("rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined", "sessions_seen", "sessions_copied",

@@ -1,4 +1,4 @@
-"""Holds a migration back while servers or people want it so, and says why."""
+"""Slows a migration down or stops it while servers are busy or a person has paused it, and says why."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from queuekeeper.migration.online.cohorts import Control
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """From which on a server is too busy to be given more work.
+    """Limits above which a server is too busy for more work.
 
-    :param redis_ms: answer of Redis to a ping; the worst of some.
-    :param postgres_ms: answer of PostgreSQL to an empty query; the worst of some.
-    :param memory_percent: share of ``maxmemory`` in use, where there is one.
+    :param redis_ms: slowest of several answers of Redis to a ping, in milliseconds.
+    :param postgres_ms: slowest of several answers of PostgreSQL to an empty query, in milliseconds.
+    :param memory_percent: share of ``maxmemory`` in use, where a limit is set.
     """
 
     redis_ms: float = 20.0
@@ -29,7 +29,7 @@ class Limits:
 class Load:
     """How busy the servers are.
 
-    :param memory_percent: of the fullest master; none where no master has a limit.
+    :param memory_percent: share of ``maxmemory`` in use on the fullest master; none where no master has a limit.
     """
 
     redis_ms: float
@@ -54,11 +54,11 @@ def reason_to_wait(control: Control, load: Load, limits: Limits) -> str:
 
 
 class Brake:
-    """Lets clients pass at the pace that people and servers allow; looks about once a second.
+    """Lets clients pass at the pace that people and servers allow; checks both about once a second.
 
-    :param look: returns what people have asked for, and how busy the servers are.
+    :param look: returns what people have asked for and how busy the servers are.
     :param tell: is told the reason whenever it changes.
-    :param stays: whether to wait here while a person has paused the run.
+    :param stays: whether to wait while the run is paused; otherwise :class:`RunPaused` is raised.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Brake:
     async def __call__(self) -> None:
         """Wait until another client may be moved.
 
-        :raises RunPaused: when the run is paused, and nobody stays.
+        :raises RunPaused: when the run is paused and ``stays`` is false.
         """
         async with self._lock:
             while True:
@@ -98,7 +98,7 @@ class Brake:
             if self._rate is None:
                 return
             now = time.monotonic()
-            # Unused time is not saved up.
+            # Time that was not used allows no burst later.
             self._free_at_s = max(self._free_at_s, now)
             wait_s = self._free_at_s - now
             self._free_at_s += 1.0 / self._rate

@@ -1,4 +1,4 @@
-"""What has to hold before clients change over: trigger, approval, clocks, servers that are still the same."""
+"""Checks before clients change over: the trigger, the approval, the clocks, and that the servers are the same."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts
 
 MAX_SKEW_MS = 1_000
-"""Between the clocks of the servers: lives are judged by both."""
+"""Most milliseconds by which the servers' clocks may differ: both judge when a message expires."""
 
 
 def check_trigger(connection: Connection) -> None:
     """Check that PostgreSQL refuses writers that do not ask who owns a session.
 
-    :raises RefusedError: naming the table that is not guarded.
+    :raises RefusedError: when a table has no trigger; names the table.
     """
     missing = [
         each.table for each in foreign_writers.state(connection).triggers if not (each.installed and each.enabled)
@@ -35,9 +35,9 @@ def check_trigger(connection: Connection) -> None:
 
 
 def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float) -> None:
-    """Check that somebody has agreed to a plan, and not too long ago.
+    """Check that a plan is approved and that the approval still counts.
 
-    :raises RefusedError: saying how long ago it was.
+    :raises RefusedError: when nobody has approved the plan, or longer than ``limit_s`` seconds ago.
     """
     approval = ledger.approval(plan_id)
     if approval is None:
@@ -49,19 +49,19 @@ def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float)
 
 
 def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
-    """Check that the person who agreed is not the person who asked.
+    """Check that the person who approved the run is not the person who triggered it.
 
-    :raises RefusedError: when it is the same person, or nobody knows who asked.
+    :raises RefusedError: when they are the same person, or it is not known who triggered the run.
     """
     if triggered_by is None or approved_by == triggered_by:
         raise RefusedError(
-            f"{approved_by} has approved, and {triggered_by or 'nobody knows who'} has triggered the run: with four "
-            "eyes these have to be two persons; trigger the DAG again and have somebody else answer"
+            f"{approved_by} has approved the run, and {triggered_by or 'nobody knows who'} has triggered it: with "
+            "four eyes these have to be two persons; trigger the DAG again and have somebody else answer"
         )
 
 
 def servers_of(connection: Connection, client: RedisClient) -> str:
-    """Return by which servers the work is done: another text means that one was replaced or started anew."""
+    """Return a text that identifies both servers; it changes when one of them is replaced or restarted."""
     with translated_errors(connection):
         row = connection.execute(statement("queuekeeper/queries/server_identity")).fetchone()
     postgres = "" if row is None else f"{row[0]}/{row[1]}"
@@ -76,9 +76,9 @@ def _postgres_ms(connection: Connection) -> int:
 
 
 def servers_clock(connection: Connection, client: RedisClient) -> Clock:
-    """Return a clock that goes by the servers: when a time is over by it, it is over for one of the servers.
+    """Return a clock that follows the servers: what has expired by this clock has expired for one of them.
 
-    The clock of this machine may be days ahead; by it, messages that still live would count as expired.
+    The clock of this machine may be days ahead, and would take living messages for expired ones.
     """
     begun_s = time.monotonic()
     first_ms = max(_postgres_ms(connection), *clocks_ms(client))
@@ -86,9 +86,9 @@ def servers_clock(connection: Connection, client: RedisClient) -> Clock:
 
 
 def check_skew(connection: Connection, client: RedisClient) -> None:
-    """Check that the servers agree on the time.
+    """Check that the clocks of both servers agree.
 
-    :raises RefusedError: saying by how much they differ.
+    :raises RefusedError: when they differ too much; says by how much.
     """
     postgres_ms = _postgres_ms(connection)
     skew_ms = max(abs(each - postgres_ms) for each in clocks_ms(client))
@@ -102,7 +102,7 @@ def check_skew(connection: Connection, client: RedisClient) -> None:
 def check_clean(cohorts: Sequence[OnlineCohort]) -> None:
     """Check that no cohort has to be verified again.
 
-    :raises RefusedError: naming one that has to be, and why.
+    :raises RefusedError: when one has to be; names it and the reason.
     """
     for each in cohorts:
         if each.dirty_reason:
@@ -114,10 +114,10 @@ def check_clean(cohorts: Sequence[OnlineCohort]) -> None:
 def check_servers(
     connection: Connection, client: RedisClient, plan_id: str, cohorts: Sequence[int], driver: int
 ) -> None:
-    """Check that servers and driver are the ones that cohorts were last worked on by.
+    """Check that the servers and the driver are still those that last worked on the cohorts.
 
-    :raises RefusedError: when a server was replaced, or was started anew.
-    :raises StaleDriver: when somebody else has taken a cohort over.
+    :raises RefusedError: when a server was replaced or restarted.
+    :raises StaleDriver: when another driver has taken a cohort over.
     """
     dirty = OnlineCohorts(connection).note_servers(
         plan_id, cohorts, driver=driver, servers=servers_of(connection, client)

@@ -1,4 +1,4 @@
-"""Who has sessions in the source, cohort by cohort; a page at a time, without Spark."""
+"""Lists the clients that have sessions in the source, page by page and without Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def clients_of(
 ) -> Iterator[str]:
     """Yield the ids of the source's clients in some cohorts.
 
-    :param connection: one that holds a transaction.
-    :param missing: what to do when the source is not there.
+    :param connection: a connection with an open transaction.
+    :param missing: advice for the error when the source's tables are missing.
     """
     firsts = [cohort.slot_first for cohort in plan.cohorts]
     chosen = set(cohorts)

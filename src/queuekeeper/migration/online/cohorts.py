@@ -1,7 +1,7 @@
-"""What is written down of cohorts that move while devices are connected: states, drivers, servers.
+"""Records of the cohorts that move while devices are connected: states, drivers, servers.
 
-Every change names the driver that makes it. Who takes cohorts over gets a higher number, and the one before is refused
-at its next write, whatever it is doing and whoever has forgotten to stop it.
+Every change names the driver that makes it. A driver that takes cohorts over gets a higher number, and the next write
+of the driver before is refused.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _MISSING = "apply the migrations (queuekeeper database migrate)"
 class OnlineCohort:
     """Where a cohort stands.
 
-    :param default_owner: owner of a client that nobody has heard of before.
-    :param driver: number of the driver that may change it; 0 for none yet.
-    :param dirty_reason: why it has to be verified again before anything else; empty if it does not.
-    :param servers: what was known of the servers when it was last worked on; none before.
+    :param default_owner: store that owns a client that connects for the first time.
+    :param driver: number of the driver that may change the cohort; 0 before the first one.
+    :param dirty_reason: why the cohort has to be verified again first; empty if it need not be.
+    :param servers: text that identified the servers when the cohort was last worked on; none before.
     """
 
     cohort: int
@@ -50,9 +50,9 @@ class OnlineCohort:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerCounts:
-    """How many clients of a cohort belong to whom.
+    """How many clients of a cohort each store owns.
 
-    :param fenced: clients that are on their way at this moment, of either.
+    :param fenced: clients of either store that change over at this moment.
     """
 
     cohort: int
@@ -63,10 +63,10 @@ class OwnerCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """What people have asked of a migration, and what it says of itself.
+    """What people have asked of a migration, and what the migration reports.
 
     :param clients_per_s: most clients to move per second; none for no limit.
-    :param held_back: what slows it down at this moment, in words; empty when nothing does.
+    :param held_back: what slows the migration down at this moment; empty when nothing does.
     :param canary: cohorts that go first; empty before the first cut over.
     :param rehearsed_at: when the canary had gone to Redis and back; none before.
     """
@@ -81,8 +81,8 @@ class Control:
 class OnlineCohorts:
     """Reads and writes the records of cohorts; every method is one transaction.
 
-    :param connection: one that commits by itself.
-    :raises UsageError: when it does not.
+    :param connection: a connection with ``autocommit``.
+    :raises UsageError: when the connection has no ``autocommit``.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -110,8 +110,8 @@ class OnlineCohorts:
     ) -> list[OnlineCohort]:
         """Return the cohorts to work on.
 
-        :param done: states in which a cohort may be once the step is done, or almost done.
-        :raises RefusedError: when a named cohort has not reached this step, or no cohort has.
+        :param done: states in which a cohort may be when the step is done, or almost done.
+        :raises RefusedError: when a named cohort, or every cohort, has not reached this step.
         """
         states, ended = tuple(allowed), tuple(done)
         found = self.load(plan_id, cohorts)
@@ -128,12 +128,12 @@ class OnlineCohorts:
         return found
 
     def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
-        """Have ownership noted and checked for all clients of cohorts; they stay PostgreSQL's.
+        """Record the owner of every client of cohorts and have writers check it; PostgreSQL stays the owner.
 
-        Who writes without having seen this has to end first: see ``sessions.owners``.
+        Writers that began before this have to end first: see ``sessions.owners``.
 
         :param actor: person or program that asked for it, for the audit.
-        :raises RefusedError: when a cohort is further already, or another plan moves its slots.
+        :raises RefusedError: when a cohort is past this step, or another plan moves its slots.
         """
         try:
             with self._transaction():
@@ -154,19 +154,19 @@ class OnlineCohorts:
         return found
 
     def moving_plans(self, plan_id: str) -> list[str]:
-        """Return which other plans have cohorts that move, or may move, at this moment."""
+        """Return the other plans that have cohorts which move, or may move, at this moment."""
         return [str(row[0]) for row in self._rows("moving_plans", {"plan_id": plan_id})]
 
     def hindrances(self, plan: MigrationPlan) -> list[str]:
-        """Return what keeps a plan that was asked for from being made anew, or from being armed, with the next step."""
+        """Return why a plan cannot be made anew or armed now, each reason with the next step."""
         found = []
         moving = [
             each for each in self.load(plan.plan_id) if each.state not in (OnlineState.PLANNED, OnlineState.COMMITTED)
         ]
         if moving:
             found.append(
-                f"plan {plan.plan_id} stays as it was made, since cohorts of it are armed, {len(moving)} of "
-                f"{len(plan.cohorts)}: to plan anew, roll back what is on Redis, then disarm them (queuekeeper online "
+                f"plan {plan.plan_id} cannot be made anew, since {len(moving)} of its {len(plan.cohorts)} cohorts are "
+                "armed: to plan anew, roll back what is on Redis, then disarm them (queuekeeper online "
                 f"disarm {plan.plan_id})"
             )
         if plan.parameters.mode is Mode.ONLINE and (others := self.moving_plans(plan.plan_id)):
@@ -177,7 +177,7 @@ class OnlineCohorts:
         return found
 
     def take(self, plan_id: str, cohorts: Sequence[int]) -> int:
-        """Become the driver of cohorts; the one before is refused from now on.
+        """Become the driver of cohorts; the driver before is refused from now on.
 
         :returns: the driver's number.
         """
@@ -190,8 +190,8 @@ class OnlineCohorts:
         """Move cohorts to another state, all or none.
 
         :param actor: person or program that asked for it, for the audit.
-        :raises RefusedError: when there is no such step from where one of them is.
-        :raises StaleDriver: when somebody else has taken one of them over.
+        :raises RefusedError: when no step leads there from the state of one of them.
+        :raises StaleDriver: when another driver has taken one of them over.
         """
         with self._transaction():
             before = {each.cohort: each.state for each in self.load(plan_id, cohorts)}
@@ -217,10 +217,10 @@ class OnlineCohorts:
         self._check_all(cohorts, self._rows("set_online_default_owner", values))
 
     def note_servers(self, plan_id: str, cohorts: Sequence[int], *, driver: int, servers: str) -> list[int]:
-        """Note which servers are at work. Where these have changed, the cohort is dirty from now on.
+        """Note which servers are at work; a cohort whose servers have changed has to be verified again.
 
         :param servers: replication ids and timeline, as text.
-        :returns: cohorts that became dirty by this call.
+        :returns: cohorts that have to be verified again since this call.
         :raises StaleDriver: when somebody else has taken a cohort over.
         """
         values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "servers": servers}
@@ -257,9 +257,9 @@ class OnlineCohorts:
     ) -> list[tuple[int, str]]:
         """Return a page of a cohort's clients that belong to one store, as (slot, client id), in that order.
 
-        :param mirrored: true: only clients whose changes in Redis go to PostgreSQL too; false: only the other clients;
-            none: both.
-        :param after: the last one of the page before.
+        :param mirrored: true: only clients whose changes in Redis also go to PostgreSQL; false: only the other
+            clients; none: both.
+        :param after: the last client of the page before.
         """
         values = {
             "slot_first": cohort.slot_first,
@@ -273,12 +273,12 @@ class OnlineCohorts:
         return [(slot, client_id) for slot, client_id in self._rows("owned_clients", values)]
 
     def quiet_clients(self, cohort: OnlineCohort) -> list[str]:
-        """Return the clients of a cohort that belong to PostgreSQL, the longest quiet first."""
+        """Return the clients of a cohort that belong to PostgreSQL; those quiet for longest come first."""
         values = {"slot_first": cohort.slot_first, "slot_last": cohort.slot_last}
         return [client_id for (client_id,) in self._rows("quiet_clients", values)]
 
     def owner_counts(self, plan_id: str) -> list[OwnerCounts]:
-        """Return how many clients of each armed cohort belong to whom."""
+        """Return how many clients of each armed cohort each store owns."""
         return [
             OwnerCounts(cohort=cohort, postgres=postgres, redis=redis, fenced=fenced)
             for cohort, postgres, redis, fenced in self._rows("online_owner_counts", {"plan_id": plan_id})
@@ -287,9 +287,9 @@ class OnlineCohorts:
     # --- control -----------------------------------------------------------------------------------------------
 
     def control(self, plan_id: str) -> Control:
-        """Return what people have asked of a migration, and what it says of itself.
+        """Return what people have asked of a migration, and what the migration reports.
 
-        :raises UsageError: when nothing of the plan was ever armed.
+        :raises UsageError: when no cohort of the plan was ever armed.
         """
         found = self._records(Control, "online_control", {"plan_id": plan_id})
         if not found:
@@ -315,7 +315,7 @@ class OnlineCohorts:
         refused = sorted(set(wanted) - {row[0] for row in changed})
         if refused:
             raise StaleDriver(
-                f"another driver has taken over cohort {refused[0]}: this one stops; look which run is at work "
+                f"another driver has taken over cohort {refused[0]}, so this one stops: see which run is at work "
                 "(queuekeeper online status), and start only one"
             )
 
@@ -334,9 +334,9 @@ class OnlineCohorts:
 
 
 def check_same_plan(found: Sequence[OnlineCohort], plan_id: str) -> None:
-    """Check that there is something to work on.
+    """Check that cohorts were found.
 
-    :raises RefusedError: when none of the cohorts was armed.
+    :raises RefusedError: when none of the cohorts is armed.
     """
     if not found:
         raise RefusedError(f"none of these cohorts of plan {plan_id} is armed: arm them first")

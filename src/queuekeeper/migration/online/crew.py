@@ -1,4 +1,4 @@
-"""Movers that work through the clients of cohorts side by side, held back by people and by servers."""
+"""Movers that work through the clients of cohorts side by side, at the pace that people and servers allow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STAYS = {
 """What becomes of a client that no cluster can hold."""
 
 PUT_ASIDE = f"its messages were put into queuekeeper.session_quarantine ({Reason.CLIENT_ID_SCATTERED})"
-"""What the commit says of such a client."""
+"""What the commit reports of a client that no cluster can hold."""
 
 _CHUNK_S = 1.0
 
@@ -51,11 +51,11 @@ _CHUNK_S = 1.0
 class Crew:
     """Movers of one plan, in the name of one driver.
 
-    :param driver: its number.
+    :param driver: the driver's number.
     :param count: movers that work side by side.
-    :param lease_ms: longest that a client is fenced.
-    :param clock: by which lives are judged; none for that of the servers.
-    :param stays: whether the movers wait in their place while a person has paused the migration.
+    :param lease_ms: longest time that a client is fenced, in milliseconds.
+    :param clock: clock that tells whether a message has expired; none for the clock of the servers.
+    :param stays: whether the movers wait while the migration is paused.
     """
 
     postgres_url: str
@@ -80,9 +80,9 @@ class Crew:
         count: Callable[[Tally, Any], None],
         tally: Tally | None = None,
     ) -> StepReport:
-        """Do something with every client of cohorts that belongs to a store, side by side, and count.
+        """Do one work with every client of cohorts that belongs to a store, side by side, and count the outcomes.
 
-        :raises RunPaused: when a person has paused it and nobody stays, once the clients at hand are done.
+        :raises RunPaused: when the migration is paused and ``stays`` is false, once the clients at hand are done.
         """
         begun = time.monotonic()
         tally = tally or Tally()
@@ -131,26 +131,26 @@ class Crew:
                 try:
                     await brake()
                 except RunPaused as pause:
-                    # No other mover is cut short with a client in its hands: each stops where it would wait.
+                    # Each mover finishes its client and stops where it would wait.
                     pauses.append(pause)
                     return
                 try:
                     if clustered:
-                        # Before anything of it is touched.
+                        # Checked before anything of the client is changed.
                         check_served(session_keys(client_id))
                     count(tally, await work(mover, client_id))
                 except (ServerUnavailable, StaleDriver, StoreFull):
                     raise
                 except ScatteredClient as error:
-                    # No cluster can hold it, whatever is mended: nobody waits for it.
+                    # No cluster can hold this client, whatever is mended, so no step waits for it.
                     tally.stays(client_id, f"{staying}: {error}")
                 except QueuekeeperError as error:
-                    # What is refused of one client stops no other; it stays where it is.
+                    # A refused client stays where it is and stops no other.
                     tally.refused(client_id, error)
                 now = time.monotonic()
                 if now - checked_s >= _CHUNK_S:
                     checked_s = now
-                    # Also tells whether somebody else has taken the cohorts over.
+                    # The check also tells whether another driver has taken the cohorts over.
                     await asyncio.to_thread(check_servers, look, client, self.plan.plan_id, numbers, self.driver)
                 if now - shown_s >= _CHUNK_S:
                     shown_s = now
@@ -166,7 +166,7 @@ class Crew:
             if pauses:
                 raise pauses[0]
         finally:
-            # Nothing is at work any more that could be held back.
+            # No mover is at work any more, so nothing is held back.
             with suppress(QueuekeeperError):
                 OnlineCohorts(look).hold_back(self.plan.plan_id, "")
 
@@ -187,7 +187,7 @@ class Crew:
         self.tell(f"{step}: held back, {reason}" if reason else f"{step}: goes on")
 
     def mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
-        """Write to PostgreSQL what has changed in Redis, client by client, and count."""
+        """Write the changes in Redis to PostgreSQL, client by client, and count them."""
         asyncio.run(self._mirror(client_ids, tally))
 
     async def _mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
@@ -198,7 +198,7 @@ class Crew:
                 try:
                     was_written = await mover.mirror(client_id)
                 except (NotOwner, StaleEpoch):
-                    continue  # its owner or its driver has changed since: the next pass looks again
+                    continue  # the client's owner or driver has changed since: the next pass looks again
                 except ServerUnavailable:
                     raise
                 except QueuekeeperError as error:
@@ -211,7 +211,7 @@ class Crew:
 
 
 def _load(connection: Connection, client: RedisClient, *, times: int = 5) -> Load:
-    """Ask both servers how quick they are, some times, as each other client of theirs would."""
+    """Measure several times how quickly both servers answer an ordinary client."""
     redis_ms = postgres_ms = 0.0
     for _ in range(times):
         for address, node in nodes(client):
@@ -228,7 +228,7 @@ def _load(connection: Connection, client: RedisClient, *, times: int = 5) -> Loa
 
 
 def rules_of(plan: MigrationPlan) -> StoreRules:
-    """Return the rules that sessions of a plan are kept by."""
+    """Return the rules by which the stores keep a plan's sessions."""
     return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
 
 
@@ -238,7 +238,8 @@ def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str 
             yield from online.quiet_clients(each)
         else:
             for store in ("postgres", "redis") if owner is None else (owner,):
-                # Where stores are compared: what an earlier migration has committed is up to date in Redis alone.
+                # Only mirrored clients are compared: clients that an earlier migration has committed are up to date
+                # in Redis alone.
                 mirrored = True if owner is None and store == "redis" else None
                 yield from all_clients(online, each, store, mirrored=mirrored)
 
@@ -254,7 +255,7 @@ def all_clients(
 def pages(
     online: OnlineCohorts, cohort: OnlineCohort, owner: str, *, mirrored: bool | None = None
 ) -> Iterator[list[str]]:
-    """Yield the same page by page."""
+    """Yield the clients of a cohort that belong to a store, page by page."""
     after = (-1, "")
     while page := online.clients(cohort, owner=owner, mirrored=mirrored, after=after):
         after = page[-1]
@@ -262,7 +263,7 @@ def pages(
 
 
 async def _side_by_side(works: Iterable[Awaitable[None]]) -> None:
-    """Wait for all; when one fails the others stop at their next step, and the first failure is raised."""
+    """Wait for all works; when one fails, the others stop at their next step and the first failure is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:

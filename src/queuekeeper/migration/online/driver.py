@@ -1,7 +1,7 @@
 """Leads cohorts to Redis and back, client by client, with several movers side by side.
 
-A driver takes its cohorts over first and stops at its next write when another has taken them. Every step can be
-repeated; what is done already is found done.
+A driver first takes its cohorts over, and stops at its next write when another driver has taken them. Every step can be
+repeated; a repetition finds what is done already.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ class OnlineDriver:
     """Leads the cohorts of one plan.
 
     :param actor: person or program that asked for it, for the audit.
-    :param lease_ms: longest that a client is fenced, 50 to 1,000.
+    :param lease_ms: longest time that a client is fenced, 50 to 1,000 milliseconds.
     :param count: movers that work side by side.
-    :param clock: none for that of the servers.
-    :param stays: whether it waits in its place while a person has paused the migration; else a step gives up with
-        :class:`~queuekeeper.jobs.pace.RunPaused`, and goes on where it was when it is called again.
+    :param clock: clock that tells whether a message has expired; none for the clock of the servers.
+    :param tell: prints a line of progress.
+    :param stays: whether a step waits while the migration is paused; otherwise it raises
+        :class:`~queuekeeper.jobs.pace.RunPaused`, and continues where it stopped when it is called again.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class OnlineDriver:
     # --- steps on the way --------------------------------------------------------------------------------------
 
     def arm(self, cohorts: Sequence[int] | None = None, *, require_trigger: bool = False) -> StepReport:
-        """Have every write of these cohorts' clients look who owns them; they stay PostgreSQL's.
+        """Have every write to these cohorts' clients check who owns them; PostgreSQL stays the owner.
 
-        Waits until nobody writes any more who began before.
+        Waits until all writers that began before this have ended.
 
-        :param require_trigger: there are writers that do not ask, so PostgreSQL has to refuse them.
+        :param require_trigger: refuse to arm unless PostgreSQL refuses writers that do not ask who owns a session.
         :raises RefusedError: when the clocks of the servers differ too much, another plan moves the same slots, the
-            trigger for other writers is required and not there, or a message makes a value that Redis does not take.
+            trigger for other writers is required and missing, or a message makes a value too large for Redis.
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
@@ -113,7 +114,7 @@ class OnlineDriver:
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
         """Make the copies in Redis equal to what PostgreSQL holds, without a fence.
 
-        :raises RefusedError: when a message that has come since makes a value that Redis does not take.
+        :raises RefusedError: when a message that has come since makes a value too large for Redis.
         """
         with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
@@ -121,7 +122,7 @@ class OnlineDriver:
             numbers = [each.cohort for each in found]
             self._check_values(connection, client, plan, numbers)
             driver = online.take(self._plan_id, numbers)
-            # Copies are made good here: only a failover meanwhile matters.
+            # This step repairs the copies, so only a failover while it works matters.
             online.note_servers(self._plan_id, numbers, driver=driver, servers=servers_of(connection, client))
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
             report = self._crew(plan, driver).each(
@@ -131,18 +132,18 @@ class OnlineDriver:
         return report
 
     def verify(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """Compare every client in both stores; cohorts without a difference may go on.
+        """Compare every client in both stores; cohorts without a difference may be cut over.
 
-        A copy that is behind is brought up to date before it is judged, since its client may be at work.
+        A copy that is behind is brought up to date before it is compared, since its client may be at work.
 
-        :raises CheckFailed: when clients differ; nothing has changed then.
+        :raises CheckFailed: when clients differ; the cohorts keep their state.
         """
         with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED, *MIRRORED)
             found = online.chosen(self._plan_id, cohorts, states, verb="verify")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
-            # What is known of the servers is noted first: a failover meanwhile shows.
+            # The servers are noted first, so that a failover during the comparison shows.
             online.note_servers(self._plan_id, numbers, driver=driver, servers=servers_of(connection, client))
             tally = Tally()
             report = self._crew(plan, driver).each(
@@ -173,10 +174,10 @@ class OnlineDriver:
         return report
 
     def cut_over(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """Give the clients of verified cohorts to Redis, the quietest first; those that are there are left alone.
+        """Give the clients of verified cohorts to Redis, the quietest first; clients on Redis already stay there.
 
-        :raises RefusedError: when a cohort is not verified, or has to be verified again, or the canary was not
-            rehearsed yet.
+        :raises RefusedError: when a cohort is not verified, has to be verified again, or the canary was not rehearsed
+            yet.
         """
         with self._opened() as (connection, client, online, plan):
             states = BEGINS["cut over"]
@@ -196,7 +197,7 @@ class OnlineDriver:
             )
             if report.left:
                 return report
-            # Clients that come for the first time belong to Redis from here on; some may have come before this.
+            # Clients that connect for the first time belong to Redis from here on; some may have connected before.
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="redis")
             late = self._crew(plan, driver).each(
                 "cut over", online, found, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
@@ -214,7 +215,7 @@ class OnlineDriver:
         cohorts: Sequence[OnlineCohort],
         plan: MigrationPlan,
     ) -> StepReport:
-        """Give Redis those clients that were kept in PostgreSQL, and whose rows have been mended since."""
+        """Give Redis the clients that were kept in PostgreSQL and whose rows have been mended since."""
         numbers = [each.cohort for each in cohorts]
         if plan.parameters.bad_rows is not BadRows.LEAVE:
             return Tally().report(self._plan_id, "cut over", numbers, seconds=0.0)
@@ -226,21 +227,21 @@ class OnlineDriver:
         )
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
-        """Tell Redis of the clients that are its own: a driver that died may not have come to it."""
+        """Tell Redis which clients it owns: a driver that died may not have done so."""
         with self._opened() as (connection, client, online, plan):
             owners = OwnerStore(connection)
             store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
             for each in cohorts:
                 for page in pages(online, each, "redis"):
                     settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
-                    # Redis refuses an owner of a smaller epoch than it has: somebody else has told it the newer one.
+                    # Redis refuses a smaller epoch than it has: another caller has told it a newer owner.
                     store.answer([store.operations.set_owner_call(known) for known in settled])
 
     def cut_over_share(self, percent: int) -> StepReport | None:
-        """Give clients to Redis until at least so many of a hundred chosen clients are there, the canary first.
+        """Give clients to Redis until at least this percent of the chosen clients is there, the canary first.
 
         :returns: what was done; none when as many are there already.
-        :raises RefusedError: when clients of that share were taken back, which somebody else has done meanwhile.
+        :raises RefusedError: when somebody else has rolled back clients of that share meanwhile.
         """
         with self._opened() as (_, _, online, plan):
             canary = online.control(self._plan_id).canary
@@ -248,17 +249,18 @@ class OnlineDriver:
             waiting = [each.cohort for each in found if each.state in BEGINS["cut over"]]
             if back := [str(each.cohort) for each in found if each.state in _ON_THE_WAY_BACK]:
                 raise RefusedError(
-                    f"cohorts {', '.join(back)} of plan {self._plan_id} go back to PostgreSQL, or have gone: no "
-                    "further client is given to Redis. To cut over again, finish the way back, catch up and verify"
+                    f"cohorts {', '.join(back)} of plan {self._plan_id} are going back to PostgreSQL, or have gone, so "
+                    "no further client is given to Redis: to cut over again, finish the way back, catch up and verify"
                 )
         return self.cut_over(waiting) if waiting else None
 
     def soak(self, cohorts: Sequence[int] | None = None, *, minutes: float) -> SoakReport:
-        """Watch cohorts that are on Redis until they have soaked for so long, and keep the mirror up to date meanwhile.
+        """Watch cohorts on Redis until their soak is over, and keep the mirror up to date meanwhile.
 
-        Repeated, it goes on where it was: a soak counts from when its cohort began it, whoever watched.
+        A soak counts from the moment at which its cohort began it, so an interrupted call may be repeated.
 
-        :raises CheckFailed: when in the end PostgreSQL does not take a client's changes.
+        :param minutes: length of the soak of each cohort.
+        :raises CheckFailed: when PostgreSQL still does not take a client's changes at the end.
         """
         while True:
             report = self.look_at_soak(cohorts, minutes=minutes)
@@ -271,11 +273,11 @@ class OnlineDriver:
             time.sleep(min(1.0, report.left_s))
 
     def look_at_soak(self, cohorts: Sequence[int] | None = None, *, minutes: float) -> SoakReport:
-        """Begin a soak, or look how far it is; bring the mirror up to date once.
+        """Begin a soak, or see how far it is; bring the mirror up to date once.
 
-        :param minutes: how long each cohort is to be watched in all.
-        :raises RefusedError: when a cohort is not on Redis, or back on its way.
-        :raises CheckFailed: when the time is over, and PostgreSQL does not take a client's changes.
+        :param minutes: length of the soak of each cohort.
+        :raises RefusedError: when a cohort is not on Redis, or on its way back.
+        :raises CheckFailed: when the time is over and PostgreSQL does not take a client's changes.
         """
         with self._opened() as (connection, client, online, _plan):
             found = online.chosen(self._plan_id, cohorts, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
@@ -284,26 +286,26 @@ class OnlineDriver:
             if waiting:
                 driver = online.take(self._plan_id, waiting)
                 online.move(self._plan_id, waiting, driver=driver, after=OnlineState.SOAKING, actor=self._actor)
-            # The last of them is what all wait for.
+            # The soak ends with the cohort that began last.
             begun_at = max(each.step_at for each in online.load(self._plan_id, numbers))
             mirrored = self.mirror(numbers)
             now_ms = self._now_ms(connection, client)
         begun_ms, whole_s = round(1_000 * begun_at.timestamp()), 60 * minutes
-        # PostgreSQL's clock when it began, perhaps another server's now: that makes it no longer than it is to be.
+        # Another server's clock may have noted the beginning: the soak must not become longer by that.
         left_s = min(whole_s, max(0.0, (begun_ms - now_ms) / 1_000 + whole_s))
         report = SoakReport(**vars(mirrored), begun_ms=begun_ms, left_s=left_s)
         if report.is_over and report.refused:
             raise CheckFailed(
-                f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}; "
-                "mend it, or roll back"
+                f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}: "
+                "mend the cause, or roll back"
             )
         return report
 
     def commit(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """End the mirror: from here on there is no way back but a new migration. What was interrupted is finished.
+        """End the mirror; from here on only a new migration leads back. A repeated call finishes an interrupted one.
 
-        Messages of clients that no cluster can hold are put aside: until now PostgreSQL has served them, and the way
-        back would have left them alone. Its tables are nobody's from here on.
+        Clients that no cluster can hold were served from PostgreSQL until now; their messages go to the quarantine.
+        Nothing reads or writes the tables in PostgreSQL from here on.
 
         :raises RefusedError: when a cohort is not soaking, or has to be verified again.
         """
@@ -344,17 +346,17 @@ class OnlineDriver:
         found = online.chosen(self._plan_id, cohorts, states, verb="commit", done=done)
         others = online.moving_plans(self._plan_id)
         if others and all(each.state in done for each in found):
-            # Clients may belong to the other plan now, and be mirrored for it.
+            # The other plan may own these clients now and have them mirrored.
             raise RefusedError(
-                f"plan {self._plan_id} is committed, and plan {others[0]} is at work: the latter decides what "
-                "moves now, and ends the mirror of its clients"
+                f"plan {self._plan_id} is committed, and plan {others[0]} is at work on the same slots: commit plan "
+                f"{others[0]} to end the mirror of its clients"
             )
         return [each for each in found if not others or each.state not in done]
 
     def without_place(self, cohorts: Sequence[int] | None = None) -> dict[str, int]:
-        """Return how many messages of which clients the commit puts aside, since no cluster can hold these clients.
+        """Return the clients that no cluster can hold, with how many of their messages the commit puts aside.
 
-        :raises RefusedError: as the commit.
+        :raises RefusedError: as :meth:`commit`.
         """
         with self._opened() as (connection, client, online, plan):
             found = self._to_commit(online, cohorts)
@@ -369,11 +371,11 @@ class OnlineDriver:
         max_lag_s: float = _USUAL.max_lag_s,
         mirror_wait_minutes: float = 0,
     ) -> StepReport:
-        """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
+        """Give the clients of cohorts back to PostgreSQL, with everything that Redis holds of them.
 
-        :param max_lag_s: the mirror may be this far behind when it begins.
-        :param mirror_wait_minutes: how long to bring it up to date, and look again, while it is further behind.
-        :raises RefusedError: when a cohort was committed, or the mirror is further behind in the end.
+        :param max_lag_s: seconds that the mirror may be behind when the way back begins.
+        :param mirror_wait_minutes: how long to bring a mirror that is further behind up to date before giving up.
+        :raises RefusedError: when a cohort is committed, or the mirror is still further behind after that.
         """
         numbers = self.on_redis(cohorts)
         ends_s = time.monotonic() + 60 * mirror_wait_minutes
@@ -384,7 +386,7 @@ class OnlineDriver:
                     f"{words} are allowed: run queuekeeper online mirror {self._plan_id}, see that PostgreSQL takes "
                     "writes, then roll back again"
                 )
-            self._tell(f"roll back: {words} are allowed; it is brought up to date, for {left_s:,.0f} s more at most")
+            self._tell(f"roll back: {words} are allowed; the mirror is brought up to date for at most {left_s:,.0f} s")
             if self.mirror(numbers).refused:
                 time.sleep(min(1.0, left_s))
         with self._opened() as (_, _, online, plan):
@@ -405,7 +407,7 @@ class OnlineDriver:
         return joined(report, late)
 
     def too_far_behind(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float) -> str:
-        """Return how far the mirror is behind, as the beginning of a sentence; nothing where it is near enough."""
+        """Return how far the mirror is behind, as the beginning of a sentence; empty where ``max_lag_s`` allows it."""
         lag = self.mirror(cohorts, dry_run=True)
         if lag.lag_s <= max_lag_s:
             return ""
@@ -415,9 +417,9 @@ class OnlineDriver:
         )
 
     def on_redis(self, cohorts: Sequence[int] | None = None) -> list[int]:
-        """Return the cohorts that could go back.
+        """Return the cohorts that can be rolled back.
 
-        :raises RefusedError: when one of those that were named could not, or there is none.
+        :raises RefusedError: when one of the named cohorts cannot, or no cohort can.
         """
         with self._opened() as (_, _, online, _plan):
             return [
@@ -425,7 +427,7 @@ class OnlineDriver:
             ]
 
     def disarm(self, cohorts: Sequence[int] | None = None) -> None:
-        """Have nobody look for owners any more; all clients are PostgreSQL's, the copies in Redis stay as they are."""
+        """End the check of owners; PostgreSQL owns all clients, and the copies in Redis stay as they are."""
         states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
         with self._opened() as (_, _, online, _plan):
             found = online.chosen(self._plan_id, cohorts, states, verb="disarm")
@@ -436,7 +438,7 @@ class OnlineDriver:
     # --- canary ------------------------------------------------------------------------------------------------
 
     def choose_canary(self, percent: int) -> tuple[int, ...]:
-        """Return the cohorts that go first, which hold at least so many of a hundred clients, and note them."""
+        """Choose the cohorts that go first, which hold at least this percent of the clients; note and return them."""
         with self._opened() as (_, _, online, plan):
             chosen = online.control(self._plan_id).canary
             if not chosen:
@@ -445,15 +447,15 @@ class OnlineDriver:
         return chosen
 
     def rehearse(self) -> list[StepReport]:
-        """Take the canary to Redis, back, and leave it ready to go again; only then the others may follow.
+        """Take the canary to Redis and back, and verify it again; only then may other cohorts be cut over.
 
-        Repeated, it goes on where it was interrupted.
+        A repeated call continues an interrupted one.
         """
         with self._opened() as (_, _, online, _plan):
             control = online.control(self._plan_id)
             canary = control.canary
             if not canary:
-                raise RefusedError("no canary was chosen: say which share of the clients goes first")
+                raise RefusedError("no canary was chosen: say which percent of the clients goes first")
             states = {each.state for each in online.load(self._plan_id, canary)}
         # A canary that has been rehearsed is not taken back by a second rehearsal.
         begun = states & MIRRORED if control.rehearsed_at is None else set()
@@ -474,9 +476,9 @@ class OnlineDriver:
     # --- the mirror --------------------------------------------------------------------------------------------
 
     def mirror(self, cohorts: Sequence[int] | None = None, *, dry_run: bool = False) -> MirrorReport:
-        """Write to PostgreSQL what has changed in Redis since the last time, for all clients once.
+        """Write the changes in Redis since the last pass to PostgreSQL, once for all clients.
 
-        :param dry_run: only look how far it is behind.
+        :param dry_run: write nothing; only report how far PostgreSQL is behind.
         """
         with self._opened() as (_, client, online, plan):
             found = [each for each in online.load(self._plan_id, cohorts) if each.state in MIRRORED]
@@ -484,7 +486,7 @@ class OnlineDriver:
             clients = behind = 0
             oldest_ms: int | None = None
             now_ms = min(clocks_ms(client))
-            # PostgreSQL takes changes of a copy from the cohort's driver alone, and a mirror works in its name.
+            # PostgreSQL takes changes of a copy only from the cohort's driver, so the mirror uses the driver's number.
             waiting: dict[int, list[str]] = {}
             for each in found:
                 for page in pages(online, each, "redis"):
@@ -535,7 +537,7 @@ class OnlineDriver:
     def _check_values(
         self, connection: Connection, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]
     ) -> None:
-        """Check that Redis takes the largest message there is by now, by the rule of the plan."""
+        """Check that Redis takes the largest message that the source holds now."""
         now_ms = self._now_ms(connection, client)
         preflight.check_values(client, largest_bytes=preflight.largest_value(connection, plan, cohorts, now_ms=now_ms))
 
@@ -546,7 +548,7 @@ class OnlineDriver:
         plan: MigrationPlan,
         cohorts: Sequence[OnlineCohort],
     ) -> Iterator[str]:
-        """Yield clients of which this Redis can hold nothing, unless they are left."""
+        """Yield the clients that this Redis cannot hold, unless the plan leaves them in PostgreSQL."""
         if plan.parameters.bad_rows is BadRows.LEAVE or not is_cluster(client):
             return
         for each in cohorts:
@@ -585,7 +587,7 @@ class OnlineDriver:
 def _write_ledger(
     ledger: MigrationLedger, plan: MigrationPlan, cohorts: Sequence[OnlineCohort], tally: Tally, *, now_ms: int
 ) -> None:
-    """Note what was found equal, and what has no place in Redis, for the report and the pages."""
+    """Record what was found equal and what Redis cannot hold, for the report and the pages."""
     rows = []
     for each in cohorts:
         slots = range(each.slot_first, each.slot_last + 1)
@@ -615,9 +617,9 @@ def _write_ledger(
 
 
 def share_of(plan: MigrationPlan, percent: int, *, first: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return so many of the chosen cohorts that they hold at least so many of a hundred of all chosen clients.
+    """Return as many chosen cohorts as are needed to hold at least this percent of the chosen clients.
 
-    :param first: cohorts that come before the others.
+    :param first: cohorts to take before the others.
     """
     total = sum(each.sessions for each in plan.chosen_cohorts)
     found: list[int] = []

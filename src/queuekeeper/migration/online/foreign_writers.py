@@ -1,4 +1,7 @@
-"""Has the database itself refuse writers that do not ask who owns a session; our own stores ask without it."""
+"""Installs triggers by which PostgreSQL refuses writers that do not ask who owns a session.
+
+The stores of Queuekeeper ask by themselves and need no trigger.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ _MISSING = "apply the migrations (queuekeeper database migrate), and name the da
 
 INSTALL = ("install_session_trigger", "always_session_trigger", "install_message_trigger", "always_message_trigger")
 REMOVE = ("remove_session_trigger", "remove_message_trigger")
-"""Statements, the tables in the order of all writers."""
+"""Statements; they lock the tables in the order in which all writers do."""
 
 PATIENCE_MS = 2_000
-"""Writers that come later wait as long as the change of the tables does."""
+"""Default wait for writers in progress, in milliseconds; writers that come later wait as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriggerState:
     """Whether one table refuses writers that do not ask.
 
-    :param installed: the trigger is there.
-    :param enabled: it fires, also in a session that plays a replica.
+    :param installed: whether the trigger exists.
+    :param enabled: whether it always fires, also where ``session_replication_role`` is ``replica``.
     """
 
     table: str
@@ -38,10 +41,10 @@ class TriggerState:
 class TriggersReport:
     """What guards sessions against writers that do not ask.
 
-    :param statements: what a call did, or in a dry run would do; nothing when it only looked.
-    :param triggers: one per table, as they are afterwards.
-    :param moved: sessions that are Redis's.
-    :param dry_run: nothing was changed.
+    :param statements: statements that a call executed, or in a dry run would execute; empty for :func:`state`.
+    :param triggers: the state of each table after the call.
+    :param moved: sessions that Redis owns.
+    :param dry_run: whether nothing was changed.
     """
 
     statements: tuple[str, ...] = ()
@@ -57,19 +60,19 @@ class TriggersReport:
 
 
 def install(connection: Connection, *, dry_run: bool = False, patience_ms: int = PATIENCE_MS) -> TriggersReport:
-    """Have the vendor's tables refuse changes of sessions that are another store's; may be repeated.
+    """Have TBMQ's tables refuse changes of sessions that PostgreSQL does not own; may be repeated.
 
-    A session on its way to the other store is refused as a serialization failure (40001), upon which a transaction is
-    repeated, one that has moved with QK001. TRUNCATE asks nobody.
+    A change of a session on its way to Redis fails with 40001 (serialization failure), so that the writer repeats its
+    transaction; a change of a session that Redis owns fails with QK001. TRUNCATE is not refused.
 
-    :param patience_ms: how long to wait for writers in progress.
+    :param patience_ms: how long to wait for writers in progress, in milliseconds.
     :raises RefusedError: when the tables are busy for longer, or a privilege is missing.
     """
     return _change(connection, INSTALL, dry_run=dry_run, patience_ms=patience_ms)
 
 
 def remove(connection: Connection, *, dry_run: bool = False, patience_ms: int = PATIENCE_MS) -> TriggersReport:
-    """Have the vendor's tables ask nobody any more; may be repeated.
+    """Remove the triggers, so that TBMQ's tables refuse no writer; may be repeated.
 
     :param patience_ms: see :func:`install`.
     :raises RefusedError: see :func:`install`.
@@ -78,7 +81,7 @@ def remove(connection: Connection, *, dry_run: bool = False, patience_ms: int = 
 
 
 def state(connection: Connection) -> TriggersReport:
-    """Tell which tables are guarded."""
+    """Return which tables refuse writers that do not ask."""
     with translated_errors(connection, missing=_MISSING):
         rows = connection.execute(statement(f"{_QUERIES}foreign_writer_triggers")).fetchall()
     return TriggersReport(

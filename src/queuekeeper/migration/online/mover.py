@@ -1,8 +1,8 @@
 """Moves one client between the stores: fence, copy the rest, compare while both are still, change the owner.
 
-PostgreSQL holds the truth. A client belongs to the store that ``queuekeeper.session_owners`` names; Redis is told
-afterwards, and whoever finds it behind tells it again. So a driver may die between any two steps: the fence ends by
-itself, or the change of owner is completed by the next caller. ``docs/adr/0015`` has the argument step by step.
+A client belongs to the store that ``queuekeeper.session_owners`` in PostgreSQL names. Redis is told afterwards; a
+caller that finds it behind tells it again. So a driver may die between any two steps: the fence ends by itself, or the
+next caller completes the change of owner. ``docs/adr/0015`` has the argument step by step.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from queuekeeper.sessions.snapshot import ApplyReport, Difference, SessionSnapsh
 Store: TypeAlias = Literal["postgres", "redis"]
 
 LEASE_MS = Lease().lease_ms
-"""Longest that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""
+"""Longest time that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""
 
 TRIES = 3
-"""For a client whose queue could not be copied within the lease, or that somebody else has fenced."""
+"""Tries for a client whose queue could not be copied within the lease, or that another driver has fenced."""
 
 _LOOKS = 20
-"""At a client that is written to all the time, until it keeps still for as long as it takes to read it."""
+"""Tries for a client that changes while it is read."""
 
 
 class Outcome(StrEnum):
     """What became of a client."""
 
     MOVED = "moved"  # it belongs to the other store now
-    ALREADY = "already"  # it did before
+    ALREADY = "already"  # it belonged to the other store before
     LATE = "late"  # its queue could not be copied within the lease; it stays where it is
-    BUSY = "busy"  # somebody else has fenced it
-    DIFFERS = "differs"  # source and copy differ, though both were still; it stays where it is
+    BUSY = "busy"  # another driver has fenced it
+    DIFFERS = "differs"  # source and copy differed behind the fence; it stays where it is
     KEPT = "kept"  # it has rows that nobody can deliver, and the plan leaves such clients where they are
 
 
@@ -55,11 +55,11 @@ class Outcome(StrEnum):
 class MoveReport:
     """What was done with one client.
 
-    :param fenced_ms: how long nobody could write to it; none when it was not fenced.
-    :param written: messages that were copied while it was fenced.
-    :param removed: messages that were removed from the copy while it was fenced.
-    :param differences: what still differed, without content.
-    :param bad: why rows cannot move, by serial, where they keep their client.
+    :param fenced_ms: how long nobody could write to the client; none when it was not fenced.
+    :param written: messages copied behind the fence.
+    :param removed: messages removed from the copy behind the fence.
+    :param differences: remaining differences, without content.
+    :param bad: reason by serial of the rows that keep the client where it is.
     """
 
     client_id: str
@@ -75,9 +75,9 @@ class MoveReport:
 class SyncReport:
     """What a copy without a fence changed, or what a comparison found.
 
-    :param equal: whether source and copy were found equal, with no change of the source meanwhile.
+    :param equal: whether source and copy were equal while the source did not change.
     :param messages: live messages that the source holds.
-    :param bad: why rows cannot move, by serial, where they keep their client; then nothing was copied or compared.
+    :param bad: reason by serial of the rows that keep the client where it is; then nothing was copied or compared.
     """
 
     client_id: str
@@ -91,13 +91,13 @@ class SyncReport:
 
 
 class SessionMover:
-    """Moves clients, one at a time; several movers work side by side, each on clients of its own.
+    """Moves one client at a time; several movers work side by side, each on clients of its own.
 
-    :param postgres: where the sessions were, and who owns them.
-    :param driver: number that :meth:`OnlineCohorts.take` gave.
-    :param lease_ms: longest that a client is fenced.
-    :param clock: by which lives are judged when two stores are compared.
-    :param bad_rows: what becomes of rows that nobody can deliver.
+    :param postgres: source of the sessions, and record of their owners.
+    :param driver: number that :meth:`OnlineCohorts.take` returned.
+    :param lease_ms: longest time that a client is fenced, in milliseconds.
+    :param clock: clock that tells whether a message has expired when two stores are compared.
+    :param bad_rows: what to do with rows that nobody can deliver.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SessionMover:
     # --- copying without a fence ---------------------------------------------------------------------------------
 
     async def sync(self, client_id: str) -> SyncReport:
-        """Make the copy in Redis equal to what PostgreSQL holds at this moment; writers go on meanwhile."""
+        """Make the copy in Redis equal to what PostgreSQL holds now; writers go on meanwhile."""
         owned = await self._owner(client_id)
         if owned.owner != "postgres":
             return SyncReport(client_id=client_id, equal=True)
@@ -139,9 +139,9 @@ class SessionMover:
         )
 
     async def compare(self, client_id: str) -> SyncReport:
-        """Compare both stores without a fence, though its client goes on.
+        """Compare both stores without a fence, while the client may be at work.
 
-        A copy that is behind is brought up to date first; what differs from what was written to it then, counts.
+        A copy that is behind is brought up to date first. Only differences from what was just written count.
         """
         owned = await self._owner(client_id)
         if owned.owner == "redis":
@@ -151,7 +151,7 @@ class SessionMover:
         written = removed = 0
         left: list[Difference] = []
         for _ in range(_LOOKS):
-            # While its client goes on, a snapshot may hold more messages than what it says was given out last.
+            # While the client is at work, a snapshot may hold messages newer than its last packet id.
             held = await self._postgres.read_snapshot(client_id)
             source = held.for_redis()
             left = await self._copy_differences(source)
@@ -171,7 +171,7 @@ class SessionMover:
         )
 
     async def _compare_mirror(self, client_id: str) -> SyncReport:
-        """Compare PostgreSQL's copy with what Redis holds; only a client that kept still meanwhile is judged."""
+        """Compare PostgreSQL's copy with what Redis holds; a client that changes meanwhile is not judged."""
         left: list[Difference] = []
         for _ in range(_LOOKS):
             await self.mirror(client_id)
@@ -179,18 +179,18 @@ class SessionMover:
             left = self._differences(source, await self._postgres.read_snapshot(client_id))
             if not left:
                 break
-            # Nothing is on its way, and Redis has not changed meanwhile.
+            # The mirror has nothing to write, and Redis has not changed meanwhile.
             still = not self._differences(source, await self._redis.read_snapshot(client_id))
             if still and await self._redis.read_outbox(client_id) is None:
                 break
         return SyncReport(client_id=client_id, equal=not left, messages=len(source.messages), differences=tuple(left))
 
     async def _keeping(self, client_id: str) -> Mapping[int, str]:
-        """Return which rows keep a client where it is, and why; none where such rows are put aside."""
+        """Return the reason by serial of the rows that keep a client where it is; empty where they are put aside."""
         return await self._postgres.find_unreadable(client_id) if self._bad_rows is BadRows.LEAVE else {}
 
     async def _copy_differences(self, source: SessionSnapshot) -> list[Difference]:
-        """Compare a copy in Redis with what PostgreSQL holds; what nobody can read in it has to go, too."""
+        """Compare a copy in Redis with what PostgreSQL holds; unreadable messages in the copy count as differences."""
         found, unreadable = await self._redis.read_copy(source.client_id)
         return self._differences(source, found) + [
             Difference(client_id=source.client_id, what="message", serial=serial, expected="", found="unreadable")
@@ -198,20 +198,20 @@ class SessionMover:
         ]
 
     async def _copy(self, owned: Ownership, source: SessionSnapshot) -> ApplyReport:
-        """Write a snapshot of PostgreSQL's to Redis."""
+        """Write a snapshot from PostgreSQL to Redis."""
         try:
             return await self._redis.apply_snapshot(owned.client_id, source, epoch=_epoch(owned), driver=self._driver)
         except NotOwner:
-            # The driver that has given it back to PostgreSQL ended before it told Redis.
+            # A driver gave the client back to PostgreSQL and ended before it told Redis.
             await self._redis.set_owner(owned.client_id, epoch=_epoch(owned), owner="postgres", mirrored=False)
             return await self._redis.apply_snapshot(owned.client_id, source, epoch=_epoch(owned), driver=self._driver)
 
     # --- to Redis ------------------------------------------------------------------------------------------------
 
     async def cut_over(self, client_id: str) -> MoveReport:
-        """Give a client to Redis: its copy is brought up to date, then it is fenced, compared, and changes its owner.
+        """Give a client to Redis: bring its copy up to date, fence it, compare both, change the owner.
 
-        A client whose queue cannot be copied in time stays PostgreSQL's.
+        A client whose queue cannot be copied within the lease stays in PostgreSQL.
 
         :raises ServerUnavailable: when a server is lost; the fence ends by itself.
         """
@@ -227,7 +227,7 @@ class SessionMover:
         bad: Mapping[int, str] = {}
         moved: Ownership | None = None
         try:
-            # From here on a copy that was begun under an earlier epoch is refused, also one that is still on its way.
+            # From here on Redis refuses copies that began under an earlier epoch, also those on their way.
             await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="postgres", mirrored=False)
             bad = await self._keeping(client_id)
             held = await self._postgres.read_snapshot(client_id)
@@ -240,7 +240,7 @@ class SessionMover:
             if not left and not bad:
                 moved = await self._hand_over(fenced, source, has_moved=source != held)
         except StaleEpoch:
-            # Its fence has ended, and somebody else has fenced it since.
+            # Our fence has ended, and another driver has fenced the client since.
             moved = None
         except RefusedError as error:
             moved = None
@@ -251,7 +251,7 @@ class SessionMover:
                 with suppress(QueuekeeperError):
                     await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
         if moved is not None:
-            # The client is Redis's from here on. Should this fail, the next caller does it.
+            # Redis owns the client from here on. If this call fails, the next caller repeats it.
             with suppress(StaleEpoch):
                 await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="redis", mirrored=True)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
@@ -267,9 +267,9 @@ class SessionMover:
         )
 
     async def _hand_over(self, fenced: Ownership, source: SessionSnapshot, *, has_moved: bool) -> Ownership | None:
-        """Make a fenced client Redis's, and PostgreSQL's copy equal to what Redis holds from now on.
+        """Make Redis the owner of a fenced client, and PostgreSQL's copy equal to what Redis holds.
 
-        :param has_moved: whether Redis's last packet id is another than PostgreSQL's.
+        :param has_moved: whether the last packet ids of Redis and PostgreSQL differ.
         """
         client_id = fenced.client_id
         async with AsyncExitStack() as both_or_none:
@@ -287,7 +287,7 @@ class SessionMover:
     # --- back to PostgreSQL --------------------------------------------------------------------------------------
 
     async def roll_back(self, client_id: str) -> MoveReport:
-        """Give a client back to PostgreSQL: the mirror is emptied, both are compared while still, the owner changes.
+        """Give a client back to PostgreSQL: fence it, write the last changes, compare both, change the owner.
 
         :raises ServerUnavailable: when a server is lost; the fence ends by itself.
         """
@@ -303,9 +303,9 @@ class SessionMover:
         moved: Ownership | None = None
         try:
             await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="fenced", mirrored=True)
-            # Redis keeps still from here on.
+            # Nobody writes to Redis from here on.
             source = await self._redis.read_snapshot(client_id)
-            # One transaction: a driver that was too slow has changed nothing.
+            # In one transaction, so that a driver that is too slow changes nothing.
             async with self._transaction():
                 if not await self._owners.hold(client_id, driver=self._driver, epoch=_epoch(fenced)):
                     raise _LostFence
@@ -320,7 +320,7 @@ class SessionMover:
                 if moved is None:
                     raise _LostFence
         except (_LostFence, StaleEpoch):
-            # Its fence has ended.
+            # The fence has ended, or PostgreSQL's copy still differs.
             moved = None
         except RefusedError as error:
             moved = None
@@ -330,7 +330,7 @@ class SessionMover:
             if moved is None:
                 with suppress(QueuekeeperError):
                     await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
-                    # Its fence may have ended before, which gives it another epoch too.
+                    # A fence that has ended also gives the client another epoch.
                     restored = await self._owner(client_id)
                     if restored.owner == "redis" and restored.fenced_until_ms is None:
                         await self._redis.set_owner(
@@ -352,17 +352,17 @@ class SessionMover:
     # --- the mirror ----------------------------------------------------------------------------------------------
 
     async def mirror(self, client_id: str) -> bool:
-        """Write to PostgreSQL what has changed in Redis since the last time.
+        """Write the client's changes in Redis since the last time to PostgreSQL.
 
-        The client's row of owners is held meanwhile, so that what is written is never older than what another mirror
-        has written. What nobody can read goes nowhere: it is put aside.
+        The client's row in ``session_owners`` is locked meanwhile, so that no mirror overwrites newer changes with
+        older ones. Messages that nobody can read go to the quarantine.
 
         :returns: whether there was anything to write.
         """
         try:
             return await self._followed(client_id)
         except UnreadableRecord:
-            # A fetch puts it into the quarantine.
+            # A fetch puts the unreadable message into the quarantine.
             page = await self._redis.fetch_pending(client_id)
             while page.more:
                 page = await self._redis.fetch_pending(
@@ -371,11 +371,11 @@ class SessionMover:
             return await self._followed(client_id)
 
     async def _followed(self, client_id: str) -> bool:
-        """Write what has changed, once more when a fence of the dead has ended meanwhile, which changes the epoch."""
+        """Write the changes; try again when the fence of a dead driver has ended meanwhile, which changes the epoch."""
         try:
             return await self._mirror(client_id)
         except StaleEpoch:
-            # The transaction that found the fence ended has lifted it in vain: a look lifts it for good.
+            # The failed transaction took its lifting of the ended fence back; reading the owner lifts it for good.
             await self._owner(client_id)
             return await self._mirror(client_id)
 
@@ -407,17 +407,17 @@ class SessionMover:
         before: Callable[[str], Awaitable[object]],
         move: Callable[[str], Awaitable[MoveReport]],
     ) -> MoveReport:
-        """Move a client, again when it could not be done in time.
+        """Move a client; try again when the time did not suffice.
 
-        :param before: does what need not be done behind the fence.
+        :param before: work that is done before the client is fenced.
         """
         report = MoveReport(client_id=client_id, outcome=Outcome.BUSY)
         for number in range(TRIES):
             if number and report.outcome is Outcome.BUSY:
-                # Who has fenced it may have died: the last try comes when that fence has ended.
+                # The driver that fenced the client may have died: the last try comes when that fence has ended.
                 await asyncio.sleep(LEASE_MS / 1_000 / (TRIES - 1))
             elif number:
-                # Fence upon fence would keep callers out for longer than they wait: they get as much time in between.
+                # Fences without a gap would keep callers out for longer than they wait, so the gap is as long as one.
                 await asyncio.sleep(self._lease_ms / 1_000)
             prepared = await before(client_id)
             if isinstance(prepared, SyncReport) and prepared.bad:
@@ -432,9 +432,9 @@ class SessionMover:
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[None]:
-        """Have the server do all or nothing, and end it when this process stands still: others wait for what it holds.
+        """Open a transaction that the server ends when this process stands still, since others wait for its locks.
 
-        A shorter lease is judged when the owner changes: what came too late then leaves nothing behind.
+        The lease may be shorter than that: when the owner changes too late, everything is rolled back.
         """
         with translated_errors(self._connection):
             async with self._connection.transaction():
@@ -462,7 +462,7 @@ def _epoch(owned: Ownership) -> int:
 
 
 class _LostFence(Exception):
-    """Ends a transaction that shall leave nothing behind."""
+    """Rolls back a transaction that must leave nothing behind."""
 
 
 @asynccontextmanager
@@ -478,9 +478,9 @@ async def movers(
     clock: Clock = system_clock,
     bad_rows: BadRows = BadRows.QUARANTINE,
 ) -> AsyncIterator[Sequence[SessionMover]]:
-    """Open movers that work side by side, each with a connection to PostgreSQL of its own.
+    """Open movers that work side by side, each with its own connection to PostgreSQL.
 
-    :param count: how many.
+    :param count: number of movers.
     """
     async with AsyncExitStack() as opened:
         caller = await opened.enter_async_context(await redis_async.connect(redis_url))

@@ -1,4 +1,4 @@
-"""What steps of a migration with devices connected come to, counted client by client as movers report it."""
+"""Results of the steps of an online migration, counted client by client."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _EXAMPLES = 20
 class StepReport:
     """What a step did with the clients of some cohorts.
 
-    :param clients: clients that were looked at.
-    :param outcomes: how many clients each word stands for: moved, already, late, busy, differs,
-        refused, equal, kept.
+    :param clients: clients that the step worked on.
+    :param outcomes: clients by outcome: moved, already, late, busy, differs, refused, equal, kept.
     :param written: messages written to the other store.
-    :param removed: messages removed from it.
-    :param set_aside: rows of the source that nobody could deliver, put into the quarantine; of a commit, those of
-        clients that no cluster can hold.
-    :param fenced_p50_ms: how long clients were fenced; none when none was.
+    :param removed: messages removed from the other store.
+    :param set_aside: rows that nobody could deliver, put into the quarantine; of a commit, messages of clients that no
+        cluster can hold.
+    :param fenced_p50_ms: median of the times that clients were fenced; none when no client was fenced.
     :param examples: clients that could not be moved, or differ, with the reason; at most 20, without content.
     """
 
@@ -46,12 +45,12 @@ class StepReport:
 
     @property
     def left(self) -> dict[str, int]:
-        """Clients that are not where they should be, by the word for it."""
+        """Clients that are not where they should be, by outcome."""
         return {word: count for word, count in self.outcomes.items() if word not in _IN_PLACE}
 
     @property
     def kept(self) -> int:
-        """Clients that stay in PostgreSQL: the plan leaves those of bad rows there, or no cluster can hold them."""
+        """Clients that stay in PostgreSQL: they have bad rows that the plan leaves, or no cluster can hold them."""
         return self.outcomes.get(Outcome.KEPT, 0)
 
 
@@ -64,7 +63,7 @@ class MirrorReport:
     :param lag_s: age of the oldest of these changes; 0 when there is none.
     :param written: clients whose changes this pass has written.
     :param refused: clients whose changes PostgreSQL did not take.
-    :param reason: why it did not take those of one of them; empty when it took all.
+    :param reason: one of these clients with the reason; empty when there is none.
     """
 
     plan_id: str
@@ -80,8 +79,8 @@ class MirrorReport:
 class SoakReport(MirrorReport):
     """How far a soak is, and how far PostgreSQL is behind Redis.
 
-    :param begun_ms: when the last of its cohorts began to soak.
-    :param left_s: how long it still has to be watched; 0 when the time is over.
+    :param begun_ms: when the last of the cohorts began to soak.
+    :param left_s: seconds until the soak is over; 0 when it is over.
     """
 
     begun_ms: int
@@ -89,7 +88,7 @@ class SoakReport(MirrorReport):
 
     @property
     def is_over(self) -> bool:
-        """Whether it was watched for as long as it was to be."""
+        """Whether the soak's time is over."""
         return self.left_s <= 0
 
 
@@ -98,8 +97,8 @@ class Tally:
     """Counts what movers report.
 
     :ivar equal_clients: clients that were found equal, by slot.
-    :ivar equal_messages: their live messages, by slot.
-    :ivar quarantined: messages of clients that no cluster can hold, which the commit puts aside, by slot.
+    :ivar equal_messages: live messages of these clients, by slot.
+    :ivar quarantined: messages, by slot, that the commit puts aside, since no cluster can hold their clients.
     :ivar kept: clients that stay in PostgreSQL, with the reason.
     """
 
@@ -116,7 +115,7 @@ class Tally:
     kept: list[tuple[str, str]] = field(default_factory=list)
 
     def moved(self, report: MoveReport) -> None:
-        """Count a client that was to change over."""
+        """Count a client that a mover tried to move."""
         if report.bad:
             self.stays(report.client_id, _keeping(report.bad))
             return
@@ -138,7 +137,7 @@ class Tally:
             self.kept.append((client_id, reason))
 
     def verified(self, report: SyncReport) -> None:
-        """Count a client that was compared, and note what was equal by its slot."""
+        """Count a client that was compared, and add what was equal to its slot."""
         self.compared(report)
         if report.equal:
             slot = client_slot(report.client_id)
@@ -181,7 +180,7 @@ class Tally:
             fenced_p99_ms=_quantile(fenced, 0.99),
             fenced_longest_ms=fenced[-1] if fenced else None,
             seconds=seconds,
-            # Whoever looks for what went wrong finds it before what stays by choice.
+            # Failures come before clients that stay by choice.
             examples=tuple(self.examples + self.kept)[:_EXAMPLES],
         )
 
@@ -194,12 +193,12 @@ _WHY = {
 
 
 def _keeping(bad: Mapping[int, str]) -> str:
-    """Return which rows keep a client in PostgreSQL, and what to do."""
+    """Return in words which rows keep a client in PostgreSQL, and what to do."""
     rows = ", ".join(f"serial {serial} ({reason.replace('_', ' ')})" for serial, reason in sorted(bad.items())[:3])
     more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
     return (
-        f"it stays in PostgreSQL for rows that nobody can deliver, {rows}{more}: mend them in device_publish_msg, then "
-        "cut over again"
+        f"it stays in PostgreSQL because of rows that nobody can deliver, {rows}{more}: mend them in "
+        "device_publish_msg, then cut over again"
     )
 
 
@@ -210,7 +209,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float | None:
 def check_moved(report: StepReport) -> None:
     """Check that all clients are where they should be.
 
-    :raises CheckFailed: naming one that is not.
+    :raises CheckFailed: when a client is not; names it.
     """
     if report.left:
         example, reason = report.examples[0]
@@ -218,10 +217,10 @@ def check_moved(report: StepReport) -> None:
 
 
 def joined(first: StepReport, second: StepReport) -> StepReport:
-    """Return two reports of one step as one; its fences are those of the first, which had nearly all clients."""
+    """Return two reports of one step as one; times of fences are those of the first, which had nearly all clients."""
     if not second.clients:
         return first
-    # Clients that were kept have been looked at twice.
+    # Both reports count the clients that were kept.
     kept = {str(Outcome.KEPT): first.kept}
     outcomes = Counter(first.outcomes) - Counter(kept) + Counter(second.outcomes)
     return StepReport(

@@ -1,4 +1,4 @@
-"""Where a cohort stands on its way to Redis, which steps lead on and back, and what undoes each."""
+"""The states of a cohort on its way to Redis, the steps between them, and what undoes each step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from queuekeeper.errors import RefusedError
 
 
 class OnlineState(StrEnum):
-    """Where a cohort stands."""
+    """State of a cohort."""
 
     PLANNED = "planned"  # PostgreSQL serves; nothing was copied
     COPYING = "copying"  # PostgreSQL serves and knows who owns each client; copies are made in Redis
-    CAUGHT_UP = "caught_up"  # every client's copy was equal when it was last looked at
+    CAUGHT_UP = "caught_up"  # every client's copy was equal when it was last read
     VERIFIED = "verified"  # every client's copy was compared and found equal; may be cut over
     CUTTING_OVER = "cutting_over"  # clients change their owner, one by one
     ON_REDIS = "on_redis"  # Redis serves; every change is mirrored to PostgreSQL
-    SOAKING = "soaking"  # as before, and all cohorts are; it is watched for a while
+    SOAKING = "soaking"  # Redis serves, changes are mirrored, and the cohort is watched for a while
     COMMITTED = "committed"  # Redis serves; the mirror has ended
     ROLLING_BACK = "rolling_back"  # clients go back to PostgreSQL, one by one
 
@@ -27,8 +27,8 @@ class OnlineState(StrEnum):
 class Edge:
     """A step from one state to another.
 
-    :param verb: what is done, as command and task say it.
-    :param undo: what takes it back, or that nothing does.
+    :param verb: name of the step, as commands and tasks call it.
+    :param undo: how to undo the step, or that it cannot be undone.
     """
 
     before: OnlineState
@@ -42,7 +42,7 @@ EDGES = (
         before=OnlineState.PLANNED,
         after=OnlineState.COPYING,
         verb="arm",
-        undo="disarm: PostgreSQL serves as before; the copies in Redis stay, and nobody can use them",
+        undo="disarm: PostgreSQL serves as before; the copies stay in Redis, where nobody can use them",
     ),
     Edge(
         before=OnlineState.COPYING,
@@ -54,7 +54,7 @@ EDGES = (
         before=OnlineState.CAUGHT_UP,
         after=OnlineState.VERIFIED,
         verb="verify",
-        undo="none is needed: it only reads",
+        undo="none is needed: the step only reads",
     ),
     Edge(
         before=OnlineState.VERIFIED,
@@ -78,7 +78,7 @@ EDGES = (
         before=OnlineState.SOAKING,
         after=OnlineState.COMMITTED,
         verb="commit",
-        undo="there is none: changes no longer reach PostgreSQL, and a way back is a new migration",
+        undo="there is none: changes no longer reach PostgreSQL, and only a new migration leads back",
     ),
     # Back.
     Edge(
@@ -149,13 +149,13 @@ BEGINS: Mapping[str, tuple[OnlineState, ...]] = {
     "roll back": tuple(MIRRORED),
     "commit": (OnlineState.SOAKING,),
 }
-"""In which states steps begin that a person is asked about."""
+"""States in which the steps begin that a person is asked about."""
 
 
 def ends(verb: str, *, leaves_clients: bool) -> tuple[OnlineState, ...]:
-    """Return in which states one of these steps has come to its end, or not quite.
+    """Return the states in which a step is done or nearly done.
 
-    :param leaves_clients: whether the plan leaves some in PostgreSQL; they may come as long as the mirror is kept up.
+    :param leaves_clients: whether the plan leaves clients in PostgreSQL; these may be cut over until the commit.
     """
     if verb == "cut over":
         return (OnlineState.ON_REDIS, *((OnlineState.SOAKING,) if leaves_clients else ()))
@@ -165,7 +165,7 @@ def ends(verb: str, *, leaves_clients: bool) -> tuple[OnlineState, ...]:
 def edge(before: OnlineState, after: OnlineState) -> Edge:
     """Return the step from one state to another.
 
-    :raises RefusedError: when there is none; names the steps that there are.
+    :raises RefusedError: when there is none; names the possible steps.
     """
     for each in EDGES:
         if (each.before, each.after) == (before, after):
@@ -176,9 +176,9 @@ def edge(before: OnlineState, after: OnlineState) -> Edge:
 
 
 def check_states(states: Iterable[tuple[int, OnlineState]], allowed: Iterable[OnlineState], *, verb: str) -> None:
-    """Check that cohorts are where a step may begin.
+    """Check that a step may begin in the states of cohorts.
 
-    :raises RefusedError: naming the first cohort that is not, and the states in which the step is possible.
+    :raises RefusedError: when it may not; names the first such cohort, and the states in which the step is possible.
     """
     wanted = tuple(allowed)
     for cohort, state in states:

@@ -1,4 +1,4 @@
-"""Says how a migration with devices connected stands at this moment."""
+"""Reports the state of an online migration at this moment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class OnlineStatus:
     :param on_postgres: clients that PostgreSQL owns.
     :param on_redis: clients that Redis owns.
     :param fenced: clients that change over at this moment.
-    :param dirty: cohort -> why it has to be verified again.
+    :param dirty: reason by cohort why it has to be verified again.
     :param clients_per_s: most clients to move per second; none for no limit.
-    :param held_back: what slows it down, in words; empty when nothing does.
+    :param held_back: what slows the migration down; empty when nothing does.
     :param canary: cohorts that go first.
     :param rehearsed_at: when the canary had gone to Redis and back; none before.
     """
@@ -42,12 +42,12 @@ class OnlineStatus:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will change any more, unless somebody starts it anew."""
+        """Whether nothing changes any more unless somebody starts a new step."""
         return set(self.states) <= _AT_REST
 
 
 def online_status(connection: Connection, plan_id: str) -> OnlineStatus | None:
-    """Return how a plan stands; none when none of its cohorts was ever armed."""
+    """Return the state of a plan; none when none of its cohorts was ever armed."""
     online = OnlineCohorts(connection)
     cohorts = online.load(plan_id)
     if not cohorts:
