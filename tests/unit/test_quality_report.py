@@ -76,7 +76,7 @@ def test_broken_check_offers_no_remedy_for_what_nobody_knows(failed: PublishedRe
     (broken,) = [line for line in failed.findings if line.check_id == "Q14"]
 
     assert (broken.remedy_url, broken.trigger) == ("", "")
-    assert broken.advice.startswith("The check could not be made, so nothing is known")
+    assert broken.advice.startswith("The check could not be made and proves nothing")
 
 
 def test_without_an_airflow_there_is_the_command_and_no_link() -> None:

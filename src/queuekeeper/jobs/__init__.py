@@ -1,4 +1,4 @@
-"""Plans, approves, runs, watches, takes back and reports work that changes data, once for jobs of every kind."""
+"""Plans, approves, runs, watches, undoes and reports work that changes data, for jobs of every kind."""
 
 from lazy_loader import attach_stub
 

@@ -1,6 +1,6 @@
-"""The catalogue of checks on queues, partitions and the event broker: what each finds, what that means, what mends it.
+"""The catalogue of checks on queues, partitions and the event broker, with the meaning and the remedy of each.
 
-Numbers are for good: reports, known issues and trends name a check by them.
+A check's number never changes, since reports, known issues and trends name the check by it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from queuekeeper.errors import UsageError
 
 
 class Severity(StrEnum):
-    """What a failed expectation means."""
+    """Severity of a failed expectation."""
 
     CRITICAL = "critical"  # the data is wrong: stop
     WARNING = "warning"  # somebody should look
@@ -23,12 +23,12 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Higher is worse."""
+        """Number by which severities are ordered; higher is worse."""
         return list(reversed(Severity)).index(self)
 
 
 class Priority(StrEnum):
-    """How urgent a finding is; finer than the severity that Great Expectations knows."""
+    """How urgent a finding is, in finer grades than the severity of Great Expectations."""
 
     P0 = "P0"  # messages are being lost, or come in the wrong order
     P1 = "P1"  # loss is likely
@@ -37,7 +37,7 @@ class Priority(StrEnum):
 
     @property
     def severity(self) -> Severity:
-        """What it is for a suite."""
+        """Severity of this priority in a suite."""
         known = {Priority.P0: Severity.CRITICAL, Priority.P1: Severity.WARNING}
         return known.get(self, Severity.INFO)
 
@@ -48,7 +48,7 @@ class Priority(StrEnum):
 
 
 class Area(StrEnum):
-    """What a check is about."""
+    """Subject of a check."""
 
     SESSIONS = "sessions"
     SERVERS = "servers"
@@ -60,7 +60,7 @@ class Area(StrEnum):
 
 
 class Store(StrEnum):
-    """Where a check looks."""
+    """Store that a check reads."""
 
     REDIS = "redis"
     POSTGRES = "postgres"
@@ -70,10 +70,10 @@ class Store(StrEnum):
 class Remedy:
     """A DAG that mends what a check found.
 
-    :param conf: its form; a value in braces is filled in by the run that found the fault.
-    :param command: of ``queuekeeper``, which does the same: its words before the options.
-    :param options: its options, each with the field of the form that holds its value.
-    :param connections: fields of its form that name connections.
+    :param conf: fields of the DAG's form; the run that found the fault fills in a value in braces.
+    :param command: command of ``queuekeeper`` that does the same, without its options.
+    :param options: options of the command, each with the field of the form that holds its value.
+    :param connections: fields of the form that name connections.
     """
 
     dag_id: str
@@ -84,13 +84,13 @@ class Remedy:
 
     @property
     def name(self) -> str:
-        """The remedy as a person calls it."""
+        """Name of the remedy, or else of the DAG."""
         return str(self.conf.get("remedy", self.dag_id))
 
     def filled(self, **values: Any) -> dict[str, Any]:
         """Return the form for one run.
 
-        :param values: what stands in braces in the form -> what to write there; a field without a value is left out.
+        :param values: name in braces -> value to fill in; a field without a value is left out.
         """
         filled = {}
         for name, value in self.conf.items():
@@ -101,12 +101,12 @@ class Remedy:
         return filled
 
     def command_line(self, form: Mapping[str, Any], *, shell_prefix: str = "") -> str:
-        """Return the command that begins to mend a finding, and plans first.
+        """Return the command that plans, and then begins, to mend a finding.
 
         A word in braces is taken from the form.
 
-        :param form: the form, filled in; a finding of an older release may lack fields.
-        :param shell_prefix: prefix of keys that the shell would add by itself.
+        :param form: the filled-in form; a finding of an older release may lack fields.
+        :param shell_prefix: key prefix that the shell's environment sets for commands.
         """
         words = [
             "queuekeeper",
@@ -118,7 +118,7 @@ class Remedy:
         if form.get("dry_run") and self.command.split()[-1] != "plan":
             words.append("--dry-run")
         prefix = form.get("key_prefix") or ""
-        # Without a prefix only where a shell would otherwise add its own.
+        # An empty prefix is written only where the shell would set another one.
         if "key_prefix" in self.conf and (prefix or shell_prefix):
             words += ["--key-prefix", prefix]
         return shlex.join(words)
@@ -181,15 +181,15 @@ FANOUT = Remedy(
 class Check:
     """One way in which a queue can be wrong.
 
-    :param id: ``Q`` and its number.
-    :param priority: of its worst finding.
-    :param milder: of its lesser finding, where it has one.
-    :param computation: how it is found, in a sentence.
-    :param cost: what finding it takes.
-    :param remedy: what mends its worst finding in Redis; none where a person has to look.
-    :param milder_remedy: what mends its lesser finding.
+    :param id: ``Q`` and a number.
+    :param priority: priority of the worst finding.
+    :param milder: priority of the milder finding, where the check has one.
+    :param computation: what must hold, in a sentence.
+    :param cost: what the check costs.
+    :param remedy: remedy of the worst finding in Redis; none where a person has to look.
+    :param milder_remedy: remedy of the milder finding.
     :param advice: what to do, in a sentence.
-    :param command: of ``queuekeeper`` that mends what it finds where no form of a DAG does; empty for none.
+    :param command: command of ``queuekeeper`` that mends the finding where no DAG does; empty for none.
     """
 
     id: str
@@ -207,7 +207,7 @@ class Check:
 
     @property
     def severity(self) -> Severity:
-        """Severity of its worst finding."""
+        """Severity of the worst finding."""
         return self.priority.severity
 
     def priority_of(self, severity: Severity) -> Priority:
@@ -217,7 +217,7 @@ class Check:
         return self.priority
 
     def remedy_of(self, severity: Severity) -> Remedy | None:
-        """Return what mends a finding of this severity."""
+        """Return the remedy of a finding of this severity."""
         return self.milder_remedy if self.priority_of(severity) is self.milder else self.remedy
 
 

@@ -1,4 +1,4 @@
-"""Parameters that several jobs have, each declared once; a job gives what differs: default, bound, nouns."""
+"""Parameters that several jobs have, each declared once; a job gives its own default, bound and nouns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queuekeeper.sessions.model import StoreRules
 
 
 def key_prefix() -> Any:
-    """Declare what stands before every key."""
+    """Declare the prefix of all keys."""
     return parameter(
         "",
         title="Key prefix",
@@ -24,7 +24,7 @@ def key_prefix() -> Any:
 
 
 def limit() -> Any:
-    """Declare how many messages a session holds; earlier releases called it ``session_limit`` in some places."""
+    """Declare how many messages a session holds; its old name is ``session_limit``."""
     return parameter(
         StoreRules.limit,
         title="Limit (messages per session)",
@@ -38,12 +38,12 @@ def limit() -> Any:
 
 
 def default_ttl_s() -> Any:
-    """Declare how long a message lives whose publisher did not say."""
+    """Declare how long a message without an expiry lives."""
     return seconds(
         StoreRules.default_ttl_s,
         title="Default life",
-        help="Seconds for which a message lives when its publisher set no expiry. They count from the message's own "
-        "time. Set it to what TBMQ has in persisted-messages.ttl.",
+        help="Seconds for which a message lives when its publisher set no expiry, from the message's own time. Set it "
+        "to what TBMQ has in persisted-messages.ttl.",
         section=Section.RULES,
         examples=[86_400, StoreRules.default_ttl_s, 2_592_000],
     )
@@ -52,8 +52,8 @@ def default_ttl_s() -> Any:
 def cohorts(*, what: str, default: str = "all", unset: str = "") -> Any:
     """Declare a choice of cohorts.
 
-    :param what: what is done with those that are chosen, a sentence.
-    :param unset: what holds where none is named, if that is allowed.
+    :param what: sentence that says what is done with the chosen cohorts.
+    :param unset: what holds without a choice, where that is allowed.
     """
     return parameter(
         default,
@@ -71,7 +71,7 @@ def cohorts(*, what: str, default: str = "all", unset: str = "") -> Any:
 def cohort_count(*, note: str) -> Any:
     """Declare how many ranges of hash slots there are.
 
-    :param note: what more or fewer of them mean, a sentence.
+    :param note: sentence that says what more or fewer ranges mean.
     """
     return parameter(
         96,
@@ -105,11 +105,11 @@ def max_operations_per_s(
 
 
 def max_run_minutes() -> Any:
-    """Declare how long a task works."""
+    """Declare the longest time that a task works."""
     return minutes(
         None,
         title="Time limit",
-        help="Minutes after which a task stops and fails. It can be cleared to go on where it stopped.",
+        help="Minutes after which a task stops and fails. Clear the task to go on where it stopped.",
         unset="no limit",
         section=Section.PACE,
         examples=[None, 30, 240],
@@ -117,24 +117,24 @@ def max_run_minutes() -> Any:
 
 
 def needed(*, title: str, help: str, rule: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
-    """Declare a text that somebody has to say."""
+    """Declare a text without a default, which a person has to give."""
     return parameter("", needed=True, title=title, help=help, rule=rule, **said)
 
 
 def run_id(*, help: str, unset: str, examples: list[str]) -> Any:  # noqa: A002 - as of a parameter
-    """Declare the name under which somebody finds again what was asked for."""
+    """Declare the name by which a later step finds a request."""
     return parameter("", title="Run", help=help, unset=unset, examples=examples)
 
 
 def approval_minutes(*, title: str, help: str) -> Any:  # noqa: A002 - as of a parameter
-    """Declare for how long an approval is waited for, or counts: a day, unless somebody says otherwise."""
+    """Declare for how many minutes an approval is waited for, or counts; the default is a day."""
     return minutes(1_440, title=title, help=help, section=Section.APPROVAL, examples=[60, 1_440])
 
 
 def shares(default: int, *, most: int, shared: str) -> Any:
     """Declare how many tasks share the work.
 
-    :param shared: what the help says is shared out, a sentence.
+    :param shared: sentence of the help that says what is shared.
     """
     return parameter(
         default, title="Shares", help=shared, section=Section.PACE, least=1, most=most, examples=[1, 4, 16]
@@ -151,7 +151,7 @@ def dry_run(default: bool = False) -> Any:
 
 
 def connection(default: str, *, title: str, help: str) -> Any:  # noqa: A002 - as of a parameter
-    """Declare the id of a connection of Airflow."""
+    """Declare the id of an Airflow connection."""
     return parameter(
         default,
         title=title,
@@ -165,27 +165,27 @@ def connection(default: str, *, title: str, help: str) -> Any:  # noqa: A002 - a
 
 
 class KeyPrefix(Parameters):
-    """What stands before every key."""
+    """Prefix of all keys."""
 
     key_prefix: str = key_prefix()
 
 
 class SessionRules(KeyPrefix):
-    """What holds for persistent sessions."""
+    """Rules of persistent sessions."""
 
     limit: int = limit()
     default_ttl_s: int = default_ttl_s()
 
 
 class Pacing(Parameters):
-    """What every job is asked that the engine itself keeps to."""
+    """Parameters of every job that the engine itself obeys."""
 
     max_operations_per_s: int | None = max_operations_per_s(None, counted="Operations", examples=(None, 10_000, 50_000))
     max_run_minutes: int | None = max_run_minutes()
 
 
 class RunParameters(Pacing, KeyPrefix):
-    """What every job is asked that works in Redis."""
+    """Parameters of every job that works in Redis."""
 
     shares: int = shares(1, most=64, shared="How many tasks share the work.")
 
@@ -197,13 +197,13 @@ class DryRun(Parameters):
 
 
 class DryRunFirst(Parameters):
-    """The same, for a job that changes nothing unless somebody says so."""
+    """Whether the run ends with its plan, for a job that by default changes nothing."""
 
     dry_run: bool = dry_run(True)
 
 
 class Approval(Parameters):
-    """How a person is asked."""
+    """How long the run waits for an approval."""
 
     approval_timeout_minutes: int = approval_minutes(
         title="Time to answer",
@@ -223,12 +223,13 @@ class FourEyes(Parameters):
 
 
 class UndoRetention(Parameters):
-    """How long undo files are kept."""
+    """Days for which undo files are kept."""
 
     undo_retention_days: int = days(
         7,
         title="Keep undo files",
-        help="Days after which a run that starts removes undo files. The files name clients, and may hold values.",
+        help="Days for which undo files are kept; each run removes older ones when it starts. The files name clients "
+        "and may hold values.",
         section=Section.RECORDS,
         most=365,
         examples=[1, 7, 30],
@@ -236,7 +237,7 @@ class UndoRetention(Parameters):
 
 
 class PostgresConnection(Parameters):
-    """Where plans, approvals and progress are kept, and what is read or maintained in PostgreSQL."""
+    """Connection of the database with plans, approvals and progress, and with tables that jobs read or maintain."""
 
     postgres_conn_id: str = connection(
         "queuekeeper_postgres",

@@ -1,4 +1,4 @@
-"""What a person may tell a run to do: wait, go on, keep to a pace; the same from a command and from a page."""
+"""Pauses, resumes and throttles a run, for commands and for pages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SHOWN = 50
 
 
 def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
-    """Return the run that is named, or the newest.
+    """Return the id of the named run, or of the newest.
 
-    :param kind: of this kind only; of those that these records are about if left out.
-    :raises UsageError: when there is none, or it is of another job.
+    :param kind: only runs of this kind; by default of all kinds of these records.
+    :raises UsageError: when there is no run, or the named run is of another job.
     """
     kinds = kind_of(kind).names if kind else tuple(runs.kinds)
     of = kind_of(kinds[0]) if kinds else RunKind(name="", dag="", noun="run")
@@ -29,10 +29,10 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
 
 
 def set_waiting(runs: Runs, run_id: str, waits: bool, *, actor: str) -> None:
-    """Let a run wait, or go on.
+    """Pause or resume a run.
 
-    :param actor: person who wants it.
-    :raises RefusedError: when it is to wait and is over.
+    :param actor: person who asks for it.
+    :raises RefusedError: when a run that is over is to be paused.
     :raises UsageError: when there is no such run.
     """
     if waits:
@@ -41,12 +41,12 @@ def set_waiting(runs: Runs, run_id: str, waits: bool, *, actor: str) -> None:
 
 
 def set_pace(runs: Runs, run_id: str, text: str, *, actor: str) -> MaintenanceRun:
-    """Change how fast a run may work, as somebody has written it, and return the run.
+    """Change the throttle of a run and return the run.
 
-    :param text: a rate in the run's own unit, or none.
-    :param actor: person who wants it.
-    :raises RefusedError: when it is over.
-    :raises UsageError: when it is no rate, the run has no pace, or there is no such run.
+    :param text: a rate in the run's unit per second, or "none".
+    :param actor: person who asks for it.
+    :raises RefusedError: when the run is over.
+    :raises UsageError: when the text is no rate, the run has no throttle, or there is no such run.
     """
     run = _at_work(runs, run_id)
     runs.set_throttle(run_id, rate_of(text, run.unit), actor=actor)
@@ -54,7 +54,7 @@ def set_pace(runs: Runs, run_id: str, text: str, *, actor: str) -> MaintenanceRu
 
 
 def _at_work(runs: Runs, run_id: str) -> MaintenanceRun:
-    """Return a run that still follows an order; one that has failed or was stopped can go on."""
+    """Return a run that is not over; a run that has failed or was stopped can go on."""
     run = runs.load(run_id)
     if run.over:
         raise RefusedError(run.over)
@@ -62,10 +62,10 @@ def _at_work(runs: Runs, run_id: str) -> MaintenanceRun:
 
 
 def rate_of(text: str, what: str) -> int | None:
-    """Return the rate that somebody names; the word "none" lifts the limit and gives None.
+    """Return the rate that a text names; "none" lifts the limit and gives None.
 
-    :param what: is counted, in the plural.
-    :raises UsageError: when it is no rate.
+    :param what: what the rate counts, in the plural.
+    :raises UsageError: when the text is no rate.
     """
     if text == "none":
         return None
@@ -77,6 +77,6 @@ def rate_of(text: str, what: str) -> int | None:
 
 
 def rate_words(run: MaintenanceRun) -> str:
-    """Return the throttle of a run."""
+    """Return the throttle of a run in words."""
     per_s = run.throttle_operations_per_s
     return "none" if per_s is None else f"{per_s:,} {run.unit}/s"

@@ -1,4 +1,4 @@
-"""Leads a job from its plan to its report: plan, approval, shares, second look; the same for every job."""
+"""Runs a job of any kind from its plan to its report: plan, approval, shares, second look."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _log = logging.getLogger(__name__)
 class Engine:
     """Plans and carries out runs of one job.
 
-    :param job: the job.
-    :param client: of Redis; none for a job that works in PostgreSQL alone.
-    :param clock: none for the clock of the server that is worked on, or without Redis for this machine's.
-    :param undo_directory: folder of the undo files, also one in an object store (``config.Settings.undo``); none for
-        jobs without a way back.
-    :param undo_file: the one file of a job with one share, where somebody has named it.
-    :param database: PostgreSQL, for a job that reads it.
-    :param given: what the job is told and no record may hold.
-    :param name_client: gives the name of a client for reports, a keyed hash of its id.
-    :param uniform: chooses how long the start of a share is put off.
-    :param stays: whether it waits in its place while a run is paused; else it gives up with :class:`RunPaused`, and
-        goes on when it is called again.
-    :param say: told how far it has come, and what cannot be worked on.
+    :param job: class of the job.
+    :param client: connection to Redis; none for a job that works in PostgreSQL alone.
+    :param clock: none for the clock of the Redis server, or without Redis of this machine.
+    :param undo_directory: folder of the undo files, which may be in an object store (``config.Settings.undo``); none
+        for jobs that cannot be undone.
+    :param undo_file: undo file of a job with one share, where a person has named it.
+    :param database: connection to PostgreSQL, for a job that reads it.
+    :param given: values for the job that no record may hold, such as client ids.
+    :param name_client: returns the name of a client in reports, a keyed hash of its id.
+    :param uniform: chooses the random delay of a share's start.
+    :param stays: whether a call waits while the run is paused; otherwise it raises :class:`RunPaused`, and continues
+        when it is called again.
+    :param say: prints progress, and what could not be worked on.
     """
 
     job: type[AnyJob]
@@ -65,9 +65,9 @@ class Engine:
     # --- plan ----------------------------------------------------------------------------------------------------
 
     def plan(self, parameters: Any) -> AnyPlan:
-        """Count what a run would do: it goes the run's own way, with a writer that only counts.
+        """Count what a run would do, by the run's own code with a writer that only counts.
 
-        :raises RefusedError: when a server or the rights on it do not do.
+        :raises RefusedError: when a server or the user's rights on it do not suffice.
         """
         parameters = self.job.settled(parameters, self.database)
         self.job.check(self.client, parameters, writing=False)
@@ -120,12 +120,12 @@ class Engine:
     # --- work ----------------------------------------------------------------------------------------------------
 
     def apply(self, runs: MaintenanceRuns, run_id: str, share: str) -> ShareReport[Any]:
-        """Do one share of a plan. Repeated, it goes on where it was stopped or killed.
+        """Do one share of a plan; a repeated call continues where the last one was stopped or killed.
 
-        :raises RefusedError: when nobody has approved what needs it, another process works on the share, or the server
+        :raises RefusedError: when a needed approval is missing, another process works on the share, or the server
             refuses.
-        :raises StalePlan: when the plan or its approval are too old, or another release made it.
-        :raises RunPaused: when it is paused and this engine does not stay; called again later, it goes on.
+        :raises StalePlan: when the plan or its approval is too old, or another release made the plan.
+        :raises RunPaused: when the run is paused and ``stays`` is false; a later call continues.
         """
         plan = self.load(runs, run_id)
         if share not in plan.share_names():
@@ -200,7 +200,7 @@ class Engine:
                     counts.add_changes(work.begun or self.job.Counts())
                     runs.save_progress(run_id, _progress(share, cursor, counts))
                     raise
-                # What is kept of it now is none of the server's time.
+                # Writing progress must not count as time of the server.
                 work.world.breaker.answered()
                 cursor = step.cursor
                 runs.save_progress(run_id, _progress(share, cursor, counts))
@@ -209,9 +209,9 @@ class Engine:
         self.say(work.done_words(share, counts))
 
     def undo(self, *, run_id: str, parameters: Any, dry_run: bool) -> Any:
-        """Take back what a run has changed, from the undo files of its shares, or only count it.
+        """Undo the changes of a run from the undo files of its shares; in a dry run only count them.
 
-        :raises UsageError: when there is none, or the job has no way back.
+        :raises UsageError: when there is no undo file, or the job cannot be undone.
         """
         if refusal := self.job.no_way_back():
             raise UsageError(refusal)
@@ -222,10 +222,12 @@ class Engine:
     # --- report --------------------------------------------------------------------------------------------------
 
     def report(self, runs: MaintenanceRuns, run_id: str, *, dry_run: bool) -> AnyOutcome:
-        """Look a second time, and keep the outcome with the run, to whose rate and pauses it holds.
+        """Take the second look at the run's rate, and store the outcome with the run.
 
-        :param dry_run: nothing was to be done: there is no second look, as there is none when the plan was empty.
-        :raises RunPaused: when it is paused and the engine does not stay; called again later, it looks anew.
+        There is no second look after a dry run or when the plan was empty.
+
+        :param dry_run: whether the run ended with its plan.
+        :raises RunPaused: when the run is paused and ``stays`` is false; a later call takes the look anew.
         """
         plan = self.load(runs, run_id)
         counts = self.job.Counts()
@@ -260,7 +262,7 @@ class Engine:
         )
         kept = outcome_facts(outcome)
         del kept["plan"]
-        # The audit has what was done: where there was nothing to do, that is nothing.
+        # The audit records what was done, so a run without changes adds no entry.
         runs.save_report(run_id, kept, effect={} if is_over else None)
         return outcome
 
@@ -320,7 +322,7 @@ class Engine:
         return self.undo_directory
 
     def _undo_files(self, run_id: str, plan: AnyPlan) -> tuple[str, ...]:
-        """Return the undo files of a run that are to be found from here."""
+        """Return the undo files of a run that can be found from this machine."""
         if not self.job.undoes:
             return ()
         paths = (self._undo_path(run_id, share) for share in plan.share_names())
@@ -345,8 +347,8 @@ def save_plan(job: type[AnyJob], runs: MaintenanceRuns, plan: AnyPlan) -> Mainte
 def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
     """Return a stored plan.
 
-    :raises UsageError: when there is none of this id, or it is of another job.
-    :raises StalePlan: when an earlier release made it, which wrote plans in another form.
+    :raises UsageError: when there is no plan of this id, or it is of another job.
+    :raises StalePlan: when an earlier release wrote the plan in another form.
     """
     run = runs.load(run_id)
     if run.kind != job.kind:
@@ -369,14 +371,14 @@ def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
 
 
 def outcome_facts(outcome: AnyOutcome) -> dict[str, Any]:
-    """Return what a run came to as JSON can hold it."""
+    """Return the outcome of a run as JSON values."""
     facts: dict[str, Any] = asdict(outcome)
     facts |= {"plan": outcome.plan.facts(), "clean": outcome.clean, "moved_on": outcome.moved_on}
     return {**facts, **facts.pop("facts")}
 
 
 def _open_shares(runs: MaintenanceRuns, run_id: str, plan: AnyPlan) -> tuple[str, ...]:
-    """Return the shares that were not gone through to the end."""
+    """Return the shares that are not done."""
     done = {each.shard for each in runs.progress(run_id) if each.done}
     return tuple(share for share in plan.share_names() if share not in done)
 

@@ -1,7 +1,7 @@
 """A finding: one record of what is wrong with queues, partitions or the event broker, and of the form that mends it.
 
-Judgements of quality, maintenance of partitions and upkeep of the event broker make it. ``quality_results`` keeps it as
-it stands; ``--json``, tables, XCom, pages and reports show it and add nothing.
+Quality judgements, maintenance of partitions and upkeep of the event broker make findings. ``quality_results`` stores
+them; ``--json``, tables, XCom, pages and reports show them unchanged.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from queuekeeper.jobs.checks import Check, Priority, Remedy, Severity, check
 
 K = TypeVar("K", bound=StrEnum)
 
-_BROKEN = "The check could not be made, so nothing is known: mend what stands above, then run queue_quality again."
+_BROKEN = "The check could not be made and proves nothing: mend the cause named above, then run queue_quality again."
 
 
 class Status(StrEnum):
-    """What became of a check."""
+    """Result of a check."""
 
     PASSED = "passed"
     FAILED = "failed"
-    KNOWN = "known"  # failed, and somebody answers for it until a day
+    KNOWN = "known"  # failed, and a person has accepted the fault until a day
     BROKEN = "broken"  # the check could not be made: it proves nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What became of one check.
+    """Result of one check.
 
-    :param check_id: number of the check, see :mod:`queuekeeper.jobs.checks`; empty for what none is about.
-    :param description: what should hold; of partitions and of the event broker, what is wrong and what to do.
-    :param suite: suite that judged it; empty for what none has judged.
-    :param expectation: its number in the suite, from 1.
-    :param kind: what exactly is wrong, where a check finds several things.
-    :param subject: partition, range, table or condition; empty for what is about many queues.
-    :param unexpected_count: rows that break it, most often queues.
-    :param observed: the same in words; for a broken check, why it could not be made.
-    :param examples: hashed client ids with the values that were looked at; never a payload. The client's own id, where
-        somebody asked for it, is not stored.
-    :param remedy: DAG that mends it, empty where a person has to look.
-    :param remedy_conf: its form, filled in.
-    :param place: servers and prefix of keys that were looked at.
+    :param check_id: number of the check, see :mod:`queuekeeper.jobs.checks`; empty for a finding of no check.
+    :param description: what should hold; for partitions and the event broker, what is wrong and what to do.
+    :param suite: suite with the expectation; empty for a finding of no suite.
+    :param expectation: number of the expectation in the suite, from 1.
+    :param kind: which fault it is, where a check finds several.
+    :param subject: partition, range, table or condition; empty for a finding about many queues.
+    :param unexpected_count: rows, most often queues, that break the expectation.
+    :param observed: what was observed, in words; for a broken check, why it could not be made.
+    :param examples: hashed client ids with the values that were checked; never a payload. A client's own id is never
+        stored, also where a person asked to see it.
+    :param remedy: DAG that mends the fault; empty where a person has to look.
+    :param remedy_conf: the DAG's form, filled in.
+    :param place: servers and key prefix that were checked.
     :param remedy_url: address that opens the form; empty where no Airflow is known.
     """
 
@@ -68,22 +68,22 @@ class Finding:
 
     @classmethod
     def of_kind(cls, kind: K, checks: Mapping[K, tuple[str, Severity]], *, subject: str, words: str) -> Finding:
-        """Return what a look at one thing has found.
+        """Return a finding of a partition, a table or a condition.
 
-        :param checks: check and severity of a kind; a kind that is left out is a warning of no check.
-        :param words: what it is, and what to do.
+        :param checks: check and severity of each kind; a kind that is left out is a warning of no check.
+        :param words: what is wrong, and what to do.
         """
         check_id, severity = checks.get(kind, ("", Severity.WARNING))
         return cls(check_id=check_id, severity=severity, kind=kind, subject=subject, description=words)
 
     @property
     def check(self) -> Check | None:
-        """The check that it is part of; none for what no check is about."""
+        """The check of the finding; none for a finding of no check."""
         return check(self.check_id) if self.check_id else None
 
     @property
     def title(self) -> str:
-        """What is checked, in few words."""
+        """Title of the check."""
         return self.check.title if self.check else self.kind.replace("_", " ").capitalize()
 
     @property
@@ -94,27 +94,27 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether it holds; false where nobody could look."""
+        """Whether the check passed; false for a broken check."""
         return self.status is Status.PASSED
 
     @property
     def broken(self) -> str:
-        """Why the check could not be made; empty where it was."""
+        """Why the check could not be made; empty where it was made."""
         return self.observed if self.status is Status.BROKEN else ""
 
     @property
     def words(self) -> str:
-        """What it is, as findings of partitions and of the event broker call it."""
+        """What is wrong and what to do; another name of ``description``."""
         return self.description
 
     @property
     def urgent(self) -> bool:
-        """Whether it must not wait."""
+        """Whether the finding must not wait."""
         return self.severity is Severity.CRITICAL
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Sorts findings: what fails a run first, what passed last."""
+        """Key that sorts findings: those that fail a run first, passed checks last."""
         order = (Status.BROKEN, Status.FAILED, Status.KNOWN, Status.PASSED)
         return order.index(self.status), list(Priority).index(self.priority)
 
@@ -127,26 +127,26 @@ class Finding:
 
     @property
     def is_mendable(self) -> bool:
-        """Whether a DAG mends what was found: nobody mends what could not be looked at."""
+        """Whether a DAG mends the fault; never for a broken check."""
         return bool(self.remedy) and self.status in {Status.FAILED, Status.KNOWN}
 
     @property
     def remedy_name(self) -> str:
-        """The remedy as a person calls it."""
+        """Name of the remedy."""
         return str(self.remedy_conf.get("remedy", self.remedy))
 
     @property
     def trigger(self) -> str:
-        """Command of Airflow that starts the remedy with its form filled in; empty where there is none."""
+        """Airflow command that starts the remedy with its filled-in form; empty where there is no remedy."""
         if not self.is_mendable:
             return ""
         conf = json.dumps(self.remedy_conf, ensure_ascii=False)
         return f"airflow dags trigger {shlex.quote(self.remedy)} --conf {shlex.quote(conf)}"
 
     def command(self, *, shell_prefix: str = "") -> str:
-        """Return the command of ``queuekeeper`` that begins to mend it, and plans first; empty where there is none.
+        """Return the command of ``queuekeeper`` that plans, and then begins, to mend the fault; empty for none.
 
-        :param shell_prefix: prefix of keys that the shell would add by itself.
+        :param shell_prefix: key prefix that the shell's environment sets for commands.
         """
         if self.check and self.check.command:
             return f"queuekeeper {self.check.command}"
@@ -154,10 +154,10 @@ class Finding:
         return remedy.command_line(self.remedy_conf, shell_prefix=shell_prefix) if remedy else ""
 
     def with_remedy(self, *, besides: Mapping[str, Any] | None = None, **values: Any) -> Finding:
-        """Return it with the DAG that mends it and its form, filled in; unchanged where a person has to look.
+        """Return the finding with its remedy and the filled-in form; unchanged where a person has to look.
 
         :param besides: further fields of the form.
-        :param values: what the forms of remedies are filled in with; the form keeps its default where one is missing.
+        :param values: values for the form; fields without a value keep their default.
         """
         remedy = self._remedy
         if remedy is None:
@@ -165,10 +165,10 @@ class Finding:
         return replace(self, remedy=remedy.dag_id, remedy_conf=remedy.filled(**values) | dict(besides or {}))
 
     def with_form(self, values: Mapping[str, Any], *, forms_url: str) -> Finding:
-        """Return it with the address of its remedy's form.
+        """Return the finding with the address of its remedy's form.
 
-        :param values: connections, for forms that take them.
-        :param forms_url: address below which forms of DAGs are opened; empty for none.
+        :param values: connections, for forms that name connections.
+        :param forms_url: address below which Airflow opens the forms of DAGs; empty for none.
         """
         if not self.is_mendable:
             return self
@@ -180,12 +180,12 @@ class Finding:
         return replace(self, remedy_conf=conf, remedy_url=url)
 
     def without_client_ids(self) -> Finding:
-        """Return it as whoever may not know who the clients are may read it."""
+        """Return the finding without client ids."""
         hashed = tuple({name: row[name] for name in row if name != "client_id"} for row in self.examples)
         return replace(self, examples=hashed)
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON, for ``--json``, XCom and reports."""
+        """Return the finding as JSON values, for ``--json``, XCom and reports."""
         stored = {each.name: getattr(self, each.name) for each in fields(self)}
         return stored | {
             "severity": str(self.severity),
@@ -203,7 +203,7 @@ class Finding:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return it without any client's id, for XCom; ``check`` and ``unexpected`` are names of earlier releases."""
+        """Return the finding without client ids, for XCom; ``check`` and ``unexpected`` are names of old releases."""
         return self.without_client_ids().facts() | {"check": self.check_id, "unexpected": self.unexpected_count}
 
     @property

@@ -1,4 +1,4 @@
-"""Goes through all keys of a pattern, for a job on a single server or a cluster, and changes them one by one."""
+"""Bases of jobs that go through all keys of a pattern, on a single server or a cluster."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from queuekeeper.redis_client import address_of, is_cluster, redis_errors
 from queuekeeper.redis_names import ALL_SLOTS, KEYS_PER_PAGE, READINGS, Names, masters, restless
 
 Line = Mapping[str, Any]
-"""What an undo file says of one change."""
+"""Line of an undo file, which describes one change."""
 
 _SLOTS = " slots "
 
 
 class KeyPages(Job[P, C, F]):
-    """A job that works on the keys of a pattern, a page at a time; a run goes on behind its last page."""
+    """A job that works on the keys of a pattern, page by page; an interrupted run continues behind its last page."""
 
     @abstractmethod
     def pattern(self) -> str:
@@ -47,11 +47,11 @@ class KeyPages(Job[P, C, F]):
         return [f"{address}{_SLOTS}{first}-{last - 1}" for first, last in pairwise(bounds)]
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield pages of names of keys, as the servers have them that hold the share's slots by now.
+        """Yield pages of key names from the servers that now hold the share's slots.
 
-        What is only counted is read once, and counted again as a whole where a slot has moved.
+        A counting pass reads the names once, and counts a share again as a whole where a slot has moved.
 
-        :raises StalePlan: when the share is of another server.
+        :raises StalePlan: when the share belongs to another server.
         """
         client, (address, _, slots) = self.world.client, share.partition(_SLOTS)
         if not is_cluster(client) and address != address_of(client):
@@ -77,7 +77,7 @@ class KeyPages(Job[P, C, F]):
 
 @dataclass(kw_only=True)
 class KeyCounts(Counts):
-    """What was looked at, and what is to be changed or was."""
+    """Keys that were looked at, and keys that are to be changed or were changed."""
 
     looked_at: ClassVar[frozenset[str]] = frozenset({"keys"})
 
@@ -86,23 +86,26 @@ class KeyCounts(Counts):
 
 
 class KeyJob(KeyPages[P, KeyCounts, NothingBesides]):
-    """A job that changes keys one by one; names that are no text are left alone.
+    """A job that changes keys one by one; names that are not UTF-8 are left alone.
 
-    Where a call for each key is too slow, ``apply`` of the job's own sends one script for a page.
+    Where one call per key is too slow, override ``apply`` to send one script per page.
     """
 
     @property
     def client(self) -> Any:
-        """Redis, for any command."""
+        """Redis client, for any command."""
         return self.world.client
 
     @abstractmethod
     def line(self, key: str) -> Line:
-        """Return what the undo file says of a key, before it is changed."""
+        """Return the line of the undo file for a key, before the key is changed."""
 
     @abstractmethod
     def change(self, line: Line) -> bool:
-        """Do what a line says, unless something is in the way; where ``world.counts_only``, only tell whether it is."""
+        """Make the change of a line and return true; return false when something prevents it.
+
+        With ``world.counts_only``, change nothing and return whether the change could be made.
+        """
 
     def apply(self, step: Step) -> KeyCounts:
         """Change a page of keys."""

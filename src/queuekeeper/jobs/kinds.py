@@ -1,4 +1,4 @@
-"""What is to be known of runs of a kind, whoever carries them out: in one record, which their owner has made."""
+"""The record that describes a kind of runs, whoever carries them out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Stores(Protocol):
-    """Where runs are on record and what they work on; each is opened when it is asked for."""
+    """The control database and Redis; each connection is opened when it is first used."""
 
     @property
     def connection(self) -> Connection:
-        """Connection to the control database, which commits by itself."""
+        """Connection to the control database, with ``autocommit``."""
 
     @property
     def client(self) -> RedisClient:
@@ -30,14 +30,15 @@ class Stores(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a run has come to.
+    """Result of a run.
 
-    :param verdict: in a sentence.
-    :param facts: for JSON.
-    :param healthy: whether the verdict is a good one; none where it is neither.
+    :param verdict: the result in a sentence.
+    :param facts: values for JSON.
+    :param healthy: whether the verdict is good; none where it is neither good nor bad.
     :param lines: sentences that explain the verdict.
     :param write: writes the report's two files into a folder.
-    :param failed: why a command that asks for it fails, to be filled with ``html``; empty where it does not.
+    :param failed: why the report's command fails, a text with ``{html}`` for the report's path; empty where it does
+        not fail.
     """
 
     verdict: str
@@ -55,23 +56,23 @@ def _nothing(_: MaintenanceRun) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunKind:
-    """A kind of runs. Its owner names it in the group ``queuekeeper.jobs`` of its distribution's entry points.
+    """A kind of runs. Its distribution names it in the entry point group ``queuekeeper.jobs``.
 
-    :param name: under which its runs are on record, and how that of the entry point is.
-    :param dag: whose runs carry them out: who may start those may steer these.
-    :param noun: one of them, as sentences say it.
-    :param command: makes one; empty where several do.
-    :param unit: what their throttle counts, in the plural.
-    :param fact_names: instants in the record's report, each with what people call it.
-    :param alike: kinds that do for this one where somebody names a run of it; itself alone where none is named.
-    :param page: of the site, which shows one, with ``{run_id}``; empty for the page of all jobs.
-    :param looks_again: whether a run is still at work once all is done, until its report is there.
-    :param no_pace: says why there is nothing in a run that a throttle could slow down; empty where there is.
-    :param no_undo: says why ``queuekeeper run undo`` does not take a run back, and what does; empty where it does.
-    :param undo: takes a run back, or only counts, where the engine does not: it is given the stores, the run,
+    :param name: name of the kind in records, and of its entry point.
+    :param dag: DAG that carries the runs out; who may trigger it may also pause, resume and throttle the runs.
+    :param noun: a run in sentences, such as "repair of fan-out queues".
+    :param command: command that makes a run; empty where several do.
+    :param unit: what the throttle counts, in the plural.
+    :param fact_names: instants in the record's report, each with its label.
+    :param alike: kinds that a command for this kind accepts; only this kind when empty.
+    :param page: page of the site that shows a run, with ``{run_id}``; empty for the page of all jobs.
+    :param looks_again: whether a run whose work is done is still at work until its report exists.
+    :param no_pace: returns why a throttle has no effect on a run; empty where it has.
+    :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does; empty where it does.
+    :param undo: undoes a run, or only counts, where the engine does not. Its arguments are the stores, the run,
         ``dry_run``, and ``agree``, which asks a person before anything changes.
-    :param report: tells what a run has come to, where the engine does not.
-    :param keeps_files: whether its reports are written as files though nobody has named a folder.
+    :param report: returns the result of a run, where the engine does not.
+    :param keeps_files: whether reports are written as files without a named folder.
     """
 
     name: str
@@ -91,5 +92,5 @@ class RunKind:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Kinds of which a run may be where one of this kind is meant."""
+        """Kinds of runs that a command for this kind accepts."""
         return self.alike or (self.name,)

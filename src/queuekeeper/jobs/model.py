@@ -1,4 +1,4 @@
-"""What a job is, and what every job plans, does and comes to, in one set of records."""
+"""A job, and the records of its plan, its work and its outcome, the same for every job."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ INEXACT = "slots of the cluster moved while keys were looked for; plan again whe
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """What people call a job, its runs and its changes. Sentences have ``{count}`` where the number goes.
+    """Words for a job, its runs and its changes. Sentences have ``{count}`` in place of the number.
 
     :param noun: a run, such as "repair of fan-out queues".
     :param title: the same as a heading.
     :param about: what runs work on, in the plural.
-    :param command: that makes a plan.
-    :param go_on: command that goes on with a run that was stopped.
-    :param unit: what a run goes through, one of them.
-    :param units: several of them.
-    :param to_do: what follows the number of changes that are to be made.
-    :param done: what follows the number of those that were made.
-    :param planned: what a dry run has come to.
-    :param nothing: what a run has come to that found nothing to do.
-    :param left: what a second look has found.
-    :param clean: what it says when it has found nothing.
-    :param broken: what could not be worked on.
+    :param command: command that makes a plan.
+    :param go_on: command that continues a stopped run.
+    :param unit: what a run goes through, in the singular.
+    :param units: what a run goes through, in the plural.
+    :param to_do: words after the number of changes to be made, such as "changes to be made".
+    :param done: words after the number of changes that were made.
+    :param planned: verdict of a dry run.
+    :param nothing: verdict of a run that found nothing to do.
+    :param left: verdict when the second look finds something to do.
+    :param clean: verdict when the second look finds nothing to do.
+    :param broken: sentence on what could not be worked on.
     :param hint: what to do about that.
-    :param footer: says at the end of a report what names there are in it.
+    :param footer: sentence at the end of a report on the names that it shows.
     """
 
     noun: str
@@ -75,7 +75,7 @@ class Words:
     def of_changes(cls, changes: str, **others: str) -> Words:
         """Return the words of a job whose changes have a name.
 
-        :param changes: what it makes, in the plural, such as "repairs".
+        :param changes: the changes, in the plural, such as "repairs".
         """
         return cls(
             to_do=f"{changes} to be made",
@@ -90,8 +90,8 @@ class Words:
 class Step:
     """A bounded piece of work.
 
-    :param cursor: where a run goes on that has done it; any text that PostgreSQL can hold.
-    :param work: what is to be done, in the job's own words.
+    :param cursor: place behind the step, where a run continues; any text that PostgreSQL can hold.
+    :param work: what is to be done, in the job's own form.
     """
 
     cursor: str
@@ -100,11 +100,11 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Something that a plan has found, for reports and screens.
+    """A table of what a plan has found, for reports and screens.
 
-    :param empty: sentence in the place of a table without rows.
-    :param note: sentence below it.
-    :param links: per row, the address that its last cell leads to on a page; empty for none.
+    :param empty: sentence in place of a table without rows.
+    :param note: sentence below the table.
+    :param links: address that the last cell of each row leads to on a page; empty for none.
     """
 
     heading: str
@@ -127,10 +127,10 @@ class SharePlan(Generic[C]):
 class Plan(Generic[P, C, F]):
     """What a job would do; nothing was written.
 
-    :param as_of_ms: the instant that the job judges by, however long the run takes.
-    :param found: what the job says of it besides, in a record of its own.
-    :param steps: those in which there is something to do, by their cursors, where the job works only through these.
-    :param exact: whether everything was counted, and once; not so where slots of a cluster moved all the time.
+    :param as_of_ms: the instant at which the job judges, however long the run takes.
+    :param found: further findings of the job, in a record of its own.
+    :param steps: cursors of the steps in which there is something to do, where the job works only through these.
+    :param exact: whether everything was counted exactly once; false where slots of a cluster moved all the time.
     """
 
     parameters: P
@@ -157,7 +157,7 @@ class Plan(Generic[P, C, F]):
         return next(each for each in self.shares if each.share == name)
 
     def facts(self) -> dict[str, Any]:
-        """Return the plan as JSON can hold it; the steps are its own."""
+        """Return the plan as JSON values, without its steps."""
         facts: dict[str, Any] = asdict(self)
         del facts["steps"]
         return {**facts, **facts.pop("found")}
@@ -167,9 +167,9 @@ class Plan(Generic[P, C, F]):
 class ShareReport(Generic[C]):
     """What was done in one share, over all calls of the run.
 
-    :param done: whether the whole share was gone through; else the run can go on.
-    :param stopped: why it was not; empty when it was.
-    :param undo_file: what can be taken back; empty when nothing was changed, or the job has no way back.
+    :param done: whether the whole share is done; otherwise the run can be continued.
+    :param stopped: why the share is not done; empty when it is.
+    :param undo_file: path of the undo file; empty when nothing was changed, or the job cannot be undone.
     """
 
     maintenance_run_id: str
@@ -183,14 +183,14 @@ class ShareReport(Generic[C]):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Generic[P, C, F]):
-    """A whole run, judged by a second look.
+    """Outcome of a whole run with its second look.
 
     :param counts: what was done; all 0 in a dry run.
-    :param left: what the second look still finds to do; none where there was no need of one.
-    :param proved: whether that look took in everything.
-    :param open_shares: shares that were not gone through to the end.
-    :param undo_files: those that tell what was done, as far as they are to be found from here.
-    :param facts: what the job says of the whole besides.
+    :param left: what the second look still finds to do; none where there was no second look.
+    :param proved: whether the second look took in everything.
+    :param open_shares: shares that are not done.
+    :param undo_files: undo files of the run that can be found from this machine.
+    :param facts: further facts of the job about the whole.
     """
 
     maintenance_run_id: str
@@ -206,7 +206,7 @@ class Outcome(Generic[P, C, F]):
 
     @property
     def moved_on(self) -> dict[str, int]:
-        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
+        """What was planned and not done, by name: planned = done + moved on; below 0 where more has come since."""
         return {} if self.dry_run or self.plan.empty else self.plan.counts.moved_on(self.counts)
 
     @property
@@ -217,20 +217,20 @@ class Outcome(Generic[P, C, F]):
 
     @property
     def trouble(self) -> str:
-        """What a look at the whole has found that must not wait; empty for nothing."""
+        """What must not wait, from the job's facts; empty for nothing."""
         return str(self.facts.get("trouble") or "")
 
     @property
     def broken(self) -> int:
-        """What could not be looked at or worked on."""
+        """Number of keys or queues that could not be read or worked on."""
         return max(each.broken for each in (self.plan.counts, self.counts, self.left or self.counts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undone:
-    """What was taken back; of a dry run, what would be.
+    """What an undo took back, or in a dry run would take back.
 
-    :param noted: changes that the undo files tell of; the others were left, as somebody has gone on from them.
+    :param noted: all changes in the undo files; those not taken back were left because somebody has changed them since.
     """
 
     maintenance_run_id: str
@@ -242,21 +242,21 @@ class Undone:
 
 @dataclass(kw_only=True)
 class World(Generic[P]):
-    """What a job works in during one pass: a plan, the work on a share, the second look, or taking back.
+    """What a job works with during one pass: a plan, the work on a share, the second look, or an undo.
 
-    :param now_ms: the instant that the job judges by.
-    :param clock: what time it is meanwhile.
-    :param writer: changes the store and notes what it changes, or only counts.
-    :param wait: told of so much work, it returns when more may be done.
-    :param rest: breaks the pass off while the run is paused and nobody stays; a job calls it within long steps, where
-        :attr:`Job.begun` says all that was done.
-    :param name_client: gives the name of a client for reports, a keyed hash of its id.
-    :param breaker: makes steps smaller while the server struggles.
-    :param planned: the plan that is carried out or looked at again; none while it is made.
-    :param total: what was counted of the share so far, by earlier calls of the run too; none in a second look.
-    :param token: names run and share to whatever lets only one at a time.
-    :param database: PostgreSQL, for a job that reads it; none where nobody has named one.
-    :param given: what a job is told and no record may hold, such as client ids.
+    :param now_ms: the instant at which the job judges.
+    :param clock: clock for the present time during the pass.
+    :param writer: changes the store and notes the changes, or only counts.
+    :param wait: takes the amount of work done, and returns when more may be done.
+    :param rest: raises :class:`RunPaused` while the run is paused and ``stays`` is false. A job calls it within long
+        steps, after it has set :attr:`Job.begun`.
+    :param name_client: returns the name of a client in reports, a keyed hash of its id.
+    :param breaker: makes steps smaller while the server is slow.
+    :param planned: the plan that is carried out or looked at again; none while the plan is made.
+    :param total: counts of the share so far, earlier calls of the run included; none in a second look.
+    :param token: name of run and share, for locks.
+    :param database: connection to PostgreSQL, for a job that reads it; none where none was named.
+    :param given: values for the job that no record may hold, such as client ids.
     """
 
     client: RedisClient
@@ -282,20 +282,20 @@ class World(Generic[P]):
         return self.writer.counts_only
 
     def pace(self, amount: float) -> None:
-        """Wait until the next call may be sent, and see how long the last one took.
+        """Note how long the last call took, and wait until the next call may be sent.
 
-        :param amount: how much the last one has brought.
+        :param amount: amount of work of the last call.
         """
         self.breaker.answered()
         self.wait(amount)
         self.breaker.sent()
 
     def size(self, full: int) -> int:
-        """Return how much the next step may take in: all of it, or less while the server struggles."""
+        """Return the size of the next step: the full size, or less while the server is slow."""
         return self.breaker.size(full)
 
     def batches(self, items: Iterable[T], full: int) -> Iterator[list[T]]:
-        """Cut items into what a step may take in, which is asked before each; see :meth:`size`."""
+        """Cut items into batches, each of the size that :meth:`size` returns when the batch begins."""
         iterator = iter(items)
         while batch := list(islice(iterator, self.size(full))):
             yield batch
@@ -303,29 +303,28 @@ class World(Generic[P]):
 
 @dataclass(frozen=True)
 class NothingBesides:
-    """A plan that is all in its counts."""
+    """Findings of a job whose plan consists of counts alone."""
 
 
 class Job(ABC, Generic[P, C, F]):
-    """Work that changes data in bounded steps. One object makes one pass; the engine does all the rest.
+    """Work that changes data in bounded steps. One object makes one pass; the engine does the rest.
 
-    A job names the classes of its parameters, of its counts and of what its plans find as its types.
+    A job names the classes of its parameters, its counts and its findings as type arguments.
 
-    :cvar kind: name of the job where all jobs are kept; a DAG has the same.
-    :cvar dag: DAG whose runs carry it out, where that is another: who may start those may pause runs of the job.
-    :cvar report: how the files of its reports are named, and what they are called; made of its name where it says none.
-    :cvar on_redis: whether it works in Redis; else in PostgreSQL alone, and it is given no client.
-    :cvar asks: whether somebody has to approve a plan before a task carries it out.
-    :cvar undoes: whether what it does can be taken back.
-    :cvar works_when_empty: whether shares are gone through though the plan has found nothing.
-    :cvar fact_names: instants among :meth:`facts`, each with what people call it.
-    :cvar keeps_steps: whether only the steps of the plan are worked through and looked at again.
-    :cvar proof_steps: most steps that the second look takes in; none for all.
-    :ivar proved: whether a second look has seen all that there is in what it looked at.
-    :ivar moved: whether keys have moved to another server while they were looked for: some may have been missed, or met
-        twice.
-    :ivar begun: what was done so far of the step at hand, for a run that is paused, stopped or broken off within it;
-        none where a job does not say.
+    :cvar kind: name of the job in records; also of its DAG, unless ``dag`` names another.
+    :cvar dag: DAG that carries the runs out, where it has another name; who may trigger it may also pause runs.
+    :cvar report: name of the report's files, and its title; by default made of the job's name.
+    :cvar on_redis: whether the job works in Redis; otherwise it works in PostgreSQL alone and gets no client.
+    :cvar asks: whether a person has to approve a plan before a task carries it out.
+    :cvar undoes: whether the job's changes can be undone.
+    :cvar works_when_empty: whether shares are worked on when the plan has found nothing.
+    :cvar fact_names: instants among :meth:`facts`, each with its label.
+    :cvar keeps_steps: whether work and second look are limited to the steps of the plan.
+    :cvar proof_steps: most steps of the second look; none for all.
+    :ivar proved: whether the second look has seen everything in its steps.
+    :ivar moved: whether keys moved to another server during the search, so that some may be missed or come twice.
+    :ivar begun: counts of the present step so far, for a run that is paused, stopped or interrupted within it; none
+        where a job does not keep them.
     """
 
     kind: ClassVar[str]
@@ -344,12 +343,12 @@ class Job(ABC, Generic[P, C, F]):
     proof_steps: ClassVar[int | None] = None
 
     def __init_subclass__(cls) -> None:
-        """Give a job the classes that it names as its types, and its kind of reports."""
+        """Set the classes that a job names as type arguments, and its kind of reports."""
         super().__init_subclass__()
         for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
             if isinstance(origin, type) and issubclass(origin, Job):
-                # A class between may have settled the last of them.
+                # A class between may have given the last type arguments.
                 for name, kind in zip(("Parameters", "Counts", "Found"), get_args(base), strict=False):
                     if kind is not Any and not isinstance(kind, TypeVar):
                         setattr(cls, name, kind)
@@ -362,7 +361,7 @@ class Job(ABC, Generic[P, C, F]):
         self.moved = False
         self.begun: C | None = None
 
-    # --- what it does --------------------------------------------------------------------------------------------
+    # --- work ----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def shares(self) -> list[str]:
@@ -377,19 +376,19 @@ class Job(ABC, Generic[P, C, F]):
 
     @abstractmethod
     def apply(self, step: Step) -> C:
-        """Do one step and return what was done; the store decides again. With a writer that counts, count it."""
+        """Do one step and return what was done; the store decides again. With a counting writer, only count."""
 
     def look_again(self) -> Iterator[Step]:
-        """Yield what the second look goes through."""
+        """Yield the steps of the second look."""
         for share in self.shares():
             yield from self.find(share)
 
     def found(self) -> F:
-        """Return what the pass has found besides counts."""
+        """Return the findings of the pass besides its counts."""
         return self.Found()  # type: ignore[no-any-return]
 
     def undo(self, run_id: str, files: Sequence[Path]) -> Any:
-        """Take back, or only count, what the undo files of a run tell of, and return a record of counts."""
+        """Undo the changes in a run's undo files, or only count them, and return a record of counts."""
         noted = taken_back = 0
         for path in files:
             for line in read_undo_file(path, kind=self.kind)[1]:
@@ -404,17 +403,17 @@ class Job(ABC, Generic[P, C, F]):
         )
 
     def take_back(self, line: Mapping[str, Any]) -> bool:
-        """Take back what a line of an undo file tells of, unless somebody has gone on from it; tell whether it was."""
+        """Undo the change of a line and return true; return false where somebody has changed the data since."""
         raise UsageError(f"a {self.words.noun} has no way back")
 
     @classmethod
     def no_way_back(cls) -> str:
-        """Return that what it does cannot be taken back; empty where it can."""
+        """Return the sentence that the job cannot be undone; empty where it can."""
         return "" if cls.undoes else f"a {cls.words.noun} has no way back"
 
     @classmethod
     def run_kind(cls) -> RunKind:
-        """Return what is to be known of its runs."""
+        """Return the record of the job's kind of runs."""
         return RunKind(
             name=cls.kind,
             dag=cls.dag or cls.kind,
@@ -425,50 +424,50 @@ class Job(ABC, Generic[P, C, F]):
         )
 
     def undo_header(self) -> dict[str, Any]:
-        """Return what the first line of an undo file says besides run and share."""
+        """Return the fields of an undo file's first line besides run and share."""
         return {}
 
     @classmethod
     def settled(cls, parameters: P, database: Connection | None) -> P:
-        """Return the parameters of a plan: what was asked for, with what had to be looked up first."""
+        """Return the parameters of a plan: those that were given, completed with values from the database."""
         return parameters
 
     @classmethod
     def check(cls, client: RedisClient, parameters: P, *, writing: bool) -> None:
         """Check servers and rights before anything is done.
 
-        :raises RefusedError: saying what is wrong.
+        :raises RefusedError: when a server or the user's rights on it do not suffice.
         """
         if cls.on_redis:
             check_servers(client)
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- words ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def rule_words(cls, parameters: P) -> str:
-        """Return what a run was asked to do in a sentence."""
+        """Return a sentence that says what a run was asked to do."""
         return ", ".join(f"{name} {value}" for name, value in asdict(parameters).items() if value is not None)
 
     @classmethod
     def question(cls, run_id: str, plan: Plan[P, C, F]) -> str:
-        """Return what is asked before anything changes."""
+        """Return the question that a person is asked before anything changes."""
         return f"{plan.counts.changes:,} {cls.words.to_do}. Go on?"
 
     def done_words(self, share: str, counts: C) -> str:
-        """Return what was done in a share, all told, in a sentence."""
+        """Return a sentence that sums up what was done in a share."""
         return f"{share}: {counts.changes:,} {self.words.done}, {counts.scanned:,} {self.words.units}"
 
     @classmethod
     def undo_words(cls, counted: Any) -> str:
-        """Return what taking back would do in a sentence.
+        """Return a sentence that says what an undo would do.
 
-        :param counted: what :meth:`undo` has counted.
+        :param counted: counts that :meth:`undo` has returned.
         """
         return f"{counted.taken_back:,} of {counted.noted:,} changes will be taken back."
 
     @classmethod
     def plan_rows(cls, plan: Plan[P, C, F]) -> list[tuple[str, str]]:
-        """Return what a plan says as names and texts, for the person who approves it."""
+        """Return the plan as pairs of name and text, for the person who approves it."""
         throttle = plan.parameters.max_operations_per_s  # type: ignore[attr-defined]
         return [
             ("As of", instant(plan.as_of_ms)),
@@ -480,31 +479,31 @@ class Job(ABC, Generic[P, C, F]):
 
     @classmethod
     def figures(cls, outcome: Outcome[P, C, F]) -> list[tuple[str, str, str]]:
-        """Return what stands out in a report: name, text, what it is about."""
+        """Return the main figures of a report: name, text, explanation."""
         return []
 
     @classmethod
     def tables(cls, plan: Plan[P, C, F]) -> list[Table]:
-        """Return what the plan has found, for a person."""
+        """Return the tables of what the plan has found."""
         return []
 
     @classmethod
     def shown(cls, outcome: Outcome[P, C, F]) -> list[Table]:
-        """Return what a report shows besides its counts."""
+        """Return the tables of a report besides its counts."""
         return cls.tables(outcome.plan)
 
     @classmethod
     def planned(cls, plan: Plan[P, C, F]) -> dict[str, Any]:
-        """Return what JSON says of a plan besides, by names that the job has for it."""
+        """Return further fields of a plan's JSON."""
         return {}
 
     @classmethod
     def told(cls, outcome: Outcome[P, C, F]) -> dict[str, Any]:
-        """Return what JSON says of a run besides, for whoever reads the names of an earlier release."""
+        """Return further fields of a run's JSON, under the names of earlier releases."""
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """Return what there is to say of a whole run besides, when it is reported; ``trouble`` must not wait."""
+        """Return further facts about a whole run for its report; the fact ``trouble`` must not wait."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Holds the work of a run to what a person has set for it, and makes its steps smaller while the server struggles."""
+"""Keeps a run to its pauses and its throttle, and makes its steps smaller while the server is slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from queuekeeper.clock import Pace
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs
 
 SLOW_S = 1.0
-"""An answer that takes longer is slow: steps are made to take milliseconds."""
+"""Seconds after which an answer counts as slow; steps are sized to take milliseconds."""
 
 _SLOW_IN_A_ROW = 3
 _QUICK_IN_A_ROW = 20
@@ -19,11 +19,11 @@ _MOST_HALVINGS = 6
 
 
 class TimeIsUp(Exception):
-    """The run has worked for as long as it may."""
+    """The longest time of the call is over."""
 
 
 class RunPaused(Exception):
-    """The run is paused, and who carries it out does not stay to wait: called again, it goes on."""
+    """The run is paused, and its caller does not wait; a later call continues."""
 
 
 def control_of(
@@ -34,12 +34,12 @@ def control_of(
     check: Callable[[], None] = lambda: None,
     stays: bool = True,
 ) -> RunControl:
-    """Return what a person has set for a run, once it is not paused.
+    """Return what a person has set for a run, once the run is not paused.
 
-    :param paused: called once when it is.
-    :param check: called each second while it is; may raise.
-    :param stays: whether to wait here.
-    :raises RunPaused: where it does not.
+    :param paused: called once when the run is paused.
+    :param check: called each second while the run is paused; may raise.
+    :param stays: whether to wait for the end of a pause.
+    :raises RunPaused: when the run is paused and ``stays`` is false.
     """
     control = runs.control(run_id)
     if control.paused:
@@ -65,12 +65,12 @@ def run_pace(
 ) -> Pace:
     """Return a pace that waits while a run is paused, and gives one shard its part of the throttle.
 
-    It raises :class:`TimeIsUp` when the call that it was made for has worked as long as it may.
+    The pace raises :class:`TimeIsUp` when ``max_run_minutes`` are over.
 
-    :param shards: how many share the throttle with this one.
-    :param max_run_minutes: how long this call may work; none for no limit.
-    :param say: told when it waits for somebody.
-    :param stays: whether to wait here while the run is paused; else that is for :func:`run_rest`.
+    :param shards: number of shards that share the throttle.
+    :param max_run_minutes: longest time that this call may work; none for no limit.
+    :param say: prints that the run is paused.
+    :param stays: whether to wait while the run is paused; otherwise :func:`run_rest` ends the call.
     """
     deadline_s = None if max_run_minutes is None else time.monotonic() + 60 * max_run_minutes
 
@@ -91,9 +91,9 @@ def run_pace(
 
 
 def run_rest(runs: MaintenanceRuns, run_id: str) -> Callable[[], None]:
-    """Return what is called where work can be broken off: it raises :class:`RunPaused` while the run is paused.
+    """Return a function to call where work can be interrupted; it raises :class:`RunPaused` while the run is paused.
 
-    It asks about once a second.
+    The function asks the database about once a second.
     """
     asked_s = float("-inf")
 
@@ -110,7 +110,7 @@ def run_rest(runs: MaintenanceRuns, run_id: str) -> Callable[[], None]:
 class Breaker:
     """Halves the steps of a job after three slow answers in a row, and doubles them again after twenty quick ones.
 
-    :param say: told when steps get smaller.
+    :param say: prints that steps get smaller.
     """
 
     say: Callable[[str], None]
@@ -121,18 +121,18 @@ class Breaker:
     _sent_s: float | None = field(default=None, init=False)
 
     def size(self, full: int) -> int:
-        """Return how much a step may take in now.
+        """Return the present size of a step.
 
-        :param full: how much it takes in while answers are quick.
+        :param full: size of a step while answers are quick.
         """
         return max(1, full >> self._halvings)
 
     def sent(self) -> None:
-        """Note that a call goes out now."""
+        """Note that a call is sent now."""
         self._sent_s = self.now_s()
 
     def answered(self) -> None:
-        """Note that the answer to the last call is there."""
+        """Note that the last call was answered now."""
         if self._sent_s is None:
             return
         took_s, self._sent_s = self.now_s() - self._sent_s, None

@@ -1,4 +1,4 @@
-"""Parameters of jobs, each declared once: type, default, bounds and words of a value, and the check that refuses it.
+"""Parameters of jobs, each declared once: type, default, bounds, help, and the check that refuses a wrong value.
 
 A job's parameters are a model::
 
@@ -50,7 +50,7 @@ MAX_RATE_PER_S = 2_147_483_647
 
 
 class Section(StrEnum):
-    """Parts of a form, in their order. What has no section stands on top and is open from the beginning."""
+    """Parts of a form, in their order. Parameters without a section come first and are always unfolded."""
 
     TOP = ""
     RULES = "Rules"
@@ -71,33 +71,32 @@ class Kind(StrEnum):
 
 
 def same(value: Any) -> Any:
-    """Return the value: what an alias does whose values mean what those of the new name mean."""
+    """Return the value, for an alias whose values have not changed their meaning."""
     return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What is said of a parameter once, besides its type.
+    """Declaration of a parameter, besides its type.
 
-    :param title: heading of the form's field; it names the unit.
+    :param title: heading of the form's field, with the unit.
     :param help: what the parameter does, in whole sentences.
-    :param proposed: what a form begins with, where that is another value than the default.
-    :param unset: what holds without a value, for a parameter that may have none.
+    :param proposed: initial value of the form, where it is not the default.
+    :param unset: what holds without a value, for an optional parameter.
     :param section: part of the form.
     :param least: smallest number.
     :param most: greatest number; of a list, most entries.
-    :param choices: values that are allowed, each with its words.
-    :param pattern: what a text, or every entry of a list, has to match.
-    :param form_pattern: what a form asks a text to match, where commands and library take more.
+    :param choices: allowed values, each with its label.
+    :param pattern: regular expression for a text, or for every entry of a list.
+    :param form_pattern: regular expression of the form, where commands and library accept more.
     :param longest: most characters of a text, or of every entry of a list.
     :param shortest: fewest characters of an entry of a list.
-    :param needed: whether a person has to say it, so that a form begins without a value that would do.
+    :param needed: whether a person has to give a value; the form then begins without a valid one.
     :param rule: the rule in words, where type and bounds do not say it: "it must ...".
-    :param check: refuses a text, or an entry of a list, with a :class:`UsageError` of its own.
+    :param check: refuses a text, or an entry of a list, with its own :class:`UsageError`.
     :param examples: values that a form proposes.
-    :param noun: what an entry of a list is called, for the command's usage.
-    :param aliases: names that the parameter had in earlier releases, each with what turns a value of then into one of
-        now.
+    :param noun: name of a list's entry in the command's usage.
+    :param aliases: names of the parameter in earlier releases, each with a function that converts an old value.
     """
 
     title: str
@@ -127,7 +126,7 @@ def _declared_by(declare: Callable[P, Declaration]) -> Callable[Concatenate[Any,
     def parameter(default: Any, /, *args: P.args, **said: P.kwargs) -> Any:
         """Declare a parameter: the default of a model's field; see :class:`Declaration` for the rest.
 
-        :param default: what holds when nobody says anything.
+        :param default: value where none is given.
         """
         declaration = declare(*args, **said)
         extra = cast(Any, {"declaration": declaration})
@@ -140,9 +139,9 @@ parameter = _declared_by(Declaration)
 
 
 def _measured(unit: str, *, most: float) -> Callable[..., Any]:
-    """Return what declares a parameter that has a unit: its heading names it, and it goes from 1 to the most.
+    """Return a function that declares parameters of a unit, with the unit in the title and values from 1 to ``most``.
 
-    :param most: of all parameters of the unit; one of them may have bounds of its own.
+    :param most: greatest value of the unit; a parameter may have its own bounds.
     """
 
     def declared(default: Any, /, *, title: str, **said: Any) -> Any:
@@ -159,11 +158,11 @@ percent = _measured("percent", most=100)
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """A parameter as its renderings need it.
+    """A parameter as forms, commands and operators need it.
 
     :param optional: whether it may have no value.
-    :param enum: type of its choices, where they have one.
-    :param literals: its choices, where the type itself names them.
+    :param enum: type of the choices, where they are an enumeration.
+    :param literals: the choices, where the type is a ``Literal``.
     """
 
     name: str
@@ -176,13 +175,13 @@ class Described:
 
     @property
     def choices(self) -> Mapping[str, str] | None:
-        """Values that are allowed, with their words."""
+        """Allowed values, with their labels."""
         names = self.literals if self.enum is None else tuple(str(each.value) for each in self.enum)
         return self.said.choices or {name: name for name in names} or None
 
     @property
     def rule(self) -> str:
-        """What a value has to be, as a refusal says it."""
+        """What a value must be, in the words of a refusal."""
         return self._rule + (", or none" if self.optional else "")
 
     @property
@@ -207,13 +206,13 @@ class Described:
         return "it must be text" + ("" if said.longest is None else f" of at most {said.longest:,} characters")
 
     def refuse(self, value: Any) -> UsageError:
-        """Return what refuses a value."""
+        """Return the error that refuses a value."""
         return UsageError(f"{self.name} is {_shown(value)}: {self.rule}")
 
     def of_text(self, text: str) -> Any:
-        """Return the value that a text stands for; an empty text, and of a number ``none``, stands for no value.
+        """Return the value of a text; an empty text means no value, and so does ``none`` for a number.
 
-        What no value can be made of is returned as it is, for the model to refuse.
+        A text that is no value of the type is returned unchanged, for the model to refuse.
         """
         if self.kind is Kind.LIST:
             return tuple(line for line in text.split("\n") if line)
@@ -229,7 +228,7 @@ class Described:
         return text
 
     def to_text(self, value: Any) -> str:
-        """Return the text that :meth:`of_text` makes the value of."""
+        """Return the text from which :meth:`of_text` makes the value."""
         if value is None:
             return ""
         if self.kind is Kind.LIST:
@@ -237,7 +236,7 @@ class Described:
         return str(value)
 
     def settled(self, value: Any) -> Any:
-        """Return a value as the model keeps it, where JSON has kept it differently."""
+        """Return a value from JSON in the model's type."""
         if self.kind is Kind.LIST and isinstance(value, list):
             return tuple(value)
         if self.kind is Kind.NUMBER and type(value) is int:
@@ -249,7 +248,7 @@ class Described:
     def check(self, value: Any) -> None:
         """Refuse a value of the right type that breaks a rule.
 
-        :raises UsageError: in one sentence.
+        :raises UsageError: with one sentence that names the value and the rule.
         """
         said = self.said
         if value is None:
@@ -277,14 +276,14 @@ class Described:
 
     @property
     def _may_be_empty(self) -> bool:
-        """Whether the empty text is a value: it is where it is the default, for whatever is not named."""
+        """Whether the empty text is a value, as it is where it is the default."""
         return self.kind is Kind.TEXT and self.default == "" and not self.said.needed
 
 
 class Parameters(BaseModel):
-    """What somebody asks a job to do; wrong values are refused by one sentence that names the value and the rule.
+    """Parameters of a job; a wrong value is refused by one sentence that names the value and the rule.
 
-    A record like any other: :func:`dataclasses.asdict` and :func:`dataclasses.replace` work on it.
+    :func:`dataclasses.asdict` and :func:`dataclasses.replace` work on it.
 
     :raises UsageError: when a value is wrong, or a name is not known.
     """
@@ -305,7 +304,7 @@ class Parameters(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the functions for dataclasses work on the model."""
+        """Make the functions for dataclasses work on the model."""
         super().__pydantic_init_subclass__(**kwargs)
         record: Any = make_dataclass(cls.__name__, [(name, Any, None) for name in cls.model_fields])
         cls.__dataclass_fields__ = record.__dataclass_fields__
@@ -318,10 +317,10 @@ class Parameters(BaseModel):
 
     @classmethod
     def of_texts(cls, texts: Mapping[str, Any]) -> Self:
-        """Return the parameters that texts stand for, as templates and command lines have them.
+        """Return the parameters of texts, as templates and command lines have them.
 
-        :param texts: by name; what is no text is taken as it is.
-        :raises UsageError: as the model itself refuses a value.
+        :param texts: name -> text; a value that is no text is taken unchanged.
+        :raises UsageError: when a value is wrong.
         """
         known = describe(cls)
 
@@ -331,25 +330,25 @@ class Parameters(BaseModel):
         return cls(**dict(_renamed(known, texts, read)))
 
     def part(self, model: type[Part]) -> Part:
-        """Return those of the parameters that another model has."""
+        """Return the parameters that another model shares, as that model."""
         return model(**{name: getattr(self, name) for name in describe(model)})
 
     def to_argv(self) -> list[str]:
-        """Return the arguments from which a program of its own makes the same parameters, by :meth:`take`."""
+        """Return command-line arguments from which another program makes the same parameters by :meth:`take`."""
         return [
             f"--{name.replace('_', '-')}" + ("" if value is True else f"={text}")
             for name, each in describe(type(self)).items()
             if (value := getattr(self, name)) != each.default
-            # Entries of a list are given one by one: a line of a log shows them.
+            # One argument per entry of a list, so that a log shows them.
             for text in (value if each.kind is Kind.LIST and value else [each.to_text(value)])
         ]
 
     @classmethod
     def declare(cls, parser: ArgumentParser) -> None:
-        """Let a program of its own take the parameters as arguments; those of earlier releases' names too."""
+        """Declare the parameters as arguments of a program, also under their old names."""
         for name, each in describe(cls).items():
             for known in (name, *(each.said.aliases or ())):
-                # An argument of a flag may be left out: it is meant. A list may be given apart.
+                # A flag without an argument means true. A list may be given in several arguments.
                 flag: dict[str, Any] = {"nargs": "?", "const": str(True)} if each.kind is Kind.FLAG else {}
                 flag |= {"nargs": "+", "action": "extend"} if each.kind is Kind.LIST else {}
                 words = each.said.help.replace("%", "%%") if known == name else SUPPRESS
@@ -357,9 +356,9 @@ class Parameters(BaseModel):
 
     @classmethod
     def take(cls, arguments: dict[str, Any]) -> Self:
-        """Take the parameters out of a program's arguments; those that were not given have their defaults.
+        """Take the parameters out of a program's arguments; missing ones have their defaults.
 
-        :raises UsageError: as the model itself refuses a value.
+        :raises UsageError: when a value is wrong.
         """
         known = [old for name, each in describe(cls).items() for old in (name, *(each.said.aliases or ()))]
         given = {name: arguments.pop(name, None) for name in known}
@@ -379,7 +378,7 @@ def describe(model: type[Parameters]) -> dict[str, Described]:
 
 
 def described(name: str, wanted: Any, *, default: Any, said: Declaration) -> Described:
-    """Return a parameter of a type; of a union, the first one that is not none counts."""
+    """Return the description of a parameter; of a union, the first type that is not None counts."""
     optional = types.NoneType in get_args(wanted)
     if get_origin(wanted) in {Union, types.UnionType}:
         wanted, *_ = [each for each in get_args(wanted) if each is not types.NoneType]
@@ -399,9 +398,9 @@ _KINDS: dict[Any, Kind] = {bool: Kind.FLAG, int: Kind.INTEGER, float: Kind.NUMBE
 
 
 def unknown(names: Iterable[str], known: Iterable[str], *, owner: str) -> str:
-    """Return the sentence that refuses names of parameters, with the nearest name that exists.
+    """Return the sentence that refuses unknown names of parameters, with the nearest known name.
 
-    :param owner: what has the parameters that are known.
+    :param owner: model or job with the known parameters.
     """
     known = sorted(known)
     words = []
@@ -414,7 +413,7 @@ def unknown(names: Iterable[str], known: Iterable[str], *, owner: str) -> str:
 def _renamed(
     known: Mapping[str, Described], values: Mapping[str, Any], read: Callable[[Described, Any], Any]
 ) -> Iterable[tuple[str, Any]]:
-    """Yield values as they are read, by the names of now."""
+    """Yield values under their present names."""
     old = {alias: (each, turned) for each in known.values() for alias, turned in (each.said.aliases or {}).items()}
     for name, value in values.items():
         if name in old:

@@ -1,4 +1,4 @@
-"""The kinds of runs, by name: of every distribution that is installed. One is imported when it is asked for."""
+"""The kinds of runs of all installed distributions, by name; a kind is imported when it is used."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ if TYPE_CHECKING:
     from queuekeeper.jobs.model import AnyJob
 
 GROUP = "queuekeeper.jobs"
-"""Entry points of this group name a job's class, or the record of a kind that keeps a sequence of its own."""
+"""Group of entry points that name a job's class, or the :class:`RunKind` of runs outside the engine."""
 
 _added: dict[str, type[AnyJob]] = {}
 
 
 @cache
 def _declared_on(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    # No other distribution takes a name of ours.
+    # Another distribution cannot take a name of ours.
     ours_last = sorted(
         entry_points(group=GROUP), key=lambda each: each.dist is not None and each.dist.name == "queuekeeper"
     )
     found = {each.name: each for each in ours_last}
     if checkout := assets.checkout():
-        # What is installed of a checkout is as old as its installation.
+        # The installed metadata of a checkout are as old as its installation.
         project = tomllib.loads((checkout / assets.PROJECT).read_text("utf-8"))["project"]
         found |= {name: EntryPoint(name, place, GROUP) for name, place in project["entry-points"][GROUP].items()}
     return found
 
 
 def _declared() -> Mapping[str, EntryPoint]:
-    """Return where kinds are to be found, by name."""
+    """Return the entry points of all kinds, by name."""
     return _declared_on(tuple(sys.path))
 
 
 def add_job(job: type[AnyJob]) -> type[AnyJob]:
-    """Make a job known in this process, also one that no distribution names; used as a decorator."""
+    """Register a job in this process, without an entry point; used as a decorator."""
     _added[job.kind] = job
     return job
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds of runs that are put on record."""
+    """Return the names of all kinds of runs."""
     return sorted({*_declared(), *_added})
 
 
 def check_kind(kind: str) -> None:
-    """Refuse a name under which no run is put on record.
+    """Refuse a name of no kind.
 
-    :raises UsageError: naming it and those that there are.
+    :raises UsageError: when there is no such kind; names the known kinds.
     """
     if kind not in (known := kinds()):
         raise UsageError(f"there is no job {kind!r}: there are {', '.join(known)}")
 
 
 def kind_of(kind: str) -> RunKind:
-    """Return what is to be known of runs of a kind.
+    """Return the record of a kind of runs.
 
-    :raises UsageError: when there is none of this name; names those that there are.
+    :raises UsageError: when there is no such kind; names the known kinds.
     """
     found = _found(kind)
     return found if isinstance(found, RunKind) else found.run_kind()
@@ -73,7 +73,7 @@ def kind_of(kind: str) -> RunKind:
 def job_of(kind: str) -> type[AnyJob]:
     """Return a job.
 
-    :raises UsageError: when there is none of this name, or runs of this kind are not the engine's.
+    :raises UsageError: when there is no such kind, or its runs are outside the engine.
     """
     found = _found(kind)
     if isinstance(found, RunKind):

@@ -1,4 +1,4 @@
-"""Says what a run planned, did and left: a verdict, JSON, and one page whose template serves runs of every job."""
+"""Reports what a run planned, did and left: as a verdict, as JSON and as a page, for every job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = "report.html.j2"
 
 
 def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
-    """Return what a run came to, in a sentence."""
+    """Return the verdict on a run in a sentence."""
     words = job.words
     in_part = "" if outcome.proved else f", in a part of the {words.units}"
     if outcome.broken:
@@ -44,7 +44,7 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """What commands and tasks tell of a plan that is on record; in few lines, without shares and what it has found."""
+    """Facts of a stored plan for commands and tasks; the short form leaves out shares and findings."""
 
     job: type[AnyJob]
     maintenance_run_id: str
@@ -52,11 +52,11 @@ class PlannedRun:
 
     @property
     def at_length(self) -> Collection[str]:
-        """Names of what a few lines leave out."""
+        """Names of the facts that the short form leaves out."""
         return self.plan.facts().keys() - self._in_short().keys()
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the facts as JSON values."""
         return self.plan.facts() | self._in_short()
 
     def _in_short(self) -> dict[str, Any]:
@@ -67,20 +67,20 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """What commands, tasks and reports tell of a run; its plan, which is on record, may be long."""
+    """Facts of a finished run for commands, tasks and reports; the short form leaves out the plan."""
 
     job: type[AnyJob]
     outcome: AnyOutcome
     at_length: ClassVar[tuple[str, ...]] = ("plan",)
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the facts as JSON values."""
         told = {"verdict": verdict(self.job, self.outcome), "planned": asdict(self.outcome.plan.counts)}
         return outcome_facts(self.outcome) | told | self.job.told(self.outcome)
 
 
 def columns_of(outcome: AnyOutcome) -> list[tuple[str, ...]]:
-    """Return a line per count: its name, what was planned, and after a second look what was done and left."""
+    """Return a line per count: its name, planned, and after a second look done and left."""
     sides = [outcome.plan.counts] if outcome.left is None else [outcome.plan.counts, outcome.counts, outcome.left]
     texts = [dict(each.rows()) for each in sides]
     names = dict.fromkeys(name for column in texts for name in column)
@@ -90,8 +90,8 @@ def columns_of(outcome: AnyOutcome) -> list[tuple[str, ...]]:
 def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> ReportFiles:
     """Write a report as JSON and as one HTML page; a reader sees a whole file or none.
 
-    :param directory: made when it is not there.
-    :raises RefusedError: when it cannot be written to.
+    :param directory: folder of the report; made when it does not exist.
+    :raises RefusedError: when the folder cannot be written to.
     """
     plan, words, facts = outcome.plan, job.words, FinishedRun(job=job, outcome=outcome).facts()
     changes = (plan.counts if outcome.dry_run else outcome.counts).changes
@@ -118,7 +118,7 @@ def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> Rep
 def _second_look(words: Words, outcome: AnyOutcome) -> str:
     if outcome.left is None:
         if outcome.plan.empty:
-            return "There was nothing to do, so nothing was touched."
+            return "There was nothing to do, so nothing was changed."
         return "Nothing was to be changed, so there was no second look."
     return f"The second look took in {f'every {words.unit}' if outcome.proved else f'a part of the {words.units}'}."
 
@@ -126,10 +126,10 @@ def _second_look(words: Words, outcome: AnyOutcome) -> str:
 def run_told(
     run: MaintenanceRun, verdict: str, *, now_ms: int, rules: str, healthy: bool | None, tables: Sequence[Table]
 ) -> Told:
-    """Return what a run that is not the engine's has come to, of which its record says all.
+    """Return the result of a run outside the engine, from its record.
 
-    :param rules: what it was asked to do, in a sentence.
-    :param healthy: whether all is well; none where it is yet to be seen.
+    :param rules: what the run was asked to do, in a sentence.
+    :param healthy: whether the result is good; none where it is not known yet.
     """
     facts = {
         "maintenance_run_id": run.maintenance_run_id,

@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """State of a run."""
 
-    PLANNED = "planned"  # looked at and counted; waits for approval
+    PLANNED = "planned"  # counted; waits for approval
     APPROVED = "approved"  # a person agreed
-    RUNNING = "running"  # at work, paused, or killed while it was
-    DONE = "done"  # everything was gone through
+    RUNNING = "running"  # at work, paused, or killed at work
+    DONE = "done"  # all shares are done
     STOPPED = "stopped"  # its time was up, somebody stopped it, or nobody agreed when asked; it can go on
     FAILED = "failed"  # an error ended it; it can go on
 
@@ -46,11 +46,11 @@ _BEGUN = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
 class MaintenanceRun:
     """A run as stored.
 
-    :param kind: under which it is on record, such as ``fanout_repair``.
-    :param refused: why it may not be carried out; empty when it may.
-    :param parameters: what it was asked to do.
-    :param plan: what would be done, in the kind's own words.
-    :param report: what was done; none before its end.
+    :param kind: kind of the run, such as ``fanout_repair``.
+    :param refused: why the run may not be carried out; empty when it may.
+    :param parameters: parameters of the run.
+    :param plan: the plan, in the kind's own form.
+    :param report: what was done; none before the end of the run.
     """
 
     maintenance_run_id: str
@@ -69,14 +69,14 @@ class MaintenanceRun:
 
     @property
     def approval(self) -> Approval | None:
-        """Who agreed to it, if anybody has."""
+        """The approval of the run; none when nobody has approved it."""
         if self.approved_by is None or self.approved_at is None:
             return None
         return Approval(approved_by=self.approved_by, approved_at=self.approved_at)
 
     @property
     def of(self) -> RunKind:
-        """What is to be known of its kind; of one that cannot be loaded here, no more than its name and why."""
+        """The run's kind; of a kind that cannot be loaded here, only its name and the reason."""
         try:
             return kind_of(self.kind)
         except UsageError as error:
@@ -85,22 +85,22 @@ class MaintenanceRun:
 
     @property
     def unit(self) -> str:
-        """What its throttle counts."""
+        """What the throttle counts, in the plural."""
         return self.of.unit
 
     @property
     def no_pace(self) -> str:
-        """Why a throttle has nothing to slow down; empty where it has."""
+        """Why a throttle has no effect on the run; empty where it has."""
         return self.of.no_pace(self)
 
     @property
     def no_undo(self) -> str:
-        """Why ``queuekeeper run undo`` does not take it back, and what does; empty where it does."""
+        """Why ``queuekeeper run undo`` does not undo the run, and what does; empty where it does."""
         return self.of.no_undo(self)
 
     @property
     def over(self) -> str:
-        """Why nobody follows an order about it any more; a run that has failed or was stopped can go on."""
+        """Why the run can no longer be paused or throttled; empty where it can, as after a failure or a stop."""
         if self.refused:
             return f"Its plan was refused: {self.refused}."
         # A second look can be paused.
@@ -110,7 +110,7 @@ class MaintenanceRun:
 
     @property
     def standing(self) -> Standing:
-        """What decides whether it may be carried out; whoever makes a plan notes its release and its instant."""
+        """What decides whether the run may be carried out: release and instant of its plan, and its approval."""
         facts = {**self.parameters, **self.plan}
         return Standing(
             name=f"{'plan' if self.of.noun == 'plan' else 'run'} {self.maintenance_run_id}",
@@ -126,7 +126,7 @@ class MaintenanceRun:
 class RunControl:
     """What a person may change while a run works.
 
-    :param operations_per_s: over all shards; none for no limit.
+    :param operations_per_s: throttle over all shards; none for no limit.
     """
 
     paused: bool
@@ -137,11 +137,11 @@ class RunControl:
 class ShardProgress:
     """How far a run has come in one shard.
 
-    :param shard: any text that names a share of the work; a cleanup's is ``host:port``.
-    :param cursor: where to go on, in the kind's own words.
+    :param shard: name of a share of the work; of a cleanup, ``host:port``.
+    :param cursor: where to continue, in the kind's own form.
     :param scanned: keys or queues looked at.
     :param counts: what was removed and repaired, in detail.
-    :param updated_at: given by the database; none for progress that is yet to be written.
+    :param updated_at: set by the database; none for progress that was not written yet.
     """
 
     shard: str
@@ -156,7 +156,7 @@ class ShardProgress:
 
 
 def maintenance_run_id(*, kind: str, parameters: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """Return the id of a run: the same wishes and the same findings give the same id."""
+    """Return the id of a run; the same parameters and the same plan give the same id."""
     identity = {"kind": kind, "parameters": parameters, "plan": plan}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -165,8 +165,8 @@ def maintenance_run_id(*, kind: str, parameters: Mapping[str, Any], plan: Mappin
 class RunProgress:
     """How far a run has come.
 
-    :param shares: of the work that it has begun.
-    :param done: shares of these that are done.
+    :param shares: shares that have begun.
+    :param done: shares that are done.
     :param scanned: keys or queues looked at.
     """
 
@@ -185,15 +185,15 @@ class Approval:
 
 
 class Runs:
-    """Reads the records of runs of every kind, migrations too, and what people have said about them.
+    """Reads the records of runs of every kind, migrations included; writes approvals, pauses, throttles and undos.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
 
-    :cvar kinds: of these kinds only; none for all.
-    :cvar noun: what one of them is called.
-    :cvar none_known: says that there is none.
-    :cvar missing: what to do when the database does not know of any.
-    :ivar connection: none where nothing is put on record.
+    :cvar kinds: only runs of these kinds; none for all.
+    :cvar noun: word for a run.
+    :cvar none_known: sentence that says that there is no run.
+    :cvar missing: what to do when the database lacks the tables.
+    :ivar connection: none where no run is put on record.
     """
 
     kinds: ClassVar[Sequence[str]] = ()
@@ -203,9 +203,9 @@ class Runs:
     connection: Any = None
 
     def __init__(self, connection: Connection) -> None:
-        """Use a connection that commits by itself.
+        """Use a connection with ``autocommit``, since others must see progress at once.
 
-        :raises UsageError: when it does not: progress would stay invisible to others until the end of the run.
+        :raises UsageError: when the connection has no ``autocommit``.
         """
         if not connection.autocommit:
             raise UsageError("records of runs need a connection with autocommit=True, so that others see progress")
@@ -221,28 +221,28 @@ class Runs:
         return found[0]
 
     def latest_id(self, *kinds: str) -> str | None:
-        """Return the id of the newest run, if any.
+        """Return the id of the newest run, if there is one.
 
-        :param kinds: of these kinds only.
+        :param kinds: only runs of these kinds; all when empty.
         """
         return next(iter(self._known_ids(kinds, limit=1)), None)
 
     def newest(self, *, kind: str | None = None, limit: int) -> list[MaintenanceRun]:
         """Return the newest runs, newest first.
 
-        :param kind: of this kind only.
+        :param kind: only runs of this kind.
         """
         return self._load(self._known_ids([kind] if kind else [], limit=limit))
 
     def progress_of(self, run_ids: Collection[str]) -> dict[str, RunProgress]:
-        """Return how far runs have come that have begun, by their ids."""
+        """Return the progress, by id, of those of the runs that have begun."""
         found = self._records(RunProgress, "run_progress", {"maintenance_run_ids": list(run_ids)})
         return {each.maintenance_run_id: each for each in found}
 
     def check_current(self, run_id: str, *, now_ms: int, answer: audit.Answer | None = None) -> None:
-        """Check that a run may be approved, or carried out.
+        """Check that a run may be approved or carried out.
 
-        :param answer: an approval that is not noted yet; none for what is noted.
+        :param answer: an approval that is not on record yet; none for the approval on record.
         :raises StalePlan: when its plan or its approval is too old, or another release made the plan.
         :raises UsageError: when there is no such run.
         """
@@ -250,7 +250,7 @@ class Runs:
         check_current(standing if answer is None else standing.answered(answer, now_ms=now_ms), now_ms=now_ms)
 
     def approve(self, run_id: str, approved_by: str) -> None:
-        """Note who agrees to a run now; one that is at work already keeps its state.
+        """Record that a person approves a run now; a run at work keeps its state.
 
         :raises UsageError: when there is no such run.
         :raises RefusedError: when its plan was refused.
@@ -261,7 +261,7 @@ class Runs:
             self.set_approved(run_id, answer)
 
     def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Put on record what came of the question; a run that only waited for it is stopped where nobody agreed.
+        """Record the answer to the question; a run that waited for it is stopped when nobody approved.
 
         :raises UsageError: when there is no such run.
         """
@@ -271,16 +271,16 @@ class Runs:
                 self._row("stop_planned_run", {"maintenance_run_id": run_id})
 
     def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
-        """Let a run be carried out, as somebody has agreed, if plan and answer still count.
+        """Approve a run by a person's answer, if plan and answer still count.
 
-        :raises StalePlan: when they do not.
+        :raises StalePlan: when the plan or the answer no longer counts.
         :raises UsageError: when there is no such run.
         """
         self.check_current(run_id, now_ms=now_ms, answer=answer)
         self.set_approved(run_id, answer)
 
     def set_approved(self, run_id: str, answer: audit.Answer) -> None:
-        """Let a run be carried out, as somebody has agreed and nothing speaks against it; this is no record of it.
+        """Set a run's state to approved, without an entry in the audit.
 
         :raises UsageError: when there is no such run.
         :raises RefusedError: when its plan was refused.
@@ -293,11 +293,11 @@ class Runs:
     # --- while it runs -----------------------------------------------------------------------------------------
 
     def set_throttle(self, run_id: str, operations_per_s: int | None, *, actor: str | None = None) -> None:
-        """Change how fast a run may work, also while it does.
+        """Change the throttle of a run, also while it works.
 
-        :param operations_per_s: over all shards; none lifts the throttle.
-        :param actor: person who wants it; none for the user of the database.
-        :raises UsageError: when it is below 1, the run moves nothing, or there is no such run.
+        :param operations_per_s: throttle over all shards; none lifts it.
+        :param actor: person who asks for it; none for the user of the database.
+        :raises UsageError: when the throttle is out of range or has no effect on the run, or there is no such run.
         """
         run = self.load(run_id)
         if run.no_pace:
@@ -309,9 +309,9 @@ class Runs:
             self._record(run_id, audit.Action.THROTTLE, {f"{unit}_per_s": operations_per_s}, actor=actor)
 
     def set_paused(self, run_id: str, paused: bool, *, actor: str | None = None) -> None:
-        """Let a run wait, or go on.
+        """Pause or resume a run.
 
-        :param actor: person who wants it; none for the user of the database.
+        :param actor: person who asks for it; none for the user of the database.
         :raises UsageError: when there is no such run.
         """
         with self.connection.transaction():
@@ -319,17 +319,17 @@ class Runs:
             self._record(run_id, audit.Action.PAUSE if paused else audit.Action.RESUME, {}, actor=actor)
 
     def note_undo(self, run_id: str, report: Mapping[str, Any], *, actor: str | None = None) -> None:
-        """Note that what a run had changed was taken back.
+        """Record that changes of a run were undone.
 
-        :param report: how much of it; what is no number is left out.
-        :param actor: person who wanted it; none for the user of the database.
+        :param report: counts of the undo; values that are no numbers are left out.
+        :param actor: person who asked for it; none for the user of the database.
         :raises UsageError: when there is no such run.
         """
         kind = self.load(run_id).kind
         audit.record_undo(self.connection, subject=run_id, kind=kind, report=report, actor=actor)
 
     def control(self, run_id: str) -> RunControl:
-        """Return what a person may have changed; a run asks about once a second.
+        """Return the pause and the throttle of a run; a run at work asks about once a second.
 
         :raises UsageError: when there is no such run.
         """
@@ -370,7 +370,7 @@ class Runs:
 
 
 class MaintenanceRuns(Runs):
-    """Writes the records of jobs and remedies besides."""
+    """Reads and writes the records of jobs and remedies."""
 
     def save_plan(
         self,
@@ -382,10 +382,10 @@ class MaintenanceRuns(Runs):
     ) -> MaintenanceRun:
         """Store a plan and return it as stored; the same plan made again stays as it is.
 
-        :param kind: ``expired_reference_cleanup``, or the name of a remedy.
-        :param parameters: what JSON can hold.
-        :param plan: what JSON can hold; without client ids and payloads, as it is shown to people.
-        :param operations_per_s: throttle to begin with; none for no limit.
+        :param kind: kind of the run, such as ``expired_reference_cleanup`` or the name of a remedy.
+        :param parameters: parameters as JSON values.
+        :param plan: plan as JSON values, without client ids and payloads, since it is shown to people.
+        :param operations_per_s: initial throttle; none for no limit.
         :raises UsageError: when the throttle is out of range.
         """
         _check_throttle(operations_per_s)
@@ -416,11 +416,11 @@ class MaintenanceRuns(Runs):
         effect: Mapping[str, Any] | None = None,
         actor: str | None = None,
     ) -> None:
-        """Keep what a run did.
+        """Store the report of a run.
 
-        :param report: what JSON can hold; without client ids and payloads.
-        :param effect: what the audit says of it; its numbers if left out, and nothing where it is empty.
-        :param actor: person who wanted it; who has approved it if left out.
+        :param report: report as JSON values, without client ids and payloads.
+        :param effect: effect in the audit; by default the numbers of the report. An empty effect adds no entry.
+        :param actor: person who asked for it; by default the approver.
         :raises UsageError: when there is no such run.
         """
         with self.connection.transaction():
@@ -433,7 +433,7 @@ class MaintenanceRuns(Runs):
             self._record(run_id, action, said, actor=actor or self.load(run_id).approved_by)
 
     def save_progress(self, run_id: str, progress: ShardProgress) -> None:
-        """Note how far a run has come in one shard; a run that is killed goes on from there."""
+        """Store the progress of a run in one shard; a killed run continues from there."""
         self._row(
             "save_shard_progress",
             {
@@ -450,11 +450,11 @@ class MaintenanceRuns(Runs):
         )
 
     def progress(self, run_id: str) -> list[ShardProgress]:
-        """Return how far a run has come in each shard that it has begun, by name of the shard."""
+        """Return the progress of a run in each shard that has begun, ordered by name."""
         return self._records(ShardProgress, "shard_progress", {"maintenance_run_id": run_id})
 
     def shard_progress(self, run_id: str, shard: str) -> ShardProgress:
-        """Return how far a run has come in one shard; nothing is done in one that it has not begun."""
+        """Return the progress of a run in one shard; empty progress for a shard that has not begun."""
         return next((each for each in self.progress(run_id) if each.shard == shard), ShardProgress(shard=shard))
 
     @contextmanager
@@ -472,10 +472,10 @@ class MaintenanceRuns(Runs):
 
 
 class UnrecordedRuns(MaintenanceRuns):
-    """One run of this process, kept in its memory: for those who have no control database.
+    """One run in the memory of this process, where there is no control database.
 
-    Other processes do not see it: they cannot pause it or slow it down, and it cannot go on once this process has
-    ended. Only the stores then keep two runs from working at the same time.
+    Other processes cannot pause or throttle the run, and it cannot be continued once this process has ended. Only the
+    stores keep two such runs from working at the same time.
     """
 
     def __init__(self) -> None:
@@ -492,7 +492,7 @@ class UnrecordedRuns(MaintenanceRuns):
     def load(self, run_id: str) -> MaintenanceRun:
         """Return the run.
 
-        :raises UsageError: when it is another run: only this one is known.
+        :raises UsageError: when another run is named.
         """
         if self._run is None or self._run.maintenance_run_id != run_id:
             raise UsageError(
@@ -502,10 +502,10 @@ class UnrecordedRuns(MaintenanceRuns):
         return self._run
 
     def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Keep nothing of an answer: there is no audit."""
+        """Record nothing, since there is no audit."""
 
     def set_approved(self, run_id: str, answer: audit.Answer) -> None:
-        """Let the run be carried out."""
+        """Set the run's state to approved."""
         agreed_at = answer.at or datetime.now(UTC)
         self._run = replace(self.load(run_id), approved_by=answer.actor, approved_at=agreed_at)
 
@@ -514,32 +514,32 @@ class UnrecordedRuns(MaintenanceRuns):
         self._run = replace(self.load(run_id), state=state)
 
     def save_report(self, run_id: str, report: Mapping[str, Any], **_: Any) -> None:
-        """Keep what the run did."""
+        """Keep the report of the run."""
         self._run = replace(self.load(run_id), report=dict(report))
 
     def control(self, run_id: str) -> RunControl:
-        """Return what the run began with: nobody can change it."""
+        """Return the throttle with which the run began; nobody can change it."""
         return RunControl(paused=False, operations_per_s=self.load(run_id).throttle_operations_per_s)
 
     def save_progress(self, run_id: str, progress: ShardProgress) -> None:
-        """Note how far the run has come in one shard."""
+        """Keep the progress of the run in one shard."""
         self._progress[progress.shard] = replace(progress, updated_at=datetime.now(UTC))
 
     def progress(self, run_id: str) -> list[ShardProgress]:
-        """Return how far the run has come in each shard that it has begun."""
+        """Return the progress of the run in each shard that has begun."""
         return [self._progress[shard] for shard in sorted(self._progress)]
 
     @contextmanager
     def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:
-        """Hold nothing: no other process knows of the run."""
+        """Hold nothing, since no other process knows the run."""
         yield
 
 
 @contextmanager
 def session_lock(connection: Connection, name: str) -> Iterator[bool]:
-    """Hold a lock of a name for this session, and tell whether it could be had; a killed process leaves none.
+    """Try to hold a named lock for this session, and yield whether it was free; a killed process leaves none.
 
-    It is given back here: the server notices the end of a connection a little later, when the next may have come.
+    The lock is released at the end of the block, since the server may notice the end of a connection too late.
     """
     digest = hashlib.sha256(name.encode()).digest()
     key = {"key": int.from_bytes(digest[:8], "big", signed=True)}

@@ -1,11 +1,11 @@
-"""A file of what a run is about to change, line by line, from which it can be taken back.
+"""Undo files: each line describes one change of a run, from which the change can be undone.
 
-JSON Lines: a first line that says whose file it is, then a line per change. It holds client ids, and payloads only
-where removed messages are to come back. Lines are kept before the change is made, so a line may tell of one that never
-was: whoever takes back has to look at each place first.
+An undo file is JSON Lines: the first line names the run, and each further line describes one change. The file holds
+client ids, and payloads only where removed messages are to come back. A line is written before its change is made, so
+a line may describe a change that never happened: an undo has to check each place first.
 
-On a disk it is a file that only its owner can read. In an object store, where nothing can be appended to, it is a
-folder of numbered parts that are this file when they are put together; who may read them, the store says.
+On a disk it is a file that only its owner can read. An object store cannot append to a file, so there it is a folder of
+numbered parts that make up the file; the store decides who may read them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _SUFFIX = ".undo.jsonl"
 _START = b'{"format":"%s"' % FORMAT.encode()
 
 _PART = re.compile(r"(?P<number>[0-9]{8})-(?P<at_ms>[0-9]{13})-[0-9a-f]{8}\.jsonl")
-"""Name of a part: when it was written, and a token, so that no writer ever puts its part in another's place."""
+"""Name of a part: its instant and a token, so that no writer overwrites another's part."""
 
 _AT_ONCE = 32
-"""So many parts are asked for at once; drivers of object stores fetch them side by side."""
+"""Parts to read at once; drivers of object stores fetch them side by side."""
 
 _WHAT = "undo files"
 _ELSE = "or name another place by QUEUEKEEPER_UNDO_DIR"
 
 
 class UndoFile:
-    """Writes the undo file of one run; a run that goes on appends to its file.
+    """Writes the undo file of one run; a continued run appends to its file.
 
-    A file that was broken off in its first line is begun again: nothing was changed then.
+    A file that ends within its first line is begun again, since nothing was changed then.
 
-    :param path: file to make or to go on with; also one in an object store (``config.Settings.undo``).
-    :param header: whose file it is: at least its ``kind``; a file with another header is refused.
-    :raises RefusedError: when it is another run's file or cannot be written.
+    :param path: file to create or to append to; may be in an object store (``config.Settings.undo``).
+    :param header: first line of the file, with at least ``kind``; a file with another header is refused.
+    :raises RefusedError: when the file belongs to another run or cannot be written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ class UndoFile:
                 raise RefusedError(f"{self.path} is the undo file of something else: name another file")
             self._place.take(begin_again=not is_begun)
             if not is_begun:
-                # A place that refuses does so here, before anything is changed.
+                # Written at once, so that a place that refuses does so before anything is changed.
                 self.write([first])
         except BaseException:
             self._place.close()
@@ -85,11 +85,11 @@ class UndoFile:
 
 
 def read_undo_file(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Return what the first line says, and the changes; half a line that a kill left is passed over.
+    """Return the first line and the changes; an incomplete last line is skipped.
 
-    :param kind: of the run that it has to be of; none for any.
-    :raises UsageError: when there is no such file, it is none of ours, or of another kind.
-    :raises RefusedError: when an object store does not let it be read.
+    :param kind: kind that the file's run must have; none for any.
+    :raises UsageError: when there is no such file, it is no undo file, or it is of another kind.
+    :raises RefusedError: when an object store does not allow to read it.
     """
     lines = _place(path).lines()
     try:
@@ -112,9 +112,9 @@ def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
 
 
 def undo_paths(directory: Path, *, run_id: str) -> list[Path]:
-    """Return the undo files of all shards of a run in which something was written behind the first line.
+    """Return the undo files of all shards of a run that hold at least one change.
 
-    :raises UsageError: when there is none in the folder.
+    :raises UsageError: when the folder has no such file.
     """
     paths = [path for path in _found(directory, f"{run_id}.*{_SUFFIX}") if not _is_cut(path)]
     if not paths:
@@ -131,15 +131,15 @@ def undo_paths_of(directory: Path, *, kind: str) -> list[Path]:
 
 
 def undo_file_exists(path: Path) -> bool:
-    """Tell whether there is an undo file under a path."""
+    """Return whether there is an undo file at a path."""
     return _place(path).written_ms() is not None
 
 
 def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int) -> int:
-    """Remove the files that nobody has written to for so long, and return how many.
+    """Remove the files of a kind that were not written to for some days, and return how many.
 
-    :param kind: of runs; those of others are kept in the same folder. Whatever its kind, a file that was broken off in
-        its first line tells of no change.
+    :param kind: kind of runs whose files are removed; a file that ends within its first line is removed for any kind.
+    :param days: days since the last write.
     """
     removed = 0
     for path in _found(directory, f"*{_SUFFIX}"):
@@ -162,29 +162,29 @@ class _OnDisk:
         self._path = path
 
     def begin(self) -> bytes:
-        """Open it for writing, and return the line that says whose file it is, as far as it was written."""
+        """Open the file for writing, and return its first line, as far as it was written."""
         with told(f"undo file {self._path} cannot be written", self._path, "name another"):
             make_folder(self._path.parent)
-            # Without a buffer, which closing the file would try to write once more after a failure.
+            # Without a buffer, which close would try to write again after a failure.
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
         return self._file.readline()
 
     def take(self, *, begin_again: bool) -> None:
-        """Keep others from reading it, and see to it that what is written next begins a line, or the file."""
+        """Keep others from reading the file, and make sure that the next text begins a line, or the file."""
         with told(f"undo file {self._path} is another user's", self._path, "name another"):
-            # Somebody may have made it for all to read.
+            # The file may have been made readable for all.
             os.fchmod(self._file.fileno(), 0o600)
         if begin_again:
             self._file.truncate(0)
         elif size := self._file.seek(0, os.SEEK_END):
             self._file.seek(size - 1)
             if self._file.read(1) != b"\n":
-                # A kill left half a line.
+                # A kill left an incomplete line.
                 self.append(b"\n")
 
     def append(self, text: bytes) -> None:
-        """Return when a text is on disk."""
+        """Append a text, and return when it is on disk."""
         left = memoryview(text)
         with told(f"undo file {self._path} cannot be written", self._path, "make room"):
             while left:
@@ -196,12 +196,12 @@ class _OnDisk:
         self._file.close()
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what was written, line by line."""
+        """Yield the lines of the file."""
         with self._path.open("rb") as file:
             yield from file
 
     def written_ms(self) -> float | None:
-        """Return when it was last written to; none when it is not there."""
+        """Return when the file was last written to; none when there is no file."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self._path.stat().st_mtime * 1000
         return None
@@ -212,7 +212,7 @@ class _OnDisk:
 
 
 class _InStore:
-    """The same in an object store, in which every text is a part of its own, there as a whole or not at all."""
+    """A file in an object store, in which every text is a separate part, stored whole or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -220,20 +220,20 @@ class _InStore:
             self._fs, self._folder = store(path, what=_WHAT)
 
     def begin(self) -> bytes:
-        """Go on behind the parts that are there, and return the line that says whose file it is, as on a disk."""
+        """Begin behind the existing parts, and return the first line, as far as it was written."""
         parts = self._parts()
         self._written = int(parts[-1]["number"]) if parts else 0
         return _first_line(self.lines()) if parts else b""
 
     def take(self, *, begin_again: bool) -> None:
-        """Leave to the store who may read it; what is written next is an object of its own."""
+        """Remove incomplete parts where the file is to be begun again; the store decides who may read it."""
         if begin_again and self._parts():
-            # A server of files may be left with half of one.
+            # A file server may hold half of a part.
             self.remove()
             self._written = 0
 
     def append(self, text: bytes) -> None:
-        """Return when a text is in the store."""
+        """Write a text as a part, and return when it is in the store."""
         self._written += 1
         name = f"{self._written:08}-{system_clock():013}-{token_hex(4)}.jsonl"
         with told(f"undo file {self._path} cannot be written", self._path, f"let this user write, {_ELSE}"):
@@ -243,17 +243,17 @@ class _InStore:
         """Do nothing: nothing is open between two parts."""
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what was written, line by line."""
+        """Yield the lines of the file."""
         names = [self._name(part[0]) for part in self._parts()]
         if not names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        # The first by itself: who wants to know whose file it is needs no more.
+        # The first part is read alone: often only the file's first line is needed.
         for some in (names[:1], *(names[at : at + _AT_ONCE] for at in range(1, len(names), _AT_ONCE))):
             for text in self._texts(some):
                 yield from BytesIO(text)
 
     def written_ms(self) -> float | None:
-        """Return when it was last written to; none when it is not there."""
+        """Return when the file was last written to; none when there is no file."""
         return max((int(part["at_ms"]) for part in self._parts()), default=None)
 
     def remove(self) -> None:
@@ -262,7 +262,7 @@ class _InStore:
             told(f"undo file {self._path} cannot be removed", self._path, f"let this user remove it, {_ELSE}"),
             suppress(FileNotFoundError),
         ):
-            # The first part is removed last: if this breaks off, it says whose file the remaining parts are.
+            # The first part is removed last, since it names the run of the remaining parts.
             if names := [self._name(part[0]) for part in self._parts()[1:]]:
                 self._fs.rm(names)
             self._fs.rm(self._folder, recursive=True)
@@ -297,18 +297,18 @@ def _found(directory: Path, pattern: str) -> list[Path]:
 
 
 def _is_cut(path: Path) -> bool:
-    """Tell whether a file was broken off in its first line: nothing was changed then."""
+    """Return whether a file ends within its first line; nothing was changed then."""
     try:
         line = _first_line(_place(path).lines())
     except FileNotFoundError:
         return True
     except OSError:
-        return False  # who reads it says why it cannot be read
+        return False  # a later read reports why it fails
     return not line.endswith(b"\n") and (line.startswith(_START) or _START.startswith(line))
 
 
 def _first_line(lines: Iterator[bytes]) -> bytes:
-    """Return the first line, as it is when all parts are put together."""
+    """Return the first line, which may span several parts."""
     line = next(lines, b"")
     return line if line.endswith(b"\n") else line + next(lines, b"")
 

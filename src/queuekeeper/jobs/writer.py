@@ -1,4 +1,4 @@
-"""Changes a store for a job, or only counts what it would change: a plan is the job with a writer that counts."""
+"""Writes to a store for a job, or only counts what would be written, for plans."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from queuekeeper.redis_client import RedisClient
 
 
 class Writer:
-    """Sends scripts, and notes before what they are about to change.
+    """Sends scripts, and notes each change in the undo file before it is made.
 
-    What only counts sends the same scripts in the form in which they answer what they would do: the server decides
-    alike, and refuses every write.
+    A counting writer sends the same scripts as dry runs: the server decides in the same way and writes nothing.
 
-    :param undo: where changes are noted; none for a job that cannot be undone.
-    :param counts_only: nothing is changed or noted.
+    :param undo: undo file; none for a job that cannot be undone.
+    :param counts_only: whether nothing is changed or noted.
     """
 
     def __init__(self, client: RedisClient, *, undo: UndoFile | None = None, counts_only: bool = False) -> None:
@@ -31,10 +30,10 @@ class Writer:
         return self.caller.execute(calls)
 
     def note(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Have lines on disk before what they tell of is changed."""
+        """Write lines to the undo file before their changes are made."""
         if self.undo is not None and not self.counts_only:
             self.undo.write(lines)
 
     def still_there(self, count: int) -> int:
-        """Return how many of what scripts say to have removed is there yet: where a next page begins behind it."""
+        """Return how many of the items that scripts reported as removed still exist: all in a dry run, else none."""
         return self.caller.still_there(count)

@@ -120,7 +120,7 @@ class ScriptCaller:
         return replies
 
     def still_there(self, count: int) -> int:
-        """Return how many of what calls say to have removed is there yet: where a next page begins behind it."""
+        """Return how many of the items that calls reported as removed still exist: all in a dry run, else none."""
         return count if self.counts_only else 0
 
     def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
