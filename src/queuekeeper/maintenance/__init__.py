@@ -1,1 +1,1 @@
-"""Cleans and mends queues that are in use, with a plan, an approval and a way back."""
+"""Cleans and repairs queues in use, with a plan, an approval and an undo."""

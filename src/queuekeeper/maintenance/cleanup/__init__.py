@@ -1,1 +1,1 @@
-"""Cleans sessions of what has expired, while brokers use them."""
+"""Removes expired data from sessions while brokers use them."""

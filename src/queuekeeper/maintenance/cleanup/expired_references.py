@@ -1,13 +1,13 @@
-"""Cleans sessions in Redis of what has expired, while brokers use them: SCAN finds candidates, scripts decide again.
+"""Removes expired data from sessions in Redis while brokers use them: SCAN finds candidates, scripts decide again.
 
-What goes, and what only gets an expiry:
+What is removed, and what only gets an expiry:
 
 - references whose message is gone, and messages that no reference names and that are old enough, are removed;
-- messages without expiry get the one that they say of themselves;
-- packet ids and fields of sessions in which no message waits get an expiry, which the next message takes off again.
+- messages without expiry get the expiry that their own fields give;
+- packet ids and fields of sessions in which no message waits get an expiry, which the next message removes again.
 
-A message that is referred to and alive is never removed: the scripts look again, with all keys declared, in the moment
-in which they write. Other faults are counted and left to the remedies.
+A live message with a reference is never removed: the scripts, which declare all their keys, decide again when they
+write. Other faults are counted and left to the remedies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         command="cleanup plan",
         go_on="cleanup apply {run_id}",
         planned="{count} keys and references are to be cleaned, nothing was written",
-        left="done; {count} more to clean by now",
+        left="done; {count} more to clean since then",
         clean="clean: a second look finds nothing to do",
         footer="Clients are named by a keyed hash.",
     )
@@ -76,7 +76,7 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
     @classmethod
     def check(cls, client: RedisClient, parameters: CleanupParameters, *, writing: bool) -> None:
-        """Check servers, and that the user may do what is needed."""
+        """Check the servers and the user's rights."""
         check_access(client, key_prefix=parameters.key_prefix, writing=writing)
 
     def pattern(self) -> str:
@@ -102,7 +102,7 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         return counts
 
     def done_words(self, share: str, counts: CleanupCounts) -> str:
-        """Return what was done in a share, all told, in a sentence."""
+        """Return a sentence that sums up what was done in a share."""
         assert self._narrator is not None
         return self._narrator.text(counts)
 
@@ -119,14 +119,14 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         )
 
     def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
-        """Put dead references back and take expiries off again; messages that were removed do not come back."""
+        """Put dead references back and remove expiries again; removed messages do not come back."""
         return undo_cleanup(self.world, run_id=run_id, files=files)
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- words ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def question(cls, run_id: str, plan: CleanupPlan) -> str:
-        """Return what is asked before anything changes."""
+        """Return the question that a person is asked before anything changes."""
         return (
             f"Run {run_id} is not approved: {plan.counts.removed:,} references and messages will be removed and "
             f"{plan.counts.repaired:,} keys be given an expiry. Approve and clean?"
@@ -134,15 +134,15 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
     @classmethod
     def undo_words(cls, counted: UndoReport) -> str:
-        """Return what taking back would do in a sentence."""
+        """Return a sentence that says what an undo would do."""
         return (
-            f"{counted.references:,} dead references will be put back and {counted.expiries:,} expiries be taken off, "
-            "where nobody has written since."
+            f"{counted.references:,} dead references will be put back and {counted.expiries:,} expiries removed, where "
+            "nobody has written since."
         )
 
     @classmethod
     def plan_rows(cls, plan: CleanupPlan) -> list[tuple[str, str]]:
-        """Return what a plan says, for the person who approves it; no client id among it."""
+        """Return the plan as pairs of name and text, without client ids, for the person who approves it."""
         worst = ", ".join(
             f"{each.client_hash or 'a queue'}: {number(each.dead)} of {number(each.references)} dead"
             for each in plan.found.worst[:3]
@@ -150,10 +150,10 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         return [
             *super().plan_rows(plan),
             ("Worst queues", worst or "none"),
-            ("Live messages that may be touched", "0: every script looks again when it writes"),
+            ("Live messages that may be changed", "0: every script decides again when it writes"),
             (
                 "Way back",
-                "dead references and expiries can be taken back from the undo file; messages that are removed cannot",
+                "dead references and expiries can be restored from the undo file; removed messages cannot",
             ),
         ]
 
@@ -172,15 +172,15 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
 
 def acl_rules(key_prefix: str) -> str:
-    """Return the command that gives a user the rights of a cleanup; it allows no command that adds a message."""
+    """Return the command that gives a user the rights of a cleanup, without any command that adds a message."""
     keys = (f"~{key_prefix}{{*}}_{kind}" for kind in ("messages*", "last_packet_id", "session"))
     return " ".join(["ACL SETUSER <user>", *keys, *(f"+{command}" for command in (*_GROUNDWORK, *_READING, *_WRITING))])
 
 
 def check_access(client: RedisClient, *, key_prefix: str, writing: bool) -> None:
-    """Check servers and user before anything is done.
+    """Check the servers and the user's rights before anything is done.
 
-    :param writing: whether more than counting is wanted.
+    :param writing: whether the rights to write are needed.
     :raises RefusedError: when a server is too old, or the user may not run a command; names the rule that allows it.
     """
     with _named_rules(client, key_prefix):
@@ -202,7 +202,7 @@ def check_access(client: RedisClient, *, key_prefix: str, writing: bool) -> None
 
 @contextmanager
 def _named_rules(client: RedisClient, key_prefix: str) -> Iterator[None]:
-    """Add the rules that a user needs to what a server says of the one that it lacks."""
+    """Add all rules that a cleanup needs to an error about a missing right."""
     try:
         yield
     except RefusedError as error:
@@ -217,7 +217,7 @@ def _client_id(stem: bytes, parameters: CleanupParameters) -> str:
 
 @dataclass
 class _Narrator:
-    """Says how far a shard has come, every few seconds."""
+    """Prints the progress of a shard every few seconds."""
 
     say: Callable[[str], None]
     verb: str
@@ -237,7 +237,7 @@ class _Narrator:
             self.say(self.text(counts))
 
     def text(self, counts: CleanupCounts) -> str:
-        """Return how far a shard has come."""
+        """Return the progress of a shard in words."""
         rate = (counts.keys - (self._first or 0)) / max(time.monotonic() - self._started_s, 0.001)
         of = f"/{self.expected_keys:,}" if self.expected_keys else ""
         text = f"{self.shard}: {self.verb} {counts.keys:,}{of} keys, {rate:,.0f}/s"

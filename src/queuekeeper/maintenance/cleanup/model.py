@@ -1,4 +1,4 @@
-"""What a cleanup is asked to do, what it finds and what it reports."""
+"""Parameters, counts and findings of a cleanup."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from queuekeeper.jobs.parameters import Section, days, seconds
 from queuekeeper.report.figures import number, size
 
 KIND = "expired_reference_cleanup"
-"""What runs of it are called where all kinds of maintenance are kept."""
+"""Name of the kind of runs."""
 
 
 class CleanupParameters(SessionRules, RunParameters):
-    """What a cleanup is asked to do."""
+    """Parameters of a cleanup."""
 
     grace_s: int = seconds(
         3_600,
         title="Grace",
-        help="Seconds after which a message without a reference is removed. A message without an expiry whose life is "
-        "over expires this many seconds after the cleanup.",
+        help="Age in seconds from which a message without a reference is removed. A message that should have expired "
+        "but has no expiry gets one this many seconds after the cleanup.",
         section=Section.RULES,
         most=31_536_000,
         examples=[3_600, 86_400],
@@ -30,8 +30,8 @@ class CleanupParameters(SessionRules, RunParameters):
     idle_days: int = days(
         30,
         title="Idle sessions",
-        help="Days for which the packet id and the fields of an empty session are kept. They count from the first "
-        "cleanup that finds the session empty; a new message ends the count. Set it to more than the broker's longest "
+        help="Days for which the packet id and the fields of an empty session are kept, from the first cleanup that "
+        "finds the session empty; a new message ends the count. Set it to more than the broker's longest "
         "session expiry.",
         section=Section.RULES,
         examples=[8, 30, 90],
@@ -42,14 +42,14 @@ class CleanupParameters(SessionRules, RunParameters):
     shares: int = common.shares(
         1,
         most=64,
-        shared="How many tasks share a single server, by ranges of hash slots. In a cluster each master has one task, "
-        "whatever this says.",
+        shared="How many tasks share a single server, by ranges of hash slots. A cluster always has one task for each "
+        "master.",
     )
 
 
 @dataclass(kw_only=True)
 class CleanupCounts(Counts):
-    """What was found, and by an apply: what was done.
+    """Counts of what a plan found, or a run did.
 
     :ivar keys: keys of sessions that were looked at.
     :ivar dead_references: references whose message is gone; removed.
@@ -62,11 +62,11 @@ class CleanupCounts(Counts):
     :ivar unreadable: records that nobody can read; left to the remedies.
     :ivar foreign_references: members of sets that name no message of their session; left to the remedies.
     :ivar wrong_type_keys: keys of a wrong type, or that are no keys of a session; left alone.
-    :ivar scattered_keys: keys, in a cluster, of clients whose id begins with ``}``: their braces hold nothing, so each
+    :ivar scattered_keys: keys, in a cluster, of clients whose id begins with ``}``: their hash tag is empty, so each
         key is in another slot; left to ``rekey_clients``.
-    :ivar held_sessions: idle sessions that are to last for ever, and sessions that are being imported or belong to
-        PostgreSQL; left alone.
-    :ivar freed_bytes: memory of what is removed, as MEMORY USAGE says; of a set, its dead references' share.
+    :ivar held_sessions: idle sessions without an end, and sessions that are being imported or belong to PostgreSQL;
+        left alone.
+    :ivar freed_bytes: memory of what is removed, by MEMORY USAGE; of a set, the share of its dead references.
     :ivar later_bytes: memory of the idle keys, which is freed when they expire.
     """
 
@@ -102,16 +102,16 @@ class CleanupCounts(Counts):
 
     @property
     def to_do(self) -> int:
-        """All that a cleanup changes; 0 where everything is clean."""
+        """Number of all changes of a cleanup; 0 where everything is clean."""
         return self.removed + self.repaired
 
     @property
     def changes(self) -> int:
-        """Everything that there is to do, or was done."""
+        """Number of all changes."""
         return self.to_do
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the counts as names and texts: what is mended first, then what is left alone."""
+        """Return the counts as pairs of name and text: changes first, then what is left alone."""
         left = {
             "too young to judge": self.young_orphans,
             "unreadable": self.unreadable,
@@ -157,7 +157,7 @@ class CrowdedQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class CleanupFound:
-    """What a plan has found besides counts.
+    """Findings of a plan besides its counts.
 
     :param worst: queues with most dead references, worst first.
     """
@@ -167,12 +167,12 @@ class CleanupFound:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoReport:
-    """What was taken back, or what a dry run would take back. Every change in the files is taken back or left.
+    """What an undo took back, or in a dry run would take back. Every change is either taken back or left.
 
-    :param noted: changes that the undo files tell of, each once.
+    :param noted: changes in the undo files, each counted once.
     :param references: dead references that are back in their sets.
-    :param expiries: keys whose expiry was taken off again; a key that has another expiry meanwhile stays.
-    :param left: changes that stay: somebody has used the place since, or they were never made.
+    :param expiries: keys whose expiry was removed again; a key with another expiry by now keeps it.
+    :param left: changes that were left: somebody has used the place since, or they were never made.
     :param wrong_type_keys: keys that were sets and have another type now; they stay.
     """
 

@@ -1,4 +1,4 @@
-"""Cleans pages of keys, or counts them, by scripts that decide in the moment in which they write."""
+"""Cleans pages of keys, or only counts, by scripts that decide when they write."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from queuekeeper.portions import portions
 RECORDS_PER_CALL = 100
 CALLS_PER_TRIP = 200
 COST_PER_TRIP = 2_000
-"""Keys, or what takes as long, of the calls that are sent at once: a server may run them in one go, and others wait."""
+"""Most keys, or equal work, in the calls of one trip: other clients may wait until the server is through."""
 
 LIST_COST = 200
-"""Of a full page of references."""
+"""Cost of a full page of references."""
 
 RECORD_COST = 10
 WORST_QUEUES = 10
 CROWDED_SHARE = 0.9
-"""From nine tenths of the limit on, dead references cost the live messages beside them their place."""
+"""Share of the limit from which dead references may push live messages out of a queue."""
 
 _Stop: TypeAlias = QueuekeeperError | RunPaused | TimeIsUp
-"""What ends a page before its end."""
+"""Errors that end a page early."""
 
 
 def _positions(text: bytes) -> list[int]:
@@ -51,10 +51,10 @@ class _Reference(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """What a call said of records, or did.
+    """Reply of a script that judged records.
 
-    :param as_of_ms: the server's instant for which it was said.
-    :param answers: each key with the values that the script answered.
+    :param as_of_ms: the server's instant of the judgement.
+    :param answers: each key with the values of the script's answer.
     """
 
     stem: bytes
@@ -64,11 +64,11 @@ class _Judged(NamedTuple):
 
 @dataclass
 class _Queue:
-    """A set on its way through a sweep.
+    """A set that a sweep works through.
 
     :ivar start: rank at which the next page begins.
-    :ivar dead_share: memory of dead references, and their number, as the first page with some had it: the set is whole
-        then, whether or not they are removed.
+    :ivar dead_share: memory and number of dead references on the first page that has some, measured before any are
+        removed.
     """
 
     stem: bytes
@@ -80,9 +80,9 @@ class _Queue:
 
 
 class Sweep:
-    """Cleans pages of keys, or counts what there is to clean; the writer of its world makes the difference.
+    """Cleans pages of keys, or counts what there is to clean where the world's writer only counts.
 
-    Methods that take keys take as many as the world allows. Each trip keeps to the pace of the run.
+    Each trip keeps to the pace of the run.
 
     :ivar worst: ``(dead, references, stem)`` of the queues with most dead references.
     """
@@ -92,12 +92,12 @@ class Sweep:
         self._world, self._writer = world, world.writer
         self._parameters = parameters = world.parameters
         self._prefix = parameters.key_prefix.encode()
-        # A tag that is empty scatters a session's keys over slots: no script of a cluster may touch two of them.
+        # An empty hash tag scatters a session's keys over slots, and no script may touch two slots of a cluster.
         self._scattered = self._prefix + b"{}" if isinstance(world.client, redis.RedisCluster) else None
         self._default_ttl_ms, self._grace_ms = parameters.default_ttl_s * 1_000, parameters.grace_s * 1_000
 
     def page(self, names: Iterable[bytes], counts: CleanupCounts) -> None:
-        """Clean some keys, and add to counts what there was to do, or was done, as soon as it was."""
+        """Clean a page of keys, and add each change to the counts as soon as it is made."""
         queues: set[bytes] = set()
         payloads: dict[bytes, list[bytes]] = defaultdict(list)
         idle: dict[bytes, set[str]] = defaultdict(set)
@@ -119,11 +119,11 @@ class Sweep:
         self._orphans(payloads, counts)
         emptied = self._queues([_Queue(stem) for stem in sorted(queues)], counts)
         self._idle({stem: {"last_packet_id", "session"} for stem in emptied}, counts, all_dead=True)
-        # A session whose set is gone meanwhile was judged above.
+        # Sessions whose set is gone meanwhile were judged above.
         self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
 
     def _pace(self, amount: int = 0) -> None:
-        """Wait until the next trip may be sent, and see how long the last one took."""
+        """Note how long the last trip took, and wait until the next one may be sent."""
         self._world.rest()
         self._world.pace(amount)
 
@@ -142,7 +142,7 @@ class Sweep:
     def _call(self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None) -> list[lua.Reply]:
         """Return the replies; none where a key is of another type.
 
-        :param cost: of each call; that of its keys when absent.
+        :param cost: cost of each call; by default the number of its keys.
         """
         replies, error = self._call_until_error(calls, counts, cost=cost)
         if error is not None:
@@ -152,9 +152,10 @@ class Sweep:
     def _call_until_error(
         self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None
     ) -> tuple[list[lua.Reply], _Stop | None]:
-        """Return the replies, and the first error; whoever changes notes what was done before raising it.
+        """Return the replies and the first error; the caller counts what was done before it raises the error.
 
-        :returns: none for a reply where a key is of another type, the session is not Redis's, or an error has cost it.
+        :returns: none in place of a reply where a key is of another type, Redis does not own the session, or the call
+            failed.
         """
         replies: list[lua.Reply] = []
         error: _Stop | None = None
@@ -179,12 +180,12 @@ class Sweep:
     # --- references ----------------------------------------------------------------------------------------------
 
     def _queues(self, queues: list[_Queue], counts: CleanupCounts) -> set[bytes]:
-        """Go through sets page by page; return the sessions of which nothing is left but dead references."""
+        """Go through sets page by page; return the sessions that have only dead references."""
         emptied: set[bytes] = set()
         counts.sessions += len(queues)
         while queues:
             going_on: list[_Queue] = []
-            # As many sets at once as may come with a full page each.
+            # As many sets at once as a trip can hold full pages.
             for some in self._world.batches(queues, CALLS_PER_TRIP // 4):
                 limit, cost = self._world.size(REFERENCES_PER_CALL), self._world.size(LIST_COST)
                 calls = [
@@ -210,7 +211,7 @@ class Sweep:
         return emptied
 
     def _end(self, queue: _Queue, counts: CleanupCounts) -> bool:
-        """Count a set that was gone through to its end; tell whether all its references were dead."""
+        """Count a finished set, and return whether all its references were dead."""
         if queue.dead:
             if queue.seen >= CROWDED_SHARE * self._parameters.limit:
                 counts.crowded_queues += 1
@@ -251,7 +252,7 @@ class Sweep:
         self._repair(lasting, counts)
 
     def _remove(self, dead: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
-        """Remove dead references; noted before, as a reference that is there again is left alone by an undo."""
+        """Note dead references in the undo file, then remove them."""
         if not dead:
             return
         self._writer.note(
@@ -283,7 +284,7 @@ class Sweep:
             raise error
 
     def _repair(self, lasting: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
-        """Give messages without expiry one."""
+        """Give an expiry to messages without one."""
         work = [
             (queue.stem, [each.member for each in page])
             for queue, without in lasting
@@ -360,11 +361,11 @@ class Sweep:
         width: int,
         counts: CleanupCounts,
     ) -> Iterator[list[_Judged]]:
-        """Yield each key with its answer; a call that is full answers for fewer keys than it was given.
+        """Yield each key with its answer; a call may answer for fewer keys than it was given.
 
-        An error is raised when what was done before it has been yielded.
+        An error is raised after the answers before it have been yielded.
 
-        :param width: values of an answer.
+        :param width: number of values in an answer.
         """
         while work:
             again: list[tuple[bytes, list[bytes]]] = []
@@ -392,10 +393,10 @@ class Sweep:
         width: int,
         counts: CleanupCounts,
     ) -> None:
-        """Note the expiries that were announced, set them, and count them.
+        """Note the expiries that scripts have announced, set them, and count them.
 
-        :param said: of records that are to get an expiry, the last value of their answers.
-        :param call: makes the call that sets what was said for an instant.
+        :param said: last value of the answers for records that are to get an expiry.
+        :param call: makes the call that sets the expiries announced for an instant.
         """
         said = [each for each in said if each.answers]
         if not said:
@@ -412,7 +413,7 @@ class Sweep:
             for key, answer in _judged(each.stem, [key for key, _ in each.answers], reply, width).answers
             if answer[0] == b"limited" or answer[0].isdigit()
         }
-        # Of records that were written anew in between the script has judged anew.
+        # The script has judged records again that were written in between.
         self._note((key, at_ms) for key, at_ms in done.items() if at_ms != announced[key])
         counts.expiries_repaired += len(done)
         if error is not None:
@@ -423,8 +424,8 @@ class Sweep:
     def _idle(self, sessions: dict[bytes, set[str]], counts: CleanupCounts, *, all_dead: bool) -> None:
         """Let packet ids and fields of sessions without messages expire.
 
-        :param sessions: with the kinds of keys to count; others that get an expiry with them are met on their own.
-        :param all_dead: only dead references are left of their sets, or were.
+        :param sessions: sessions, each with the kinds of keys to count; SCAN meets their other keys separately.
+        :param all_dead: whether the sets hold, or held, only dead references.
         """
         keep_ms = self._parameters.idle_days * 86_400_000
         stems = list(sessions)
@@ -451,7 +452,7 @@ class Sweep:
             for stem, reply in zip(asked, replies, strict=True)
             if reply is not None and reply.word == "expires"
         }
-        # Of a session that was used in between the script has judged anew.
+        # The script has judged sessions again that were used in between.
         done = [pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply)]
         self._note((key, at_ms) for key, at_ms in done if announced.get(key) != at_ms)
         for stem, reply in going.items():
@@ -469,7 +470,7 @@ class Sweep:
         lines: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
         for key, expires_at_ms in expiries:
             found = split_session_key(key, prefix=self._prefix)
-            assert found is not None  # it was made of one
+            assert found is not None  # the stem was made of a key
             lines[found[0]].append((name_of(key), expires_at_ms))
         if lines:
             self._writer.note(

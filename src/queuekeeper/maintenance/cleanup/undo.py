@@ -1,4 +1,4 @@
-"""Takes back what a cleanup has changed, from the undo files of its shards."""
+"""Undoes the changes of a cleanup from the undo files of its shards."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupParameters, UndoReport
 
 REFERENCES_PER_CALL = 1_000
-"""Of a set, or expiries of keys; a line of an undo file has as many."""
+"""References of a set, or expiries of keys, in one call and in one line of an undo file."""
 
 
 def undo_cleanup(world: World[CleanupParameters], *, run_id: str, files: Sequence[Path]) -> UndoReport:
-    """Put dead references back and take expiries off again. Messages that were removed do not come back.
+    """Put dead references back and remove expiries again. Removed messages do not come back.
 
-    Three things are left as they are, and counted: a reference that is there again, since it belongs to a newer
-    message; an expiry that somebody has changed since; a key to which another program has given another type.
+    Three things are left as they are, and counted: a reference that exists again, since it belongs to a newer message;
+    an expiry that somebody has changed since; a key that another program has given another type.
 
-    :param world: in a dry run the scripts decide in the same way, and only count.
+    :param world: world of the undo; in a dry run the scripts decide in the same way and only count.
     :param files: undo files of the run.
     :raises UsageError: when one of them is not an undo file of a cleanup.
     """
@@ -77,10 +77,10 @@ def undo_cleanup(world: World[CleanupParameters], *, run_id: str, files: Sequenc
 
 
 def name_of(raw: bytes) -> str:
-    """Return the name of a key as JSON can hold it; :func:`raw_of` gives the bytes back."""
+    """Return a key's name as text for JSON; :func:`raw_of` returns the bytes again."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def raw_of(name: str) -> bytes:
-    """Return the bytes that :func:`name_of` was given."""
+    """Return the bytes of a name that :func:`name_of` returned."""
     return name.encode("utf-8", "surrogateescape")

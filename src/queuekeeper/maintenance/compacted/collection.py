@@ -1,9 +1,9 @@
-"""Collects what compacted queues may lose by their retention.
+"""Removes messages of compacted queues that their retention lets go.
 
-The registry says which queues are due, so that no names of keys are looked through; a part of it that was last
-collected by other rules is looked at as a whole. What may go is decided by the queue's own script, twice: when it is
-found, and again when it is removed, so that a newer value of a key never goes. What is to be removed is on disk before
-it is. A step is some queues of a part of the registry; a run that is killed goes on with the part that it was in.
+The registry says which queues are due, so that no key names are searched; a part of the registry that was last
+collected by other rules is read as a whole. The queue's script decides twice, when it finds a message and when it
+removes it, so that a newer value of a key is never removed. Messages are noted in the undo file before they are
+removed. A step is some queues of a part of the registry; a killed run continues with the part that it was in.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from queuekeeper.report.figures import duration, instant, number, size
 from queuekeeper.report.files import ReportKind
 
 PAUSE_S = 0.01
-"""Between steps of 100 queues, so that other clients of a busy server come in."""
+"""Pause between steps of 100 queues, so that other clients of a busy server get their turn."""
 
 PROOF_QUEUES_PER_PART = 1_000
-"""The second look is at so many queues of each of the 64 parts of the registry; where there are more, it says so."""
+"""Most queues that the second look reads of each of the 64 parts of the registry; the report says if there are more."""
 
 RENEW_S = 20.0
 LOOK_AGAIN_MS = 86_400_000
-"""A queue is looked at again after so long at the latest, or sooner if its messages live shorter."""
+"""Longest time until a queue is due again; shorter if its messages live shorter."""
 
 LOOK_AHEAD_MS = 3_600_000
-"""Queues due within so long are looked at, too: what waits for an acknowledgement is due as soon as that has come."""
+"""Queues that become due within this time are collected, too: an acknowledged message may be due at once."""
 
 _WORST = 10
 
@@ -64,7 +64,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
     kind = KIND
     report = ReportKind("compacted", "Collection report")
     undoes = True
-    # Also where nothing is due, queues are noted as looked at and records of producers go that have long gone.
+    # Also where nothing is due, a run notes that it has read the queues, and removes records of old producers.
     works_when_empty = True
     fact_names = MappingProxyType({"finished_ms": "registry last finished"})
     words = Words(
@@ -100,7 +100,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         return self.world.parameters.share_names()
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield the queues of a share in which something may be due; each part is held while it is worked on."""
+        """Yield the queues of a share in which something may be due; each part is locked while it is worked on."""
         parts = parts_of(share)
         for part in range(int(after or parts.start), parts.stop):
             if self.world.counts_only:
@@ -112,7 +112,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
                 yield Step(cursor=str(part), work=None)
 
     def apply(self, step: Step) -> CollectionCounts:
-        """Collect some queues, and note when each is due again."""
+        """Collect the queues of a step, and note when each is due again."""
         if step.work is None:
             return CollectionCounts(held_parts=1)
         found, rearmed = CollectionCounts(), list[tuple[bytes, int, int]]()
@@ -133,7 +133,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         return found
 
     def look_again(self) -> Iterator[Step]:
-        """Yield the queues of the registry, whatever it says of them."""
+        """Yield the queues of the registry, due or not."""
         for part in range(COMPACTED_REGISTRIES):
             looked_at = 0
             for queues in self._every(part):
@@ -144,7 +144,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
                 yield Step(cursor=str(part), work=queues)
 
     def found(self) -> CollectionFound:
-        """Return how many queues there are, and the worst of them."""
+        """Return how many queues there are, and those in which most is due."""
         return CollectionFound(
             registered=sum(self._registry.count(part) for part in range(COMPACTED_REGISTRIES)),
             complete=self.proved,
@@ -160,15 +160,15 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return when the collector had last finished every part of the registry; none when it never has."""
+        """Return when every part of the registry was last finished; none when one never was."""
         return {"finished_ms": self._registry.finished_ms()}
 
     def undo_header(self) -> dict[str, Any]:
-        """Return whether the undo file has the values."""
+        """Return whether the undo file holds the values."""
         return {"values": self.world.parameters.keep_values}
 
     def undo(self, run_id: str, files: Sequence[Path]) -> Restoration:
-        """Put messages back whose key has no value now; see :mod:`queuekeeper.maintenance.compacted.restoration`."""
+        """Restore messages whose key has no value now; see :mod:`queuekeeper.maintenance.compacted.restoration`."""
         return restore_collected(self._queues, self.world, run_id=run_id, files=files)
 
     # --- inside --------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         return self._registry.every(part, count=count)
 
     def _held(self, part: int) -> Iterator[Step]:
-        """Yield what is due in a part that is held; note that it was collected when all of it was."""
+        """Yield the due queues of a locked part; when all are done, note that the part was collected."""
         parameters = self.world.parameters
         self._part, self._held_s, self._in_part = part, time.monotonic(), CollectionCounts()
         finished: dict[str, str | int] = {}
@@ -208,7 +208,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         """Yield the queues of a part in which something may be due, in steps."""
         beat = self._registry.heartbeat(part)
         parameters = self.world.parameters
-        # The registry says what is due by the rules of the last collection; under other rules all queues are looked at.
+        # The registry's due times follow the rules of the last collection; with other rules all queues are read.
         if not parameters.is_regular or beat is None or beat.retention != parameters.retention:
             yield from self._every(part)
             return
@@ -224,7 +224,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
             yield found
 
     def _collect(self, raw: bytes, total: CollectionCounts) -> int | None:
-        """Collect a queue, and return when it is due again; none for one that is left alone or broken."""
+        """Collect a queue and return when it is due again; none for a queue that is left alone or broken."""
         try:
             client_id = raw.decode()
         except UnicodeDecodeError:
@@ -244,7 +244,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
                 self._worst = nlargest(_WORST, [*self._worst, (client_id, found)], key=lambda each: each[1].messages)
 
     def _collect_queue(self, client_id: str, found: CollectionCounts) -> int:
-        """Collect one queue, and return when it is to be looked at again."""
+        """Collect one queue and return when it is due again."""
         mark: dict[str, Any] = {}
         latest_ms = LOOK_AGAIN_MS
         next_due_ms: int | None = None
@@ -263,14 +263,14 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         if mark:
             found.due_queues += 1
         elif not self.world.counts_only:
-            # Records of producers that have long gone are removed along the way; nobody counts them.
+            # Records of old producers are removed along the way and not counted.
             next_due_ms = self._collect_rows(client_id, [], found).next_due_ms
-        # Nothing that comes from now on is due before.
+        # No message that is published from now on is due before that.
         latest_ms += self.world.now_ms + 1
         return max(self.world.now_ms + 1, latest_ms if next_due_ms is None else min(latest_ms, next_due_ms))
 
     def _mark(self, client_id: str) -> dict[str, Any]:
-        """Return what the undo file says of a queue; it has none where nothing is noted."""
+        """Return the undo file's fields of a queue; empty where nothing is noted."""
         return {"collected": 0} if self.world.counts_only else undo_mark(self._queues.inspect(client_id))
 
     def _collect_rows(self, client_id: str, rows: list[DueRow], found: CollectionCounts) -> CollectReport:
@@ -289,14 +289,14 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         return report
 
     def _note(self, line: dict[str, Any] | None = None) -> None:
-        """Note what is about to go, and before it what became of the line before."""
+        """Note the rows to be removed, and before them the outcome of the line before."""
         lines = [each for each in (self._settled, line) if each is not None]
         if lines:
             self.world.writer.note(lines)
         self._settled = None
 
     def _pages(self, client_id: str) -> Iterator[tuple[DuePage, list[DueRow]]]:
-        """Yield what is due in a queue, page by page; then the rows of the page without what the filter leaves."""
+        """Yield the due pages of a queue, each with the rows that the filter selects."""
         parameters, after_sequence = self.world.parameters, 0
         while True:
             self.world.pace(1)
@@ -316,21 +316,21 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
                 return
 
     def _stay(self) -> None:
-        """Hold the part of the registry for longer, if it is time to.
+        """Extend the lock on the part of the registry, if it is time to.
 
-        :raises RefusedError: when another collector holds it, since this one was paused for long.
+        :raises RefusedError: when another collector has the lock, since this one was paused for long.
         """
         if self._part is None or time.monotonic() - self._held_s < RENEW_S:
             return
         if not self._registry.hold(self._part, self.world.token):
-            raise RefusedError(f"another collector is at part {self._part:02} of the registry by now: collect again")
+            raise RefusedError(f"another collector now works on part {self._part:02} of the registry: collect again")
         self._held_s = time.monotonic()
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- words ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def question(cls, run_id: str, plan: CollectionPlan) -> str:
-        """Return what is asked before anything changes."""
+        """Return the question that a person is asked before anything changes."""
         back = "they cannot come back"
         if plan.parameters.keep_values:
             back = f"`compacted gc --undo {run_id}` brings them back"
@@ -338,8 +338,8 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
 
     @classmethod
     def undo_words(cls, counted: Restoration) -> str:
-        """Return what taking back would do in a sentence."""
-        return f"{counted.restored:,} messages will be put back whose keys have no value now."
+        """Return a sentence that says what an undo would do."""
+        return f"{counted.restored:,} messages whose keys have no value now will be restored."
 
     @classmethod
     def rule_words(cls, parameters: CollectionParameters) -> str:
@@ -359,7 +359,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
 
     @classmethod
     def figures(cls, outcome: CollectionOutcome) -> list[tuple[str, str, str]]:
-        """Return how much there is, what was freed, and how the registry is."""
+        """Return the number of queues, the freed memory, and when the registry was last finished."""
         finished_ms = outcome.facts["finished_ms"]
         return [
             ("Queues", number(outcome.plan.found.registered), "in the registry"),
@@ -387,12 +387,12 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
 def note_broken(counts: CollectionCounts, error: QueuekeeperError, say: Any) -> None:
     """Count a queue that cannot be collected, and say why; one such queue does not stop the others."""
     counts.broken_queues += 1
-    # The sentence of a script names no client; a key of the wrong type would.
+    # Only the type of the error is printed, since its text may name a client.
     say(f"a queue cannot be collected, `queuekeeper quality run --store compacted` finds it: {type(error).__name__}")
 
 
 def _line(row: DueRow) -> dict[str, Any]:
-    """Return a message as JSON can hold it."""
+    """Return a message as JSON values."""
     return {
         "key": b64encode(row.key).decode(),
         "sequence": row.sequence,

@@ -1,4 +1,4 @@
-"""What the collection of compacted queues is asked to do, what it finds and what it reports."""
+"""Parameters, counts and findings of the collection of compacted queues."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from queuekeeper.keyspace import COMPACTED_REGISTRIES
 from queuekeeper.report.figures import number, size
 
 KIND = "compacted_queue_gc"
-"""What runs of it are called where all kinds of maintenance are kept."""
+"""Name of the kind of runs."""
 
 
 def _age(default: int, *, title: str, ends: str, **said: Any) -> Any:
-    """Declare an age.
+    """Declare an age in seconds.
 
-    :param ends: what happens at this age, a sentence.
+    :param ends: clause that says what happens at this age.
     """
     return seconds(default, title=title, help=f"Age in seconds at which {ends}", least=0, **said)
 
 
 def _filter(plural: str, *, begins: str, example: str) -> Any:
-    """Declare a pattern that chooses some of what there is.
+    """Declare a pattern that selects clients or keys.
 
-    :param begins: of the sentence that says what has to match.
+    :param begins: beginning of the help, which says what has to match.
     """
     return parameter(
         "",
@@ -46,36 +46,36 @@ def _filter(plural: str, *, begins: str, example: str) -> Any:
 
 
 class CollectionParameters(RunParameters):
-    """What a collection is asked to do."""
+    """Parameters of a collection."""
 
     policy: str = parameter(
         RetentionPolicy.DELETE.value,
         title="Policy",
-        help="Which messages are removed at the age below. A queue that has rules of its own keeps to those.",
+        help="Which messages are removed at the age below. Queues with their own rules keep to those.",
         choices={
             "delete": "delete: every message, acknowledged or not",
-            "acked_only": "acked_only: what has been acknowledged",
-            "compact": "compact: tombstones alone, the newest value of a key stays",
+            "acked_only": "acked_only: every acknowledged message",
+            "compact": "compact: only tombstones, the newest value of each key stays",
         },
         check=partial(chosen, RetentionPolicy, "retention policy"),
     )
     retention_s: int = _age(
         604_800,
         title="Retention",
-        ends="the policy removes a message, of queues without rules of their own.",
+        ends="the policy removes a message of a queue without its own rules.",
         examples=[86_400, 604_800, 2_592_000],
     )
     tombstone_s: int = _age(
         86_400,
         title="Life of tombstones",
-        ends="a tombstone is removed that the consumer has acknowledged.",
+        ends="an acknowledged tombstone is removed.",
         examples=[3_600, 86_400],
         section=Section.RULES,
     )
     override: bool = parameter(
         False,
         title="Override own rules",
-        help="Look at all queues, due or not, and apply the rules above also to queues that have rules of their own.",
+        help="Collect all queues, due or not, and apply the rules above also to queues with their own rules.",
         section=Section.RULES,
     )
     client_filter: str = _filter("clients", begins="Look only at queues whose client id", example="meter-*")
@@ -83,8 +83,8 @@ class CollectionParameters(RunParameters):
     keep_values: bool = parameter(
         True,
         title="Keep values for an undo",
-        help="Write each removed message to the undo file with its value, so that it can be restored. Otherwise the "
-        "file only lists the messages.",
+        help="Write the value of each removed message to the undo file, so that it can be restored. Otherwise the file "
+        "only lists the messages.",
         section=Section.RECORDS,
     )
     max_operations_per_s: int | None = common.max_operations_per_s(
@@ -94,7 +94,7 @@ class CollectionParameters(RunParameters):
         0,
         proposed=30,
         title="Late start",
-        help="Most seconds of the random delay after which each task starts, so that not all start together.",
+        help="Longest random delay in seconds before a task starts, so that not all tasks start together.",
         section=Section.PACE,
         least=0,
         most=3_600,
@@ -104,7 +104,7 @@ class CollectionParameters(RunParameters):
 
     @property
     def retention(self) -> Retention:
-        """The rules, as queues take them."""
+        """The rules as a retention of queues."""
         return Retention(
             policy=RetentionPolicy(self.policy),
             retention_ms=1_000 * self.retention_s,
@@ -113,15 +113,15 @@ class CollectionParameters(RunParameters):
 
     @property
     def is_regular(self) -> bool:
-        """Whether the rules are those of every day. With other rules the registry is left as it is."""
+        """Whether the run collects by the usual rules; other runs leave the registry unchanged."""
         return not (self.override or self.client_filter or self.key_filter)
 
     def wants_client(self, client_id: str) -> bool:
-        """Tell whether a queue is to be looked at."""
+        """Return whether a client's queue is to be collected."""
         return not self.client_filter or fnmatchcase(client_id, self.client_filter)
 
     def wants_key(self, key: bytes) -> bool:
-        """Tell whether the key of a message lets it be removed."""
+        """Return whether messages of this key may be removed."""
         return not self.key_filter or fnmatchcase(key.decode("utf-8", "surrogateescape"), self.key_filter)
 
     def share_names(self) -> list[str]:
@@ -131,13 +131,13 @@ class CollectionParameters(RunParameters):
 
 @dataclass(kw_only=True)
 class CollectionCounts(Counts):
-    """What was found due, or was collected.
+    """Counts of what was due, or was collected.
 
     :ivar queues: queues that were looked at.
     :ivar due_queues: queues in which something was due.
     :ivar messages: messages that were due, or were removed.
-    :ivar unacked: messages of these that nobody had acknowledged.
-    :ivar tombstones: messages of these that were tombstones.
+    :ivar unacked: those of ``messages`` that nobody had acknowledged.
+    :ivar tombstones: those of ``messages`` that were tombstones.
     :ivar freed_bytes: bytes of their keys and values.
     :ivar kept: messages that were due when found, and stayed because a newer value had come.
     :ivar broken_queues: queues that could not be collected; the log says why.
@@ -158,12 +158,12 @@ class CollectionCounts(Counts):
 
     @property
     def acked(self) -> int:
-        """Messages that had been acknowledged."""
+        """Messages of ``messages`` that had been acknowledged."""
         return self.messages - self.unacked
 
     @property
     def changes(self) -> int:
-        """Everything that there is to do, or was done."""
+        """Number of all changes."""
         return self.messages
 
     @property
@@ -185,7 +185,7 @@ class CollectionCounts(Counts):
             ("Not acknowledged", number(self.unacked)),
             ("Tombstones", number(self.tombstones)),
             ("Keys and values", size(self.freed_bytes)),
-            ("Newer by then, left alone", number(self.kept)),
+            ("Left alone, since a newer value came", number(self.kept)),
             ("Queues that cannot be collected", number(self.broken_queues)),
             ("Parts left to another collector", number(self.held_parts)),
         ]
@@ -206,7 +206,7 @@ class DueQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionFound:
-    """What a plan has found besides counts.
+    """Findings of a plan besides its counts.
 
     :param registered: queues that the registry knows.
     :param complete: whether all queues were looked at.
@@ -220,13 +220,13 @@ class CollectionFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration:
-    """What was brought back, or what a dry run would bring back. Every message in the files is restored or left out.
+    """What an undo restored, or in a dry run would restore. Every message in the files is restored or left out.
 
-    :param restored: messages that are back.
+    :param restored: restored messages.
     :param kept: messages left out: their key has a value now, they were never removed, or they may have been removed
         again.
-    :param only_after_rewind: those of ``restored`` that nobody had acknowledged and the cursor has passed meanwhile:
-        they are delivered only after a rewind.
+    :param only_after_rewind: those of ``restored`` that nobody had acknowledged and that the cursor has passed: they
+        are delivered only after a rewind.
     """
 
     maintenance_run_id: str
@@ -239,7 +239,7 @@ class Restoration:
 
 @dataclass(frozen=True, kw_only=True)
 class PartHeartbeat:
-    """How a part of the registry was last collected to its end.
+    """Record of the last complete collection of a part of the registry.
 
     :param retention: rules for queues without their own.
     """
@@ -254,12 +254,11 @@ class PartHeartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistryStatus:
-    """Which queues there are, as far as the registry knows.
+    """The queues that the registry knows.
 
-    :param first_client_id: client of the first queue with messages, by name; none when none was found.
-    :param last_client_id: client of the last one.
-    :param is_complete: whether first and last are those of all queues; otherwise they are those of the queues that were
-        looked at.
+    :param first_client_id: client of the first queue with messages, by name; none when no such queue was found.
+    :param last_client_id: client of the last queue with messages.
+    :param is_complete: whether first and last were sought among all queues; otherwise only among a part of them.
     """
 
     queues: int
@@ -270,9 +269,9 @@ class RegistryStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildReport:
-    """What a search for queues that are missing in the registry found.
+    """Result of a search for queues that are missing in the registry.
 
-    :param queues: number of queues that were found.
+    :param queues: queues that were found.
     :param registered: queues that were missing and are registered now; in a dry run, queues that are missing.
     """
 

@@ -1,4 +1,4 @@
-"""The registry of compacted queues as the collector uses it: what is due, who collects, and when that ended last."""
+"""The registry of compacted queues for the collector: due queues, locks, and records of complete collections."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 class Registry:
-    """The registry, in its parts; each part is a hint of the queues in it and may be collected by one collector.
+    """The registry with its parts; each part lists queues, and one collector at a time works on it.
 
-    :param prefix: put before every key.
+    :param prefix: prefix of every key.
     """
 
     def __init__(self, client: RedisClient, prefix: str) -> None:
@@ -54,7 +54,7 @@ class Registry:
     ) -> Iterator[list[tuple[bytes, int]]]:
         """Yield all queues of a part in steps, with the times at which they are due.
 
-        :param count: says, before each page is asked for, how many queues a step has.
+        :param count: returns the size of the next step.
         """
         key = self._due_keys[part]
         seen = set[bytes]()
@@ -67,24 +67,24 @@ class Registry:
                     cursor, found = self._client.zscan(key, cursor, count=most)
                 found = [(client_id, int(due_ms)) for client_id, due_ms in found if client_id not in seen]
                 seen.update(client_id for client_id, _ in found)
-                # A small set is answered as a whole, whatever the count.
+                # The server returns a small set as a whole.
                 yield from (found[at : at + most] for at in range(0, len(found), most))
                 if cursor == 0:
                     return
 
-        # A cursor means nothing to the server that the part has moved to: it would pass over queues.
+        # A cursor is not valid on the server that the part has moved to, and would skip queues there.
         yield from in_place(self._client, key, pages)
 
     def hold(self, part: int, token: str) -> bool:
-        """Hold a part, or hold it for longer; false when another collector has it."""
+        """Lock a part, or extend the lock; return false when another collector has it."""
         call = scripts.maintenance.hold_registry(collector=self._collector_keys[part], token=token, lease_ms=LEASE_MS)
         return bool(self._caller.call(*call))
 
     def rearm(self, part: int, token: str, queues: Sequence[tuple[bytes, int, int]]) -> None:
-        """Note when queues are due again.
+        """Set when queues are due again.
 
-        :param queues: client id, the time at which it was due, and the one at which it will be.
-        :raises StaleEpoch: when another collector holds the part by now.
+        :param queues: client id, previous due time and new due time of each queue.
+        :raises StaleEpoch: when another collector has locked the part by now.
         """
         if queues:
             call = scripts.maintenance.rearm_queues(
@@ -96,16 +96,16 @@ class Registry:
             self._caller.call(*call)
 
     def finish(self, part: int, token: str, facts: Mapping[str, str | int]) -> None:
-        """Give a part up.
+        """Unlock a part.
 
-        :param facts: what is noted of a collection that came to its end; empty for a collection that did not.
+        :param facts: record of a complete collection; empty for an incomplete one.
         """
         fields = [value for fact in facts.items() for value in fact]
         call = scripts.maintenance.finish_registry(collector=self._collector_keys[part], token=token, fields=fields)
         self._caller.call(*call)
 
     def heartbeat(self, part: int) -> PartHeartbeat | None:
-        """Return how a part was last collected to its end; none if it was never collected."""
+        """Return the record of a part's last complete collection; none if there was none."""
         raw: dict[bytes, bytes] = self._asked(lambda: self._client.hgetall(self._collector_keys[part]))
         facts = {name.decode(): value.decode() for name, value in raw.items()}
         if "finished_ms" not in facts:
@@ -131,15 +131,15 @@ class Registry:
         return through_failover(self._client, asked)
 
     def finished_ms(self) -> int | None:
-        """Return when the part that was collected longest ago was finished; none if a part was never collected."""
+        """Return the earliest of all parts' last complete collections; none if a part was never collected."""
         beats = [self.heartbeat(part) for part in range(COMPACTED_REGISTRIES)]
         return None if None in beats else min(beat.finished_ms for beat in beats if beat is not None)
 
 
 def registry_status(client: RedisClient, *, prefix: str) -> RegistryStatus:
-    """Count the queues that the registry knows, and find the first and the last one by name that has messages.
+    """Count the queues that the registry knows, and find the first and the last queue by name with messages.
 
-    Up to 1,000 queues of each part are sorted, and up to 100 of those looked at from either end.
+    Up to 1,000 queues of each part are sorted, and up to 100 of these are read from either end.
     """
     registry, queues = Registry(client, prefix), CompactedQueues(client, prefix)
     counts = [registry.count(part) for part in range(COMPACTED_REGISTRIES)]
@@ -165,7 +165,7 @@ def registry_status(client: RedisClient, *, prefix: str) -> RegistryStatus:
 
 
 def _with_messages(queues: CompactedQueues, name: bytes) -> str | None:
-    """Return the client of a queue that has messages; none for others, and for what cannot be read."""
+    """Return the client of a queue with messages; none for an empty or unreadable queue."""
     try:
         client_id = name.decode()
         return client_id if queues.inspect(client_id).live else None
@@ -174,7 +174,7 @@ def _with_messages(queues: CompactedQueues, name: bytes) -> str | None:
 
 
 def scan_queues(client: RedisClient, *, prefix: str) -> Iterator[list[str]]:
-    """Yield the clients of all compacted queues in pages, by the names of all keys; one may come twice."""
+    """Yield pages of the clients of all compacted queues, by a SCAN of all keys; a client may come twice."""
     for keys in scan_names(client, compacted_scan_pattern(prefix), of_type="hash"):
         yield [compacted_client_id(key, prefix=prefix) for key in keys]
 
@@ -182,9 +182,9 @@ def scan_queues(client: RedisClient, *, prefix: str) -> Iterator[list[str]]:
 def rebuild_registry(
     client: RedisClient, *, prefix: str, now_ms: int, dry_run: bool, pace: Callable[[int], None] = lambda _: None
 ) -> RebuildReport:
-    """Register the queues that the collector does not know of, due at once. It goes through the names of all keys.
+    """Find queues by a SCAN of all keys, and register those that are missing in the registry as due at once.
 
-    :param pace: told how many queues were found, before they are looked up.
+    :param pace: called with the number of queues found before they are looked up; may wait.
     """
     caller = lua.ScriptCaller(client)
     redis: Any = client

@@ -1,9 +1,9 @@
-"""Brings back what a collection of compacted queues has removed, from the undo files of its shares.
+"""Restores messages that a collection of compacted queues has removed, from the undo files of its shares.
 
-A line of a file names rows that were about to go, and a later one those of them that stayed. Whether a key that has no
-value now lost it to that line alone is told by the queue's counters: all that has gone since has to be in the undo
-files of later collections, whose keys are left alone. Where more has gone than those say, by a purge, a full queue or
-a collection whose file is not here, nobody can tell which keys it were, and nothing of the line comes back.
+A line of a file names the rows to be removed, and a later line those that stayed. Keys that later collections removed
+are left alone; their undo files name them. The queue's counters tell whether anything else was removed since: by a
+purge, by a full queue, or by a collection whose file is missing. Then it is unknown which keys were removed on purpose,
+and no row of the line is restored.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from queuekeeper.jobs.undo import read_undo_file, undo_paths_of
 from queuekeeper.maintenance.compacted.model import KIND, CollectionParameters, Restoration
 
 ROWS_PER_STEP = 100
-"""Finding and removing so many takes a server about a millisecond each, also in a queue of 200,000."""
+"""Rows per call; finding and removing that many takes a server about a millisecond each, also in a queue of 200,000."""
 
 
 def undo_mark(view: QueueView) -> dict[str, Any]:
-    """Return what a line of an undo file says of its queue: which it is, and how much had gone from it before."""
+    """Return the fields of an undo file's line that identify the queue and count what was removed from it before."""
 
     def counted(*names: str) -> int:
         return sum(view.counters.get(name, 0) for name in names)
@@ -44,12 +44,12 @@ def undo_mark(view: QueueView) -> dict[str, Any]:
 def restore_collected(
     queues: CompactedQueues, world: World[CollectionParameters], *, run_id: str, files: Sequence[Path]
 ) -> Restoration:
-    """Put messages back whose key has no value now; each has the place in the order that it had.
+    """Restore messages whose key has no value now, each at its old place in the order.
 
-    They are as old as they were: the next collection removes them again, unless the queue has another retention by
-    then.
+    Restored messages keep their age, so the next collection removes them again unless the queue has another retention
+    by then.
 
-    :param queues: in a dry run they only count; the script decides in the same way.
+    :param queues: store of the queues; in a dry run its scripts decide in the same way and only count.
     :param files: undo files of the run. Undo files of later collections are looked for in the same folder.
     :raises RefusedError: when the run kept no values.
     """
@@ -59,12 +59,12 @@ def restore_collected(
             raise RefusedError(f"run {run_id} kept no values: {path} only lists what was removed")
     histories = _histories(files, files[0].parent)
     for (client_id, _), history in histories.items():
-        # A queue that nobody can read now gets nothing back, and does not stop the other queues.
+        # An unreadable queue gets nothing back and does not stop the other queues.
         world.pace(1)
         with suppress(ScriptError, UsageError):
             history.judge(undo_mark(queues.inspect(client_id)))
     restored = kept = only_after_rewind = 0
-    # What a run that was killed has tried twice comes back once.
+    # A killed run may have noted a row twice; it is restored once.
     known: set[tuple[str, int, int]] = set()
     for path in files:
         for number, line in _row_lines(path):
@@ -95,13 +95,13 @@ def restore_collected(
 
 @dataclass(kw_only=True)
 class _Batch:
-    """A line of rows as later ones have to know it.
+    """What later lines need to know of a line of rows.
 
-    :ivar collected: from its queue by collections before.
-    :ivar removed: from its queue by others before.
+    :ivar collected: messages that collections had removed from the queue before.
+    :ivar removed: messages that others had removed from the queue before.
     :ivar keys: digest of each key by the number of its row.
-    :ivar kept: numbers of the rows that stayed; none when the collector was killed before it said so.
-    :ivar left_alone: digests of keys that are not to come back; none for all.
+    :ivar kept: numbers of the rows that stayed; none when the collector was killed before it noted them.
+    :ivar left_alone: digests of keys that are not restored; none when no key is restored.
     """
 
     collected: int
@@ -111,7 +111,7 @@ class _Batch:
     left_alone: set[bytes] | None = None
 
     def takes_back(self, row: DueRow) -> bool:
-        """Tell whether a row went by this line, and its key not again since."""
+        """Return whether this line removed a row, and no later line removed its key."""
         stayed = self.kept is not None and row.sequence in self.kept
         return not stayed and self.left_alone is not None and _digest(row.key) not in self.left_alone
 
@@ -124,16 +124,16 @@ class _History:
     batches: dict[tuple[Path, int], _Batch] = field(default_factory=dict)
 
     def judge(self, now: Mapping[str, Any]) -> None:
-        """Find which lines can be taken back.
+        """Find the lines that can be undone.
 
-        :param now: mark of the queue as it is.
+        :param now: mark of the queue at present.
         """
         if now["incarnation"] != self.incarnation:
-            # It was dropped since, with all that it had.
+            # The queue was dropped since, with all its messages.
             return
         least = most = 0
         named: set[bytes] = set()
-        # Stable: what a run that was killed has tried twice stays in its order.
+        # A stable sort keeps the order of rows that a killed run has noted twice.
         for batch in sorted(self.batches.values(), key=lambda each: each.collected)[::-1]:
             rows = len(batch.keys)
             least += 0 if batch.kept is None else rows - len(batch.kept)
@@ -144,7 +144,7 @@ class _History:
 
 
 def _histories(paths: Iterable[Path], directory: Path) -> dict[tuple[str, int], _History]:
-    """Return what the undo files of all collections say of the queues that some files name."""
+    """Return the lines in the undo files of all collections about the queues that the given files name."""
     histories = {
         queue: _History(queue[1]) for path in paths for _, line in _row_lines(path) for queue in [_queue(line)]
     }
@@ -182,7 +182,7 @@ def _digest(key: bytes) -> bytes:
 def _restore(queues: CompactedQueues, line: Mapping[str, Any], rows: list[DueRow]) -> RestoreReport:
     with suppress(ScriptError, UsageError):
         return queues.restore(line["client_id"], rows=rows, incarnation=line["incarnation"])
-    # It was dropped this moment, or cannot be read: that keeps nothing from coming back to the others.
+    # A queue that was just dropped or is unreadable does not keep others from being restored.
     return RestoreReport(restored=0, present=len(rows), refused=0, to_deliver=0)
 
 

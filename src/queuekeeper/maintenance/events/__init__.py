@@ -1,1 +1,1 @@
-"""Upkeep of the event broker, its remedies, and the figures that both work by."""
+"""Upkeep of the event broker, its remedies, and the figures that both use."""

@@ -1,4 +1,4 @@
-"""Reads what the suite of the event broker judges: cursors, dispatching, conditions and ages."""
+"""Reads the figures that the suite of the event broker judges: cursors, dispatching, conditions and ages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ COUNTED_EVENTS = 10_000
 """Events that were never dispatched are counted up to this many."""
 
 CANARY_TIMEOUT_MS = 1_000
-"""A condition that takes longer on the latest events would hold up every poll."""
+"""Longest time of a condition on the latest events, in milliseconds; a slower condition would hold up every poll."""
 
 
 def read_event_broker(connection: Connection) -> tuple[dict[str, Any], ...]:
-    """Return a row of numbers per group, condition, table and replication slot, and one of the broker.
+    """Return a row of numbers per group, condition, table and replication slot, and one for the broker.
 
-    Groups and tables are named; a condition is named by its key, as its text may hold anything.
+    Groups and tables appear by name; a condition appears by its key, since its text may hold anything.
 
-    :param connection: one that commits by itself, to the database of the broker.
+    :param connection: connection to the broker's database, with ``autocommit``.
     :raises RefusedError: when there is no broker.
     """
     with translated_errors(connection):
@@ -48,9 +48,9 @@ def undispatched_events(connection: Connection) -> list[str]:
 def failing_conditions(connection: Connection) -> frozenset[str]:
     """Evaluate each condition on the latest events; return the keys of those that fail or take too long.
 
-    What PostgreSQL says of a failure may quote an event, so it is not passed on.
+    PostgreSQL's error may quote an event, so it is not returned.
     """
-    # A broker of an earlier release has only the function that reads events with the rights of who asks.
+    # A broker of an earlier release has only the function that reads events with the caller's rights.
     has_verdict = connection.execute("SELECT to_regprocedure('pgmb.condition_fails(uuid)') IS NOT NULL").fetchone()
     failing = set()
     for key, condition, *_ in connection.execute(statement("quality/read_event_conditions")).fetchall():
@@ -62,7 +62,7 @@ def failing_conditions(connection: Connection) -> frozenset[str]:
                         trial = connection.execute("SELECT NOT pgmb.condition_fails(%s::uuid)", (key,))
                     else:
                         trial = connection.execute("SELECT failure IS NULL FROM pgmb.check_condition(%s)", (condition,))
-                    # No row, or null: whoever had subscribed with it is gone.
+                    # No row, or null: the condition's subscriptions are gone.
                     passed = trial.fetchone() in ((True,), (None,))
             except psycopg.errors.QueryCanceled:
                 passed = False
@@ -95,7 +95,7 @@ def _conditions(connection: Connection) -> list[dict[str, Any]]:
 def _rows(
     connection: Connection, kind: str, name: str, *, first: str | None = None, more: dict[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of a statement; its first column is the name of a row, unless one is given."""
+    """Return the rows of a statement; the first column is the name of a row, unless a name is given."""
     cursor = connection.execute(statement(f"quality/{name}"))
     columns = [column.name for column in cursor.description or ()]
     found = [dict(zip(columns, row, strict=True)) for row in cursor]

@@ -1,4 +1,4 @@
-"""What can be mended in the event broker: what is wrong now, by name, and the statement that puts it right."""
+"""Remedies of the event broker: each finds what is wrong now and mends it by a statement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from queuekeeper.maintenance.events.broker import failing_conditions, undispatch
 from queuekeeper.postgres import Connection, statement
 
 FREEZE_SHARE = 1.5
-"""Of ``autovacuum_freeze_max_age``: beyond it autovacuum does not do its work."""
+"""Age of a table, in percent of ``autovacuum_freeze_max_age``, above which autovacuum has failed to freeze it."""
 
 _REASON = (
     "its condition fails on the latest events, or takes longer than a second three times in a row: "
@@ -22,13 +22,13 @@ _REASON = (
 
 @dataclass(frozen=True, kw_only=True)
 class EventRemedy:
-    """One way to mend the broker. Done twice, it changes nothing the second time.
+    """A remedy of the broker; a second call changes nothing.
 
-    :param purpose: what it does, in a sentence.
-    :param way_back: how it can be undone, or that it cannot.
-    :param find: returns what it would change now: ids of events or subscriptions, or names of tables.
-    :param mend: changes what it is given, and returns how many it changed; the others had changed meanwhile.
-    :param at_once: how many it changes by one call; none: one call changes all, also those that it is not given.
+    :param purpose: what the remedy does, in a sentence.
+    :param way_back: how to undo the remedy, or that it cannot be undone.
+    :param find: returns what is to be mended now: ids of events or subscriptions, or names of tables.
+    :param mend: mends the given items and returns how many; the others had changed meanwhile.
+    :param at_once: items per call; none where one call mends all items, whichever it is given.
     """
 
     purpose: str
@@ -66,7 +66,7 @@ def _too_old(connection: Connection) -> list[str]:
 
 def _freeze(connection: Connection, tables: Sequence[str]) -> int:
     for name in tables:
-        # As format('%I.%I') has written it: quoted where it must be. It runs in no transaction.
+        # The name comes from format('%I.%I'), which quotes where necessary. VACUUM cannot run in a transaction.
         connection.execute(sql.SQL("VACUUM (FREEZE) ") + sql.SQL(name))
     return len(tables)
 
@@ -80,21 +80,21 @@ REMEDIES: Mapping[str, EventRemedy] = {
         at_once=None,
     ),
     "reenqueue_events": EventRemedy(
-        purpose="Have stored events dispatched again that were never dispatched and that no poll would find.",
-        way_back="none once they are dispatched, within seconds; before, delete their ids from pgmb.due_events.",
+        purpose="Dispatch stored events that were never dispatched and that no poll would find.",
+        way_back="none once the events are dispatched, within seconds; before, delete their ids from pgmb.due_events.",
         find=undispatched_events,
         mend=_reenqueue,
     ),
     "quarantine_subscription": EventRemedy(
-        purpose="Put subscriptions into quarantine whose condition fails on the latest events, or takes longer than a "
-        "second three times in a row.",
+        purpose="Quarantine subscriptions whose condition fails on the latest events, or takes longer than a second "
+        "three times in a row.",
         way_back="queuekeeper events subscriptions --release ID",
         find=_failing,
         mend=_quarantine,
     ),
     "freeze_partition": EventRemedy(
         purpose="Freeze tables that are half as old again as autovacuum should let them become.",
-        way_back="none is needed: no row changes what it says.",
+        way_back="none is needed: no row changes its content.",
         find=_too_old,
         mend=_freeze,
         at_once=1,

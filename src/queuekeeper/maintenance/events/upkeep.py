@@ -1,4 +1,4 @@
-"""Keeps the event broker in order: jobs that find what is to be mended in PostgreSQL, and mend it in bounded steps."""
+"""Jobs that find faults of the event broker in PostgreSQL and mend them in bounded steps."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _FOOTER = "Conditions are evaluated on recent events, read-only. No event leaves
 
 
 class UpkeepParameters(UpkeepLimits, Pacing):
-    """What upkeep is asked to do."""
+    """Parameters of the upkeep."""
 
 
 @dataclass(kw_only=True)
 class UpkeepCounts(Counts):
-    """What was found, or was done."""
+    """Counts of what the upkeep found, or did."""
 
     expired_subscriptions: int = 0
     reenqueued_events: int = 0
 
     @property
     def scanned(self) -> int:
-        """Everything that was found."""
+        """Number of everything that was found."""
         return self.changes
 
     @property
     def removed(self) -> int:
-        """Subscriptions whose time was up."""
+        """Number of subscriptions that had expired."""
         return self.expired_subscriptions
 
 
 @dataclass(kw_only=True)
 class MendCounts(Counts):
-    """What was found, or was mended."""
+    """Counts of what a remedy found, or mended."""
 
     mended: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventFound:
-    """What a plan shows besides.
+    """Findings of a plan besides its counts.
 
     :param examples: ids of events and subscriptions, or names of tables: the first of each remedy.
     """
@@ -62,9 +62,9 @@ class EventFound:
 
 
 class BrokerJob(Job[Any, Any, EventFound]):
-    """Work on the event broker; each of its shares is a remedy.
+    """Work on the event broker; each share is a remedy.
 
-    :cvar remedies: their names, each with the field of the counts that has what it changes.
+    :cvar remedies: names of the remedies, each with the field of the counts for its changes.
     """
 
     on_redis = False
@@ -87,7 +87,7 @@ class BrokerJob(Job[Any, Any, EventFound]):
         return list(self.remedies)
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield what is to be mended; what a run has mended before it was stopped is not found again."""
+        """Yield what is to be mended; a continued run does not find again what is mended already."""
         remedy = REMEDIES[share]
         with translated_errors(self.database, missing="run `queuekeeper events install`"):
             subjects = remedy.find(self.database)
@@ -98,7 +98,7 @@ class BrokerJob(Job[Any, Any, EventFound]):
             yield Step(cursor=batch[-1], work=(share, batch))
 
     def apply(self, step: Step) -> Any:
-        """Mend what still needs it, or count it."""
+        """Mend the items that still need it, or only count them."""
         share, subjects = step.work
         self.world.pace(len(subjects))
         done = len(subjects)
@@ -108,14 +108,14 @@ class BrokerJob(Job[Any, Any, EventFound]):
         return self.Counts(**{self.remedies[share]: done})
 
     def found(self) -> EventFound:
-        """Return some of what is to be mended."""
+        """Return examples of what is to be mended."""
         return EventFound(examples=self._examples)
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- words ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def plan_rows(cls, plan: Plan[Any, Any, EventFound]) -> list[tuple[str, str]]:
-        """Return what a plan says, with the ways back."""
+        """Return the plan as pairs of name and text, with the undo of each remedy."""
         undo = [(f"Undo of {name}", REMEDIES[name].way_back) for name in cls.remedies]
         return [*super().plan_rows(plan), *undo]
 
@@ -127,12 +127,12 @@ class BrokerJob(Job[Any, Any, EventFound]):
 
 
 class EventMend(BrokerJob):
-    """One remedy as a job of its own."""
+    """One remedy as a job."""
 
     Parameters, Counts = Pacing, MendCounts
 
     def __init_subclass__(cls) -> None:
-        """Give the job its remedy and its words; the reports of all are of one kind."""
+        """Set the job's remedy and words; the reports of all remedies are of one kind."""
         cls.report, cls.remedies = REPORT, {cls.kind: "mended"}
         cls.words = Words(
             noun=cls.kind,
@@ -166,32 +166,32 @@ class EventMend(BrokerJob):
 
     @classmethod
     def told(cls, outcome: Outcome[Any, Any, EventFound]) -> dict[str, Any]:
-        """Return what was planned and done by the names of an earlier release."""
+        """Return what was planned and done, under the names of earlier releases."""
         subjects = outcome.plan.found.examples.get(cls.kind, ())
         planned, done = outcome.plan.counts.mended, outcome.counts.mended
         return {"remedy": cls.kind, "subjects": subjects, "planned": planned, "done": done}
 
 
 class ReenqueueEvents(EventMend):
-    """Has events dispatched that never were."""
+    """Dispatches events that were never dispatched."""
 
     kind = "reenqueue_events"
 
 
 class QuarantineSubscription(EventMend):
-    """Sets aside what would hold up every poll."""
+    """Quarantines subscriptions that would hold up every poll."""
 
     kind = "quarantine_subscription"
 
 
 class FreezePartition(EventMend):
-    """Does the work that autovacuum has left."""
+    """Freezes tables that autovacuum has not frozen."""
 
     kind = "freeze_partition"
 
 
 class EventUpkeep(BrokerJob):
-    """Day-to-day work; at its end it looks at the broker, and says what must not wait."""
+    """Day-to-day upkeep; at its end it checks the broker and reports what must not wait."""
 
     kind = "event_upkeep"
     report = REPORT
@@ -212,14 +212,14 @@ class EventUpkeep(BrokerJob):
     )
 
     def facts(self) -> dict[str, Any]:
-        """Return how the broker stands: as somebody has just seen it, or as it is now."""
+        """Return the state of the broker, as just read or read now."""
         watch = self.world.given or watch_broker(self.database, limits=self.world.parameters).facts()
         urgent = [f"{each['subject']}: {each['words']}" for each in watch["findings"] if each["urgent"]]
         return {"watch": watch, "trouble": "; ".join(urgent)}
 
     @classmethod
     def figures(cls, outcome: Outcome[Any, Any, EventFound]) -> list[tuple[str, str, str]]:
-        """Return how the broker stands."""
+        """Return the figures of the broker's state."""
         watch = outcome.facts.get("watch")
         if watch is None:
             return []
@@ -266,13 +266,14 @@ class EventUpkeep(BrokerJob):
                 heads=("table", "rows", "dead", "size", "age"),
                 rows=tables,
                 empty="None.",
-                note="With all their partitions. Age is that of the oldest row, of what autovacuum lets it become.",
+                note="With all partitions. Age is that of the oldest row, in percent of the age at which autovacuum "
+                "freezes it at the latest.",
             ),
         ]
 
     @classmethod
     def told(cls, outcome: Outcome[Any, Any, EventFound]) -> dict[str, Any]:
-        """Return what was found and done by the names of an earlier release."""
+        """Return what was found and done, under the names of earlier releases."""
         planned, done = outcome.plan.counts, outcome.counts
         expired, reenqueued = done.expired_subscriptions, done.reenqueued_events
         return {

@@ -1,4 +1,4 @@
-"""Looks at the event broker: polls, conditions, ages and bloat, and what of it a person should look at."""
+"""Checks the event broker: polls, conditions, ages and bloat; what a person should look at becomes a finding."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.report.figures import duration, number
 
 FEWEST_DEAD_ROWS = 10_000
-"""A table with fewer dead rows than this is not bloated, whatever their share: autovacuum leaves small tables alone."""
+"""Fewest dead rows of a bloated table; autovacuum leaves tables with fewer alone."""
 
 
 class UpkeepLimits(Parameters):
-    """What is too much."""
+    """Limits above which the upkeep reports a finding."""
 
     max_stall_s: int = seconds(
         60,
         title="Longest pause between polls",
-        help="Seconds since the last poll after which the run fails, as long as there is a subscription.",
+        help="Seconds since the last poll after which the run fails, if there is a subscription.",
         most=86_400,
         examples=[10, 60, 600],
     )
@@ -48,14 +48,14 @@ class UpkeepLimits(Parameters):
 
 
 class FindingKind(StrEnum):
-    """What may be wrong with the event broker."""
+    """Kinds of findings on the event broker."""
 
-    FOREIGN_RECORD = "foreign_record"  # of what is dispatched; it came with a restore
+    FOREIGN_RECORD = "foreign_record"  # the record of what is dispatched came with a restore
     STALLED = "stalled"  # polls have stopped
     NEVER_DISPATCHED = "never_dispatched"
     OVERDUE = "overdue"
     QUARANTINED = "quarantined"
-    OVERFLOW = "overflow"  # events are written to it
+    OVERFLOW = "overflow"  # events are written to the overflow
     FAILING_CONDITION = "failing_condition"
     OLD_ROWS = "old_rows"  # autovacuum does not freeze them
     BLOAT = "bloat"
@@ -69,14 +69,14 @@ _CHECKS: Mapping[FindingKind, tuple[str, Severity]] = {
     FindingKind.FAILING_CONDITION: ("Q32", Severity.WARNING),
     FindingKind.OLD_ROWS: ("Q33", Severity.CRITICAL),
 }
-"""Check that a finding is part of, and how bad it is: critical where events are held up or a database is in danger."""
+"""Check and severity of each kind: critical where events are held up or a database is in danger."""
 
 
 def finding(kind: FindingKind, subject: str, words: str) -> Finding:
-    """Return a finding, with the form that mends it filled in where a DAG does.
+    """Return a finding, with a filled-in form where a DAG mends it.
 
-    :param subject: table, condition by its key, or part of the broker; never the text of a condition.
-    :param words: what it is, and what to do.
+    :param subject: table, key of a condition, or part of the broker; never the text of a condition.
+    :param words: what is wrong, and what to do.
     """
     found = Finding.of_kind(kind, _CHECKS, subject=subject, words=words)
     return found.with_remedy(besides={"tables": [subject]} if kind is FindingKind.OVERFLOW else None)
@@ -103,7 +103,7 @@ class BrokerTable:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerWatch:
-    """How the broker stands.
+    """State of the broker.
 
     :param stalled_s: seconds since the last poll; none while there is no subscription.
     :param failing_conditions: keys of conditions that fail on the latest events, or take too long; never their text.
@@ -123,23 +123,23 @@ class BrokerWatch:
 
     @property
     def urgent(self) -> tuple[Finding, ...]:
-        """What must not wait."""
+        """Findings that must not wait."""
         return tuple(each for each in self.findings if each.urgent)
 
     def facts(self, *, form_values: Mapping[str, Any] | None = None, forms_url: str = "") -> dict[str, Any]:
-        """Return it as JSON knows it, with all that its findings say.
+        """Return the state and its findings as JSON values.
 
-        :param form_values: connections, for forms that take them.
-        :param forms_url: address below which forms of DAGs are opened; empty for none.
+        :param form_values: connections, for forms that name connections.
+        :param forms_url: address below which Airflow opens the forms of DAGs; empty for none.
         """
         found = (each.with_form(form_values or {}, forms_url=forms_url) for each in self.findings)
         return asdict(self) | {"findings": [each.facts() for each in found]}
 
 
 def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch:
-    """Look at polls, conditions, ages and bloat; nothing is written.
+    """Check polls, conditions, ages and bloat; nothing is written.
 
-    :param connection: one that commits by itself, to the database of the broker.
+    :param connection: connection to the broker's database, with ``autocommit``.
     :raises RefusedError: when there is no broker.
     """
     rows = read_event_broker(connection)

@@ -1,4 +1,4 @@
-"""What a repair of fan-out queues is asked to do, what it finds and what it reports."""
+"""Parameters, counts and findings of a repair of fan-out queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from queuekeeper.keyspace import FANOUT_PARTS
 from queuekeeper.report.figures import number
 
 MAX_QUEUES = 10_000
-"""Most queues that one run names; all of a server are not named."""
+"""Most queues that a run can name; a run for all queues names none."""
 
 _NAMES = {
     "overdue_leases": "Leases that had run out",
@@ -41,7 +41,7 @@ _NAMES = {
 
 
 class FanoutRepairParameters(RunParameters):
-    """What a repair is asked to do."""
+    """Parameters of a repair."""
 
     queues: tuple[str, ...] = parameter(
         (),
@@ -58,7 +58,7 @@ class FanoutRepairParameters(RunParameters):
         True,
         title="Remove dead consumers",
         help="Remove each consumer that has not been seen for the time in its own options, with the messages that "
-        "wait for it alone. Otherwise, and where its options name no time, the consumer is only shown.",
+        "wait for it alone. Without this option, and where its options name no time, the consumer is only shown.",
         section=Section.RULES,
     )
     idle_expiry_s: int | None = seconds(
@@ -99,7 +99,7 @@ class FanoutRepairParameters(RunParameters):
 
     @property
     def idle_expiry_ms(self) -> int | None:
-        """How long a consumer may be unseen whose options do not say."""
+        """Longest time that a consumer without such an option may be unseen, in milliseconds."""
         return None if self.idle_expiry_s is None else 1_000 * self.idle_expiry_s
 
     def share_names(self) -> list[str]:
@@ -109,16 +109,16 @@ class FanoutRepairParameters(RunParameters):
 
 @dataclass(kw_only=True)
 class QueueCounts(Counts):
-    """What was looked at in queues, and what their day-to-day work had left to do.
+    """What was looked at in queues, and what their consumers and producers had left to do.
 
-    :ivar queues: that were looked at.
-    :ivar changed_queues: those of them in which there was something to do.
-    :ivar consumers: of all queues.
-    :ivar messages: of all queues.
-    :ivar overdue_leases: leases that had run out: their messages are next in line, or dead letters.
-    :ivar expired_messages: whose life was over.
+    :ivar queues: queues that were looked at.
+    :ivar changed_queues: queues in which there was something to do.
+    :ivar consumers: consumers of all queues.
+    :ivar messages: messages of all queues.
+    :ivar overdue_leases: leases that had run out; their messages are next in line, or dead letters.
+    :ivar expired_messages: messages that had expired.
     :ivar expired_dead: dead letters whose retention was over.
-    :ivar expired_references: ids that waited for consumers though their messages had expired.
+    :ivar expired_references: ids of expired messages that still waited for consumers.
     """
 
     looked_at: ClassVar[frozenset[str]] = frozenset({"queues", "consumers", "messages"})
@@ -135,19 +135,19 @@ class QueueCounts(Counts):
 
 @dataclass(kw_only=True)
 class FanoutRepairCounts(QueueCounts):
-    """What was found in queues, or was done to them; most of what it adds is faults.
+    """Counts of what a plan found in queues, or a repair did; the fields added here are mostly faults.
 
-    :ivar missing_payload: messages that are gone, and that an ack is still counted for.
-    :ivar unreferenced_payload: messages that nobody owes an ack for: a consumer took them and died, or never got them.
-    :ivar wrong_count: counts of owed acks that had drifted.
-    :ivar wrong_expiry: messages without an end of their life, or ends without a message.
+    :ivar missing_payload: messages that are gone although an ack is still counted for them.
+    :ivar unreferenced_payload: messages for which no consumer owes an ack.
+    :ivar wrong_count: wrong counts of owed acks.
+    :ivar wrong_expiry: messages without an expiry, or expiries without a message.
     :ivar lost_lease: leases without a token, which nobody could end.
     :ivar doubled: messages that a consumer had twice.
     :ivar left_notes: notes on messages that a consumer no longer has.
-    :ivar half_removed: consumers whose removal had not come to its end.
-    :ivar half_registered: consumers that had not been given all of what was there before them, and claimed nothing.
-    :ivar idle_consumers: consumers that were to be removed, and were not seen for too long.
-    :ivar broken_queues: that could not be repaired; the log names why.
+    :ivar half_removed: consumers whose removal was not finished.
+    :ivar half_registered: consumers that had not yet got all earlier messages, and so claimed nothing.
+    :ivar idle_consumers: consumers that were removed, or are to be, since they were not seen for too long.
+    :ivar broken_queues: queues that could not be repaired; the log says why.
     """
 
     missing_payload: int = 0
@@ -163,18 +163,18 @@ class FanoutRepairCounts(QueueCounts):
     broken_queues: int = 0
 
     def add_problems(self, problems: Mapping[Problem, int]) -> None:
-        """Add what a look through a queue has found."""
+        """Add the faults that were found in a queue."""
         for problem, count in problems.items():
             setattr(self, problem.value, getattr(self, problem.value) + count)
 
     @property
     def faults(self) -> int:
-        """What does not fit together, and never comes about in healthy queues."""
+        """Number of faults, which healthy queues never have."""
         return sum(getattr(self, problem.value) for problem in Problem)
 
     @property
     def changes(self) -> int:
-        """Everything that there is to do, or was done."""
+        """Number of all changes."""
         return super().changes - self.changed_queues - self.broken_queues
 
     @property
@@ -184,7 +184,7 @@ class FanoutRepairCounts(QueueCounts):
 
     @property
     def removed(self) -> int:
-        """Messages that go."""
+        """Number of messages that are removed."""
         return self.expired_messages + self.expired_dead + self.unreferenced_payload
 
     def rows(self) -> list[tuple[str, str]]:
@@ -205,10 +205,10 @@ class WorstQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenConsumer:
-    """A consumer for which messages wait and that was not seen for a day.
+    """A consumer with waiting messages that was not seen for a day.
 
-    :param unseen_s: for how long.
-    :param waiting: messages that it has not dealt with.
+    :param unseen_s: seconds since the consumer was last seen.
+    :param waiting: messages that wait for the consumer.
     """
 
     queue: str
@@ -219,7 +219,7 @@ class UnseenConsumer:
 
 @dataclass(frozen=True, kw_only=True)
 class FanoutRepairFound:
-    """What a plan has found besides counts.
+    """Findings of a plan besides its counts.
 
     :param worst: queues in which most is to be done.
     :param unseen: consumers that may be dead, with the most messages first, whether or not they are to be removed.

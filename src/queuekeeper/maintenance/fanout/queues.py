@@ -15,14 +15,14 @@ from queuekeeper.redis_client import RedisClient
 from queuekeeper.redis_names import KEYS_PER_PAGE
 
 QUEUE_ERRORS = (ScriptError, UsageError, RefusedError, ValueError)
-"""What a single queue may be at fault for."""
+"""Errors that a single queue may cause."""
 
 
 class PacedFanoutQueues(FanoutQueues):
     """Fan-out queues that keep to a pace.
 
-    :param pace: told of each call, and of what comes back, before the next one is sent.
-    :param size: says how much the next call takes in, given how much is usual.
+    :param pace: called with each call's work before the next call is sent; may wait.
+    :param size: returns the size of the next call, given the usual size.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ def find_queues(
     pace: Callable[[int], None] = lambda _: None,
     size: Callable[[int], int] = lambda full: full,
 ) -> list[str]:
-    """Return the names of all fan-out queues in order, by the names of all keys.
+    """Return the names of all fan-out queues in order, by a SCAN of all keys.
 
-    :param pace: told of each call and the names that came back, before the next one is sent.
-    :param size: says how many keys a call looks at, given how many are usual.
+    :param pace: called with each call's work before the next call is sent; may wait.
+    :param size: returns how many keys the next call looks at, given the usual number.
     """
     found: set[str] = set()
     pages = scan_names(client, fanout_scan_pattern(prefix), of_type="hash", count=lambda: size(KEYS_PER_PAGE))
@@ -72,9 +72,9 @@ def find_queues(
 
 
 def note_broken(queue: str, error: Exception, say: Callable[[str], None]) -> None:
-    """Say why a queue cannot be read or repaired; one such queue does not stop the others.
+    """Print why a queue cannot be read or repaired; such a queue does not stop the others.
 
-    :raises ServerUnavailable: the error, when it is not the queue's.
+    :raises ServerUnavailable: when the error was not caused by the queue.
     """
     if isinstance(error, ServerUnavailable):
         raise error

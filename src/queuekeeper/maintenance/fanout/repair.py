@@ -1,7 +1,7 @@
-"""Sets fan-out queues right: what ran out, what drifted, who died.
+"""Repairs fan-out queues: ends overdue leases, corrects counts, removes dead consumers.
 
-Each queue is judged and repaired by its own scripts, which look at all places of a message at once: what others change
-meanwhile is never taken for a fault. A step is a queue. To repair one again changes nothing.
+The queue's own scripts judge and repair it. They read all places of a message at once, so that changes by others are
+never taken for faults. A step is a queue. A second repair of a queue changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from queuekeeper.report.figures import duration, number
 from queuekeeper.report.files import ReportKind
 
 UNSEEN_MS = 86_400_000
-"""A consumer for which messages wait and that was not seen for so long may be dead."""
+"""Time after which a consumer with waiting messages that was not seen may be dead."""
 
 _SHOWN = 10
 
@@ -74,7 +74,7 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
         return self.world.parameters.share_names()
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield the queues of a share: those of the plan, else those that are named, else all."""
+        """Yield the queues of a share: the queues of the plan, else the named queues, else all."""
         done_with = json.loads(after) if after else ""
         for queue in self._all():
             if fanout_part(queue) in parts_of(share) and queue > done_with:
@@ -82,7 +82,7 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
                 yield Step(cursor=json.dumps(queue), work=queue)
 
     def apply(self, step: Step) -> FanoutRepairCounts:
-        """Set a queue right; one that cannot be read does not stop the others."""
+        """Repair a queue; an unreadable queue does not stop the others."""
         queue: str = step.work
         try:
             view = self._queues.inspect(queue)
@@ -112,9 +112,9 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
         return self._names
 
     def _repair(self, view: QueueView) -> FanoutRepairCounts:
-        """Do what there is to do in a queue.
+        """Do everything that there is to do in a queue.
 
-        What only counts sees no step's effect in the next, so that each step says what others will have done by then.
+        In a plan nothing changes, so that each step is told what the steps before it would have done.
         """
         queue, done = view.queue, FanoutRepairCounts(queues=1, consumers=len(view.consumers), messages=view.messages)
         members = [each for each in view.consumers if each.options is not None]
@@ -126,7 +126,7 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
         done.expired_messages += expired.expired - (len(lives_on) if self.world.counts_only else 0)
         done.expired_dead += expired.dead
         for each in members:
-            # Ids of messages that are gone take room, and one that is full refuses publishes for all.
+            # Ids of messages that are gone take room, and one full consumer makes the queue refuse publishes.
             if each.ready or each.leased or each.delayed:
                 with suppress(UnknownConsumer):
                     report = self._queues.reap_lists(queue, consumer=each.consumer, lives_on=lives_on)
@@ -146,12 +146,12 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
         return done
 
     def _end_leases(self, queue: str, consumer: str, done: FanoutRepairCounts) -> set[int]:
-        """End leases and put retries in line; return the messages that live on as dead letters."""
+        """End leases and put retries in line; return the messages that became dead letters."""
         with suppress(UnknownConsumer):
             max_stalls = self.world.parameters.max_stalls
             report = self._queues.reap_leases(queue, consumer=consumer, max_stalls=max_stalls)
             done.overdue_leases += report.requeued + report.dead
-            # What only counts will not find them in line.
+            # In a plan they are not in line.
             done.expired_references += report.gone_in_line if self.world.counts_only else 0
             return set(report.revived)
         return set()
@@ -162,8 +162,8 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
         except UnknownConsumer:
             return 0
         except StoreFull as error:
-            # What frees memory goes on, and the next run tries again.
-            self.world.say(f"queue {queue!r}: consumer {consumer!r} does not get what was there before it: {error}")
+            # The repair goes on, since it frees memory, and the next run tries again.
+            self.world.say(f"queue {queue!r}: consumer {consumer!r} does not get the earlier messages: {error}")
             return 0
         return 1
 
