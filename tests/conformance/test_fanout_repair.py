@@ -192,7 +192,7 @@ def test_dead_consumers_are_shown_and_removed_when_their_options_or_the_run_say_
     assert world.queues.size(Q) == 0
     page = write_report(FanoutRepair, outcome, tmp_path).html.read_text("utf-8")
     assert "does &lt;not&gt;" in page
-    assert "or 24 h 00 min where they do not" in page
+    assert "or for 24 h 00 min where their options name no time" in page
 
 
 def test_consumer_that_is_full_of_expired_messages_has_room_again(valkey: World) -> None:

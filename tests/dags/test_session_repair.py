@@ -154,7 +154,7 @@ def test_approved_run_mends_the_chosen_queue_and_looks_again(
     ((subject, body),) = asked
     assert subject == "repair_ttl: make 3 changes in Redis?"
     assert chosen in body
-    assert "Messages get the instant back that they had" in body
+    assert "Messages that still exist get their old expiry back" in body
     report = returned(run, "report")
     assert (report["planned"]["effects"], report["done"], report["left"]["effects"]) == (GIVEN, GIVEN, {})
     stored = world.runs.load(report["maintenance_run_id"])

@@ -95,7 +95,7 @@ def test_session_is_mended_and_taken_back(servers: Servers) -> None:
 def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
     shown = run("repair_ttl", C, "--dry-run", *servers.options)
     assert re.search(r"life given where there was no end +2", shown.stdout)
-    assert "Messages get the instant back that they had" in shown.stdout
+    assert "Messages that still exist get their old expiry back" in shown.stdout
     assert C not in shown.stdout + shown.stderr
     done = run("repair_ttl", C, "--yes", "--undo-file", str(tmp_path / "my.jsonl"), *servers.options)
     assert done.exit_code == 0, done.stderr

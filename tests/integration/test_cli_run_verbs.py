@@ -144,7 +144,7 @@ def test_report_of_partitions_is_one_run_s_page_and_its_json(control: Connection
     page, facts = Path(told["html"]).read_text("utf-8"), json.loads(Path(told["json"]).read_bytes())
     assert report_name(Path(told["html"]).name) is not None
     assert told["verdict"] == facts["verdict"]
-    assert told["verdict"].endswith("public.readings: 1 steps are planned, and none was taken")
+    assert told["verdict"].endswith("public.readings: 1 steps are planned, and none is done")
     assert facts["plan"]["steps"][0]["reason"] == "its day is over"
     assert told["verdict"] in page
     assert "<td>public.readings_p1</td><td>its day is over</td>" in page

@@ -531,7 +531,7 @@ def test_copy_that_missed_a_change_is_not_put_in_place(spilled: Connection, conn
     report = apply_plan(spilled, plan=plan, now_ms=NOW, say=once_copied(change_unnoticed))
 
     assert report.outcomes[-1].state is StepState.FAILED
-    assert "the copy would have +10 rows" in report.outcomes[-1].words
+    assert "the copy would differ by +10 rows" in report.outcomes[-1].words
     assert spilled.execute("SELECT count(*) FROM readings_default").fetchone() == (27_990,)
     create(spilled)
     assert total(spilled)[0] == 27_990

@@ -655,7 +655,7 @@ def test_partition_that_gave_its_name_to_another_is_not_detached(table: Connecti
     report = apply(table, plan, later)
 
     assert [each.state for each in report.outcomes] == [StepState.STALE]
-    assert "it is called public.older by now; make a new plan" in report.outcomes[0].words
+    assert "it was renamed to public.older; make a new plan" in report.outcomes[0].words
     assert bounds(table) == before
     retire(table, now_ms=later)
     assert [each.partition_name for each in retired_partitions(table)] == ["older"]
@@ -690,7 +690,7 @@ def test_table_that_took_the_name_of_one_in_quarantine_is_neither_dropped_nor_at
     report = apply(table, plan, later + 1)
 
     assert [each.state for each in report.outcomes] == [StepState.STALE]
-    assert "it is called queuekeeper_retired.kept by now; make a new plan" in report.outcomes[0].words
+    assert "it was renamed to queuekeeper_retired.kept; make a new plan" in report.outcomes[0].words
     assert table.execute("SELECT count(*) FROM queuekeeper_retired.kept").fetchone() == (1,)
     assert table.execute("SELECT count(*) FROM queuekeeper_retired.readings_p20261121").fetchone() == (0,)
     assert load_retired(table, record.retired_id).state is RetiredState.QUARANTINED

@@ -190,35 +190,35 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
             return None
         return UnseenConsumer(queue=queue, consumer=view.consumer, unseen_s=unseen_ms // 1_000, waiting=waiting)
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- words ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def question(cls, run_id: str, plan: FanoutRepairPlan) -> str:
-        """Return what is asked before anything changes."""
+        """Return the question that a person is asked before anything changes."""
         counts = plan.counts
         words = f"{counts.changes:,} repairs will be made in {counts.changed_queues:,} queues"
         if counts.removed:
-            words += f"; {counts.removed:,} messages go that have expired or that nobody owes an ack for"
+            words += f"; {counts.removed:,} messages are removed that have expired or that nobody owes an ack for"
         if counts.idle_consumers:
-            words += f"; {counts.idle_consumers:,} consumers go with what waits for them alone"
+            words += f"; {counts.idle_consumers:,} consumers are removed with the messages that wait for them alone"
         return f"{words}. Repair?"
 
     @classmethod
     def rule_words(cls, parameters: FanoutRepairParameters) -> str:
-        """Return what a repair was asked to do in a sentence."""
-        whom = f"{number(len(parameters.queues))} queues by name" if parameters.queues else "all queues"
+        """Return a sentence that says what a repair was asked to do."""
+        whom = f"{number(len(parameters.queues))} named queues" if parameters.queues else "all queues"
         stalls = number(parameters.max_stalls)
         words = f"{whom}; a message whose lease ran out more than {stalls} times is a dead letter; "
         if not parameters.unregister:
             return f"{words}no consumer is removed"
-        words += "consumers are removed that were unseen for as long as their options say"
+        words += "consumers are removed that were not seen for the time in their options"
         if parameters.idle_expiry_s is not None:
-            words += f", or {duration(parameters.idle_expiry_s)} where they do not"
+            words += f", or for {duration(parameters.idle_expiry_s)} where their options name no time"
         return words
 
     @classmethod
     def figures(cls, outcome: FanoutRepairOutcome) -> list[tuple[str, str, str]]:
-        """Return how much was looked at."""
+        """Return the numbers of queues, consumers and messages that were looked at."""
         counts = outcome.plan.counts
         return [
             ("Queues", number(counts.queues), "looked at"),
@@ -236,14 +236,14 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
                 heads=("Queue", "Repairs", "Of these faults", "Messages"),
                 rows=tuple((one.queue, number(one.changes), number(one.faults), number(one.messages)) for one in worst),
                 empty="There was nothing to do.",
-                note="Leases run out and lives end in healthy queues, too; faults do not come about in them.",
+                note="In healthy queues, too, leases run out and messages expire; only faults are a sign of trouble.",
             ),
             Table(
                 heading="Consumers that may be dead",
                 heads=("Queue", "Consumer", "Not seen for", "Messages that wait for it"),
                 rows=tuple((one.queue, one.consumer, duration(one.unseen_s), number(one.waiting)) for one in unseen),
                 empty="Every consumer for which messages wait was seen within a day.",
-                note="Messages wait for them, and they were not seen for a day. They are removed only by a run that "
-                "is asked to.",
+                note="Messages wait for these consumers, and they were not seen for a day. Only a run that is asked to "
+                "removes them.",
             ),
         ]

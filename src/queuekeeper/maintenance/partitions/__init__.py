@@ -1,1 +1,1 @@
-"""Keeps range-partitioned tables of PostgreSQL ahead of their data, and retires what is old, with a way back."""
+"""Creates partitions of PostgreSQL tables ahead of their data, and retires old ones, with a way back."""

@@ -1,7 +1,8 @@
-"""Does what a plan says: each step by OID and bounds as they are now, with short waits for locks, again and again.
+"""Carries out a plan step by step, with short waits for locks and repeated tries.
 
-A step that was done before is no error, one that no longer fits the table is not done, and one that others block does
-not stop the next one. Statements are written anew from the catalog; a step whose statements would differ is stale.
+A step works by OID and by the bounds at the moment. A step that was done before is no error, a step that no longer fits
+the table is not done, and a blocked step does not stop the next one. Statements are written anew from the catalog; a
+step whose statements would differ is stale.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ from queuekeeper.postgres import Connection, server_words, statement
 
 _QUERIES = "maintenance/partitions/"
 _PATIENT_MS = 10_000
-"""Wait of a statement behind which nobody else waits."""
+"""Longest wait of a statement behind which nobody else waits, in milliseconds."""
 
 _LONG_TRANSACTION_S = 2.0
-"""A concurrent detach is not begun while a transaction this old holds the table: it would stay half done."""
+"""A concurrent detach does not begin while an older transaction holds the table, since it would stay half done."""
 
 _BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
 _COPIED_BLOCKS = 100
@@ -72,7 +73,7 @@ _STALE_ERRORS = (
 
 
 class _Stale(Exception):
-    """The table is no longer what the plan saw."""
+    """The table has changed since the plan."""
 
 
 class _Already(Exception):
@@ -94,11 +95,11 @@ def apply_plan(
 ) -> ApplyReport:
     """Do every step of a plan that still fits; safe to repeat.
 
-    :param connection: commits by itself; its settings are restored afterwards.
-    :param is_paused: asked before each step; when it says yes, the remaining steps are not done.
+    :param connection: connection with ``autocommit``; its settings are restored afterwards.
+    :param is_paused: called before each step; once it returns true, the remaining steps are not done.
     :param note: called after each step with the outcomes so far.
-    :param wait: called with the number of rows that were just copied; may wait.
-    :param say: is told what is being done.
+    :param wait: called with the number of rows just copied; may wait.
+    :param say: prints what is being done.
     :param random: spreads the pauses between tries.
     :raises MaintenanceRunning: when another process maintains the table.
     :raises ServerUnavailable: when the connection broke; a repeated apply goes on.
@@ -124,7 +125,7 @@ def apply_plan(
 
 
 def _paused(step: PlannedStep) -> StepOutcome:
-    words = "the run is paused: resume it, or repeat this"
+    words = "the run is paused: resume it, or apply again"
     return StepOutcome(kind=step.kind, partition=step.partition, state=StepState.PAUSED, words=words)
 
 
@@ -143,7 +144,7 @@ def _observe(connection: Connection, plan: PartitionPlan, now_ms: int) -> None:
 
 @dataclass
 class _Tries:
-    """How long the tries of one step have taken."""
+    """Number and duration of one step's tries."""
 
     attempts: int = 0
     waited_s: float = 0.0
@@ -152,7 +153,7 @@ class _Tries:
 
 
 class _Work:
-    """One apply at work."""
+    """Carries out one plan."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class _Work:
         return self.started_s + self._waited_s + self._policy.deadline_s - self._monotonic()
 
     def _pause(self, tries: _Tries) -> bool:
-        """Wait before the next try; false when there is no time for one."""
+        """Wait before the next try; return false when no time is left for one."""
         pause = _BACKOFF.after(tries.attempts) * self._random.uniform(0.5, 1.5)
         if self._left_s() <= pause:
             return False
@@ -277,10 +278,10 @@ class _Work:
         return planning.writer(self._connection, seen)
 
     def _written(self, seen: Survey, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return a step's statements, written from what the catalog says now."""
+        """Return a step's statements, written from the present catalog."""
         found = self._writer(seen).of(step)
         if [each.sql for each in found] != [each.sql for each in step.statements]:
-            raise _Stale("its statements would be others by now")
+            raise _Stale("its statements would differ by now")
         return found
 
     def _run(
@@ -292,7 +293,7 @@ class _Work:
         """Send statements; those between BEGIN and COMMIT are one transaction.
 
         :param note: writes the record, in the last transaction.
-        :param look: looks once more, in the last transaction, when its first statement has locked the table.
+        :param look: checks again, in the last transaction, once its first statement has locked the table.
         """
         groups = list(_groups(statements))
         for at, group in enumerate(groups):
@@ -312,7 +313,7 @@ class _Work:
         self._connection.execute(each.sql.encode())
 
     def _check_free(self, seen: Survey, step: PlannedStep, bounds: Iterable[tuple[str | None, str | None]]) -> None:
-        """Go on only when nothing covers ranges that are to be created."""
+        """Check that no partition covers the ranges that are to be created."""
         wanted = [_range(seen, lower, upper) for lower, upper in bounds]
         present = {each.range: each for each in seen.table.partitions if each.range and not each.pending}
         if all(each in present for each in wanted):
@@ -326,7 +327,7 @@ class _Work:
 
     def _finalize(self, seen: Survey, step: PlannedStep, partition: Partition | None) -> None:
         if partition is None:
-            raise _Stale("it is no partition any more")
+            raise _Stale("it is no longer a partition")
         if not partition.pending:
             raise _Already
         if is_detaching(self._connection):
@@ -371,7 +372,7 @@ class _Work:
                 self._say(f"{step.partition}: {tries.rows:,} rows copied, {min(end, blocks):,} of {blocks:,} blocks")
                 began_s = self._monotonic()
                 self._wait(copied.rowcount)
-                # The time limit is for locks that others hold.
+                # The time limit covers waits for locks, not the copy.
                 self._waited_s += self._monotonic() - began_s
             self._exchange(step, write, default)
         except BaseException:
@@ -380,7 +381,7 @@ class _Work:
             raise
 
     def _exchange(self, step: PlannedStep, write: Writer, default: Partition) -> None:
-        """Repeat what was changed since, then put the copies in place: others wait for the last few changes only."""
+        """Repeat the changes since the copy, then exchange the tables; others wait only for the last few changes."""
         tries = _Tries()
         while True:
             for _ in range(_ROUNDS):
@@ -399,7 +400,7 @@ class _Work:
                     self._note_retired(step, default, drained=True)
                 return
             except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-                # The copy stays up to date meanwhile: only the exchange is tried again.
+                # The copy stays up to date, so only the exchange is tried again.
                 if not self._pause(tries):
                     raise
 
@@ -411,12 +412,12 @@ class _Work:
         row = self._connection.execute(write.drain_comparison(step).sql.encode()).fetchone()
         if row is None or row[0]:
             raise CheckFailed(
-                f"the copy would have {row[0] if row else 0:+,} rows: something kept changes of it from being noted; "
-                "nothing was exchanged"
+                f"the copy would differ by {row[0] if row else 0:+,} rows, since some changes were not noted: nothing "
+                "was exchanged"
             )
 
     def _remove(self, seen: Survey, step: PlannedStep) -> None:
-        """Take away what an interrupted drain has left; one that is at work holds the table's maintenance."""
+        """Remove what an interrupted drain has left; a drain at work would hold the table's maintenance lock."""
         default = seen.table.default
         if default is None or default.oid != step.oid:
             raise _Stale("the DEFAULT partition was replaced meanwhile")
@@ -430,7 +431,7 @@ class _Work:
             self._run(write.drain_removal(step))
         except psycopg.Error as error:
             self._say(
-                f"{step.partition}: the copy is still there and is removed by the next plan: {server_words(error)}"
+                f"{step.partition}: the copy could not be removed, and the next plan removes it: {server_words(error)}"
             )
 
     # --- retirement --------------------------------------------------------------------------------------------------
@@ -447,7 +448,7 @@ class _Work:
         self._make_room(write)
         broker.let_idle_groups_go_on(self._connection, table=self._plan.table, upper=partition.upper)
         with self._connection.transaction():
-            # Whoever has attached it by hand has ended its time in quarantine; its archive is of what it was then.
+            # Somebody has attached it by hand, which ended its time in quarantine; its archive holds the old rows.
             self._end(step, RetiredState.REATTACHED, RetiredState.QUARANTINED, RetiredState.RESTORING)
             self._note_retired(step, partition)
         target = sql.Identifier(step.schema_name, step.relation_name)
@@ -469,7 +470,7 @@ class _Work:
         self._quarantine(self._look(), step)
 
     def _quarantine(self, seen: Survey, step: PlannedStep) -> None:
-        """Move on what is detached, whoever did it, if it was asked for."""
+        """Move a detached partition to the quarantine schema, if a plan asked for the detach."""
         record = next(
             (
                 each
@@ -480,7 +481,7 @@ class _Work:
         )
         relation = relations(self._connection, [step.oid or 0]).get(step.oid or 0)
         if record is None or relation is None or relation.is_partition:
-            raise _Stale("it is no partition of the table any more")
+            raise _Stale("it is no longer a partition of the table")
         if record.state is RetiredState.QUARANTINED:
             raise _Already
         write = self._writer(seen)
@@ -495,7 +496,7 @@ class _Work:
         self._run((BEGIN, *write.quarantine(step), COMMIT), lambda: self._note_quarantined(step))
 
     def _check_consumers(self, seen: Survey, partition: Partition) -> None:
-        """Ask consumers once more: a plan may wait a day for its approval."""
+        """Check consumers again, since a plan may wait a day for its approval."""
         needed = lowest_needed(self._connection, seen, override_consumers=self._plan.overrides_consumers)
         if needed is not None and partition.range and partition.range.end > needed:
             raise _Stale(f"a consumer needs keys from {seen.table.key.text(needed)} by now")
@@ -548,7 +549,7 @@ class _Work:
         )
 
     def _check_archive(self, step: PlannedStep, record: RetiredPartition) -> None:
-        """Compare files, manifest and the table as it is now: nobody can change it any more."""
+        """Compare files, manifest and table, which nobody can change any more."""
         if record.archived_at is None:
             raise _Stale("its archive is not verified")
         name = sql.Identifier(step.schema_name, step.relation_name).as_string(self._connection)
@@ -556,26 +557,26 @@ class _Work:
             check_archive(self._connection, table=name, path=archive_folder(record))
         except (CheckFailed, RefusedError) as error:
             raise CheckFailed(
-                f"it is not dropped, because its archive is not proven to hold its rows: {error}; drop it where the "
+                f"it is not dropped, because its archive does not prove to hold its rows: {error}; drop it where the "
                 "archive can be read, or archive it again"
             ) from error
 
     def _check_place(self, step: PlannedStep, schema_name: str, relation_name: str) -> None:
-        """Go on only when a table that is no partition has the names that the statements use."""
+        """Check that the detached table still has the names in the statements."""
         relation = relations(self._connection, [step.oid or 0]).get(step.oid or 0)
         if relation is None or relation.is_partition:
             raise _Stale("it is not in quarantine any more")
         if (relation.schema_name, relation.relation_name) != (schema_name, relation_name):
-            raise _Stale(f"it is called {relation.schema_name}.{relation.relation_name} by now")
+            raise _Stale(f"it was renamed to {relation.schema_name}.{relation.relation_name}")
 
     def _check_same(self, step: PlannedStep, partition: Partition) -> None:
         if (partition.lower, partition.upper) != (step.lower, step.upper):
-            raise _Stale("its bounds are others by now")
+            raise _Stale("its bounds have changed")
         if (partition.schema_name, partition.relation_name) != (step.schema_name, step.relation_name):
-            raise _Stale(f"it is called {partition.name} by now")
+            raise _Stale(f"it was renamed to {partition.name}")
 
     def _make_room(self, write: Writer) -> None:
-        """Make the quarantine schema where it is missing, before anything is detached for it."""
+        """Create the quarantine schema where it is missing, before anything is detached."""
         schema = self._policy.quarantine_schema
         is_present, may_fill, may_create = schema_rights(self._connection, schema)
         role = self._connection.info.user
@@ -589,7 +590,7 @@ class _Work:
             self._send(write.room())
 
     def _renamed(self, step: PlannedStep) -> PlannedStep:
-        """Return a step with names that are free in quarantine now."""
+        """Return the step with names that are free in the quarantine schema now."""
         found = clashing_names(self._connection, step.oid or 0, schema_name=self._policy.quarantine_schema)
         return replace(step, renames=found)
 
@@ -617,7 +618,7 @@ class _Work:
         )
 
     def _note_quarantined(self, step: PlannedStep) -> None:
-        """Note where a partition has come to; all is undone if it is another table that has come there."""
+        """Record that a partition is in quarantine; roll back if another table was moved there."""
         name = name_in_quarantine(step)
         self._check_place(step, self._policy.quarantine_schema, name)
         self._connection.execute(
@@ -650,7 +651,7 @@ class _Work:
 
 @dataclass
 class _Patience:
-    """Lets the statements of a block wait longer: nobody waits behind them."""
+    """Lets the statements of a block wait longer, since nobody waits behind them."""
 
     connection: Connection
     usual_ms: int
@@ -665,7 +666,7 @@ class _Patience:
 
 
 def _groups(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
-    """Return statements that stand alone, and those of one transaction together, with their BEGIN."""
+    """Yield each single statement, and the statements of each transaction together, with BEGIN."""
     group: list[Statement] = []
     for each in statements:
         if each == COMMIT:

@@ -1,11 +1,11 @@
-"""Reads a retired partition out to Parquet by Spark, and proves that the files hold its rows.
+"""Archives a retired partition as Parquet with Spark, and proves that the files hold its rows.
 
-The table is read twice, each time in one snapshot, and the files once. Before an archive gets its manifest, counts and
-hashes have to agree: PostgreSQL's of the table before and after, and Spark's of what it reads from the files with those
-of what it reads from the table once the files are there.
+The table is read twice, each time in one snapshot, and the files once. An archive gets its manifest only if counts and
+hashes agree: those of PostgreSQL before and after the files were written, and those of Spark for the files and for the
+table afterwards.
 
-An archive counts from its manifest on, which is written last, on a disk as in an object store, where nothing can be
-renamed at once. Tasks of Spark write and read the files as all others do, by what acts like a path (docs/adr/0023).
+The manifest is written last, since an object store cannot rename a folder at once; without it a folder is no archive.
+Spark's tasks write and read the files by fsspec paths, as all other code does (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ _TYPES: dict[str, DataType] = {
 
 
 class _Reader(SliceReader):
-    """Reads a table whose values are partly written as text, which has to look the same everywhere."""
+    """Reads a table with settings by which every session writes values as the same text."""
 
     pin = statement("maintenance/pin_texts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveReport:
-    """What became of one archive.
+    """Result of archiving one partition.
 
     :param path: folder of the archive, or its URL.
-    :param is_new: false when it was there already, and was only compared again.
+    :param is_new: false when the archive existed already and was only compared again.
     """
 
     path: str
@@ -108,9 +108,9 @@ class ArchiveReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """One look at the table, all of it in one snapshot.
+    """The table in one snapshot.
 
-    :param rows: as Spark reads them while the snapshot is held.
+    :param rows: rows as Spark reads them while the snapshot is held.
     """
 
     shape: TableShape
@@ -121,10 +121,10 @@ class _Look:
 def archive_partition(
     spark: SparkSession, *, postgres_url: str, retired_id: int, directory: Path | str, now_ms: int
 ) -> ArchiveReport:
-    """Archive a partition in quarantine and note it in its record: from then on it may be dropped when its days are up.
+    """Archive a partition in quarantine and record the archive; the partition may then be dropped when its days are up.
 
-    :param retired_id: record of the partition.
-    :param directory: where archives are kept: a folder that driver and executors share, or one in an object store.
+    :param retired_id: number of the partition's record.
+    :param directory: folder of archives that driver and executors share, or its URL in an object store.
     """
     with connect(postgres_url, autocommit=True) as connection:
         record = load_retired(connection, retired_id)
@@ -153,16 +153,16 @@ def archive_table(
     directory: Path | str,
     now_ms: int,
 ) -> ArchiveReport:
-    """Archive a detached partition, or compare the archive that it has; repeating it changes nothing.
+    """Archive a detached partition, or compare it with its existing archive; a second call changes nothing.
 
     :param table: the partition, as ``schema.name``, quoted where SQL needs it.
-    :param parent: partitioned table that it was part of, in the same way.
+    :param parent: the table that it was a partition of, as ``schema.name``.
     :param key: column that the parent is partitioned by.
-    :param bounds: of the partition, as ``FOR VALUES ...``.
-    :param directory: where archives are kept: a folder that driver and executors share, or one in an object store.
-    :raises UsageError: when nothing that is installed opens that object store.
-    :raises RefusedError: when the table is still attached, or cannot be archived, or the place cannot be written to.
-    :raises CheckFailed: when table, files and manifest do not agree; nothing may be dropped then.
+    :param bounds: bounds of the partition, as ``FOR VALUES ...``.
+    :param directory: folder of archives that driver and executors share, or its URL in an object store.
+    :raises UsageError: when no installed package opens that object store.
+    :raises RefusedError: when the table is still attached or cannot be archived, or the folder cannot be written to.
+    :raises CheckFailed: when table, files and manifest do not agree; the partition must not be dropped then.
     """
     session = _session(spark)
     place = _Place.of(directory, parent_name(parent))
@@ -195,7 +195,7 @@ def archive_table(
             )
         else:
             manifest = read_manifest(path)
-        # The table once more, as it is now that the files are there.
+        # The table is read again after the files were written.
         with _looking(session, postgres_url=postgres_url, table=table, key=key) as again:
             is_same = (again.shape.columns, again.content) == (shape.columns, content)
             in_table, table_hash = _sum_rows(again.rows, again.shape.columns)
@@ -220,9 +220,8 @@ def archive_table(
 class _Place:
     """A folder, on a disk or in an object store.
 
-    :param path: it, or what acts like it.
-    :param address: path or URL by which everybody knows it. A path does not tell it all: Azure's
-        account is lost.
+    :param path: the folder as a path.
+    :param address: path or URL of the folder, for people. The path alone does not suffice: it lacks Azure's account.
     """
 
     path: Path
@@ -230,7 +229,7 @@ class _Place:
 
     @classmethod
     def of(cls, directory: Path | str, name: str) -> _Place:
-        """Return a folder within the one of all archives."""
+        """Return a folder within the folder of archives."""
         path = archive_place(directory)
         return cls(path=path, address=str(path if on_disk(path) else directory).rstrip("/")) / name
 
@@ -239,7 +238,7 @@ class _Place:
 
 
 def _session(spark: SparkSession) -> SparkSession:
-    """Return a session of its own: names of columns may differ in case only, and times stay as they are."""
+    """Return a separate session, in which column names may differ in case only and times are not converted."""
     session = spark.newSession()
     session.conf.set("spark.sql.caseSensitive", "true")
     session.conf.set("spark.sql.session.timeZone", "UTC")
@@ -248,7 +247,7 @@ def _session(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _only_archiver(postgres_url: str, table: str) -> Iterator[None]:
-    """Keep a second archive of the same table away."""
+    """Keep other processes from archiving the same table."""
     with (
         connect(postgres_url, autocommit=True) as connection,
         session_lock(connection, json.dumps(["queuekeeper.archive", table])) as is_held,
@@ -283,9 +282,9 @@ def _schema(columns: Sequence[ArchivedColumn]) -> StructType:
 
 
 def _sum_rows(rows: DataFrame, columns: Sequence[ArchivedColumn]) -> tuple[int, str]:
-    """Return count and order-free hash of rows."""
+    """Return count and hash of rows; their order does not change the hash."""
     values = [F.col("`" + column.name.replace("`", "``") + "`") for column in columns]
-    # The hash leaves NULLs out, wherever they stand.
+    # The hash ignores NULLs, so their places are hashed separately.
     nulls = F.concat(*(F.when(value.isNull(), "1").otherwise("0") for value in values))
     row = (
         rows.select(F.xxhash64(nulls, *values).alias("hash"))
@@ -308,9 +307,9 @@ def _read(
 
 
 def _try(session: SparkSession, place: _Place) -> None:
-    """Write to a folder and clear it up again, before hours of work end in what it does not allow.
+    """Write a file to a folder and remove it, so that a missing right shows before hours of work.
 
-    :raises RefusedError: saying what to install or to allow.
+    :raises RefusedError: when that fails; says what to install or to allow.
     """
     folder = place.path
     if on_disk(folder):
@@ -343,7 +342,7 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
 
 def _write(rows: DataFrame, archive: _Place) -> tuple[ArchivedFile, ...]:
     with _writing(archive.path):
-        # What a process has left that was killed.
+        # A killed process may have left files.
         remove_folder(archive.path, what=WHAT)
         if on_disk(archive.path):
             archive.path.mkdir(mode=0o700, parents=True)

@@ -1,4 +1,4 @@
-"""What the event broker says of its own tables: policies from its settings, and what no retirement may pass."""
+"""The event broker's own tables: policies from its settings, and the limits that no retirement may pass."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ _EVENTS, _DISPATCHES = "pgmb.events", "pgmb.dispatches"
 TABLES = (_EVENTS, _DISPATCHES, "pgmb.subscription_events")
 LOWEST_NEEDED = "SELECT pgmb.retention_limit(wait_for_consumers => true)"
 NEVER_PASSED = "SELECT pgmb.retention_limit(wait_for_consumers => false)"
-"""What was not dispatched yet, or is to be dispatched again: no person may agree to its loss."""
+"""Lowest key that was not dispatched yet, or is to be dispatched again: not even an approval may retire it."""
 
 _QUERIES = "maintenance/partitions/"
 
 
 def let_idle_groups_go_on(connection: Connection, *, table: str, upper: str | None) -> None:
-    """Before dispatches are retired: a group that has nothing to read below their end goes on from there.
+    """Move the cursors of groups that have nothing to read below the end of retired dispatches to that end.
 
-    Without it the cursor of an idle group would stand before the oldest dispatch, as if it had lost something.
+    Otherwise the cursor of an idle group would stand before the oldest dispatch, as if the group had lost events.
     """
     if table == _DISPATCHES and upper is not None:
         connection.execute(statement(f"{_QUERIES}advance_groups"), {"upper": upper})
 
 
 def holds_undispatched(connection: Connection, *, table: str, oid: int) -> bool:
-    """Tell whether a table that was a partition of events holds one that no poll has taken.
+    """Return whether a table that was a partition of events holds an event that no poll has taken.
 
-    A transaction that was open when the detachment began may have committed it until the end.
+    A transaction that was open when the detachment began may have committed such an event before it ended.
     """
     if table != _EVENTS:
         return False
@@ -46,7 +46,7 @@ def broker_policies(connection: Connection) -> list[PartitionPolicy]:
             table=table,
             step=f"{step_s} seconds",
             ahead=f"{ahead_s} seconds",
-            # The broker knows a retention of nothing: whatever everybody has read may go.
+            # The broker's retention may be 0: events may go as soon as all groups have read them.
             retention=f"{max(1, retention_s)} seconds",
             lowest_needed_sql=LOWEST_NEEDED,
             archive=False,

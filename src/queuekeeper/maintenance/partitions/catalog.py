@@ -1,6 +1,6 @@
 """Reads partitioned tables from the catalog: key, owner, bounds, pending detaches, data.
 
-Bounds come from ``pg_get_expr`` and partitions are known by OID. Their names mean nothing.
+Bounds come from ``pg_get_expr``, and partitions are identified by OID; their names have no meaning.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _OPEN = {"MINVALUE", "MAXVALUE"}
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """A partition as the catalog has it.
+    """A partition in the catalog.
 
-    :param name: ``schema.name``, quoted where SQL asks for it.
-    :param relkind: ``r`` for a table, ``p`` for one that is partitioned further, ``f`` for a foreign table.
-    :param lower: bound as SQL text; none for MINVALUE, and of DEFAULT.
-    :param upper: bound as SQL text; none for MAXVALUE, and of DEFAULT.
+    :param name: ``schema.name``, quoted where SQL needs it.
+    :param relkind: ``r`` for a table, ``p`` for a partitioned table, ``f`` for a foreign table.
+    :param lower: lower bound as SQL text; none for MINVALUE and for DEFAULT.
+    :param upper: upper bound as SQL text; none for MAXVALUE and for DEFAULT.
     :param range: the bounds as positions; none for DEFAULT, and when they cannot be read.
-    :param pending: its detach is under way, or was interrupted: it takes no inserts and shows no rows.
-    :param rows: estimate of the planner's statistics; none when it has none.
+    :param pending: whether its detach is under way or was interrupted: it takes no inserts and shows no rows.
+    :param rows: the planner's estimate; none without statistics.
     """
 
     oid: int
@@ -56,8 +56,8 @@ class Partition:
 class PartitionedTable:
     """A table that is partitioned by ranges of one column.
 
-    :param partitions: in the order of their bounds; without DEFAULT.
-    :param is_ours: false: this role may not alter it, and asks the table itself for what a partition holds.
+    :param partitions: partitions in the order of their bounds, without DEFAULT.
+    :param is_ours: whether this role may alter the table; otherwise it reads a partition's rows through the table.
     """
 
     oid: int
@@ -72,7 +72,7 @@ class PartitionedTable:
 
     @property
     def ranges(self) -> list[Range]:
-        """What the partitions cover; pending ones keep their range from others."""
+        """Ranges that the partitions cover; a pending partition still occupies its range."""
         return [each.range for each in self.partitions if each.range]
 
     @property
@@ -89,7 +89,7 @@ class PartitionedTable:
 class Relation:
     """A table, found by its OID.
 
-    :param is_partition: whether it is part of some table now.
+    :param is_partition: whether it is a partition of some table now.
     """
 
     oid: int
@@ -120,7 +120,7 @@ def read_table(connection: Connection, table: str, *, only_read: bool = False) -
     """Return a table with all its partitions. The session must be pinned to UTC.
 
     :param table: ``schema.name``.
-    :param only_read: for who has nothing to alter in it.
+    :param only_read: accept a table that this role may not alter.
     :raises UnknownTable: when there is none.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises ForeignOwner: when this role may not alter it.
@@ -128,7 +128,7 @@ def read_table(connection: Connection, table: str, *, only_read: bool = False) -
     try:
         row = connection.execute(statement(f"{_QUERIES}read_table"), {"table": table}).fetchone()
     except (psycopg.errors.InvalidName, psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
-        row = None  # it is no name at all, or has too many dots
+        row = None  # the text is no name, or has too many dots
     if row is None:
         raise UnknownTable(f"there is no table {table} in this database: write schema.name, quoted as SQL asks for it")
     oid, name, schema_name, relation_name, owner, may_alter, strategy, columns, column, type_name, default_oid = row
@@ -144,7 +144,7 @@ def read_table(connection: Connection, table: str, *, only_read: bool = False) -
         )
     key = Key(column=column, type_name=type_name)
     try:
-        key.kind  # noqa: B018 - asks whether the type can be kept
+        key.kind  # noqa: B018 - raises when the type is not supported
     except UsageError as error:
         raise NotPartitioned(f"{name} cannot be kept: {error}") from None
     rows = connection.execute(statement(f"{_QUERIES}read_partitions"), {"table_oid": oid}).fetchall()
@@ -213,15 +213,15 @@ def _unquoted(text: str) -> str | None:
 
 
 def has_rows(connection: Connection, table: PartitionedTable, partition: Partition) -> bool:
-    """Say whether a partition holds any row."""
+    """Return whether a partition holds any row."""
     row = connection.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(_rows(table, partition))).fetchone()
     return bool(row and row[0])
 
 
 def _rows(table: PartitionedTable, partition: Partition, above: int | None = None) -> sql.Composed:
-    """Return where a partition's rows are, for a statement.
+    """Return the FROM clause that reads a partition's rows.
 
-    Rights on a table are none on its partitions: who has them alone names the range, which leads to the partition.
+    Rights on a table give none on its partitions, so a role without these reads the range of the table.
 
     :param above: only rows from this key on.
     """
@@ -245,9 +245,9 @@ def _rows(table: PartitionedTable, partition: Partition, above: int | None = Non
 
 
 def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
-    """Return how far the data outside DEFAULT reaches; none when there are none.
+    """Return the highest key outside DEFAULT; none when there are no rows.
 
-    Where no index finds the highest key, the last partition with rows counts as full.
+    Without an index on the key, it is the upper bound of the last partition with rows.
     """
     for each in reversed(table.partitions):
         if each.pending or each.range is None or not has_rows(connection, table, each):
@@ -268,7 +268,7 @@ def _extreme(
     function: LiteralString,
     above: int | None = None,
 ) -> int | None:
-    # The text of a date or an instant has to be that of a bound, whatever type the column has.
+    # The key's text has to have the form of a bound, whatever type the column has.
     query = sql.SQL("SELECT {}({})::text FROM {}").format(
         sql.SQL(function), sql.Identifier(table.key.column), _rows(table, partition, above)
     )
@@ -279,7 +279,7 @@ def _extreme(
 def steps_with_rows(
     connection: Connection, table: PartitionedTable, partition: Partition, *, step: Span, at_most: int
 ) -> list[Range]:
-    """Return the steps in which a partition, DEFAULT above all, holds rows; the first ones when there are many."""
+    """Return the steps in which a partition, mostly DEFAULT, holds rows; only the first ones when there are many."""
     found: list[Range] = []
     above: int | None = None
     while len(found) < at_most:
@@ -292,13 +292,13 @@ def steps_with_rows(
 
 
 def row_shape(connection: Connection, partition: Partition) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of a partition that can be written, and those of its primary key."""
+    """Return the writable columns of a partition, and the columns of its primary key."""
     row = connection.execute(statement(f"{_QUERIES}row_shape"), {"oid": partition.oid}).fetchone()
     return (tuple(row[0] or ()), tuple(row[1] or ())) if row else ((), ())
 
 
 def block_count(connection: Connection, oid: int) -> int:
-    """Return how many blocks a partition has."""
+    """Return the number of blocks of a partition."""
     row = connection.execute(statement(f"{_QUERIES}block_count"), {"oid": oid}).fetchone()
     return int(row[0]) if row else 0
 
@@ -306,7 +306,7 @@ def block_count(connection: Connection, oid: int) -> int:
 def taken_names(
     connection: Connection, *, schema_name: str, quarantine_schema: str, names: Iterable[str]
 ) -> set[tuple[str, str]]:
-    """Return which names of relations are taken in a table's schema and in the quarantine, each with its schema."""
+    """Return the given names that are taken in a table's schema or in the quarantine, each with its schema."""
     rows = connection.execute(
         statement(f"{_QUERIES}taken_names"),
         {"schema_name": schema_name, "quarantine_schema": quarantine_schema, "names": list(names)},
@@ -315,17 +315,17 @@ def taken_names(
 
 
 def schema_rights(connection: Connection, schema_name: str) -> tuple[bool, bool, bool]:
-    """Say whether a schema exists, whether this role may put tables into it, and whether it may create schemas."""
+    """Return whether a schema exists, whether this role may create tables in it, and whether it may create schemas."""
     row = connection.execute(statement(f"{_QUERIES}schema_rights"), {"schema_name": schema_name}).fetchone()
     return (bool(row[0]), bool(row[1]), bool(row[2])) if row else (False, False, False)
 
 
 def clashing_names(connection: Connection, oid: int, *, schema_name: str) -> tuple[tuple[str, str], ...]:
-    """Return which names of a table and of its indexes a schema has already, each with a free one."""
+    """Return the names of a table and its indexes that a schema has already, each with a free name."""
     rows = connection.execute(
         statement(f"{_QUERIES}clashing_names"), {"oid": oid, "schema_name": schema_name}
     ).fetchall()
-    # An OID has ten digits at most.
+    # The OID makes the name free; it has at most ten digits.
     return tuple((name, f"{cut_name(name, room=11)}_{own_oid}") for own_oid, name in rows)
 
 
@@ -336,7 +336,7 @@ def foreign_keys(connection: Connection, table: PartitionedTable) -> list[tuple[
 
 
 def is_detaching(connection: Connection) -> bool:
-    """Say whether another session is detaching a partition at this moment: what is pending may be its work."""
+    """Return whether another session is detaching a partition now; a pending detach may be its work."""
     row = connection.execute(statement(f"{_QUERIES}detaching_sessions")).fetchone()
     return bool(row and row[0])
 

@@ -1,4 +1,4 @@
-"""Says how a table stands under its policy: what is covered, for how long, and what is wrong."""
+"""Reports the state of a table under its policy: what is covered, for how long, and what is wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
         observed = connection.execute(statement(f"{_QUERIES}load_observations"), {"table": seen.table.name}).fetchall()
         retired = retired_partitions(connection, table=seen.table.name)
     table, key = seen.table, seen.table.key
-    # Where a clock moves the keys it is the clock's keys that have to find a partition; data ahead of it pull more.
+    # Keys that follow the clock need partitions for the clock's keys; data ahead of the clock need more.
     present = seen.base if seen.now is None else seen.now
     until = seen.covered(present)
     rate = _keys_per_hour(seen, [(int(at_ms), text) for at_ms, text in observed])
@@ -58,7 +58,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
                     FindingKind.QUARANTINE_OVERLAP,
                     table=table.name,
                     subject=f"{each.quarantine_schema}.{each.partition_name}",
-                    words="its range has partitions again: it cannot be attached before they are detached",
+                    words="its range has other partitions now: detach them before it is attached again",
                 )
             )
     bounded = [each.range.lower for each in table.partitions if each.range and each.range.lower is not None]
@@ -88,7 +88,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
 
 
 def _fails_in_s(seen: Survey, until: int | None, keys_per_hour: float | None) -> float | None:
-    """Return when inserts begin to fail; none for never, or where nothing tells."""
+    """Return the seconds until inserts begin to fail; none for never or unknown."""
     if until is None or seen.table.default is not None:
         return None
     if seen.now is not None:
@@ -99,7 +99,7 @@ def _fails_in_s(seen: Survey, until: int | None, keys_per_hour: float | None) ->
 
 
 def _keys_per_hour(seen: Survey, observed: list[tuple[int, str | None]]) -> float | None:
-    """Return how fast integer keys have risen since the earliest of the last observations."""
+    """Return how many integer keys were used per hour since the earliest of the last observations."""
     if seen.now is not None or seen.highest is None:
         return None
     past = [(at_ms, seen.table.key.position(text)) for at_ms, text in observed if text is not None]

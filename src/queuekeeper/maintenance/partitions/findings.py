@@ -1,4 +1,4 @@
-"""What may be wrong with a table's partitions, how much that matters, and whether maintenance mends it."""
+"""Findings on a table's partitions: their kinds, their severity, and whether maintenance mends them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from queuekeeper.jobs.findings import Finding
 
 
 class FindingKind(StrEnum):
-    """What may be wrong with a table's partitions."""
+    """Kinds of findings on a table's partitions."""
 
     GAP = "gap"
     SHORT = "short"  # head-room is less than the policy asks for
-    STRANGER = "stranger"  # a table that is no partition has the name of one
+    STRANGER = "stranger"  # a table that is no partition has a partition's name
     FOREIGN_OWNER = "foreign_owner"
     UNMANAGED = "unmanaged"  # its bounds cannot be read, or it lies far beyond what the policy asks for
     PENDING_DETACH = "pending_detach"
@@ -33,16 +33,16 @@ _CHECKS: Mapping[FindingKind, tuple[str, Severity]] = {
     FindingKind.DRAIN_LEFT: ("Q28", Severity.WARNING),
     FindingKind.PENDING_DETACH: ("Q29", Severity.WARNING),
 }
-"""Check that a finding is part of, and how bad it is. No check looks for the other kinds, and no form mends them."""
+"""Check and severity of the kinds that a check looks for; no form mends the other kinds."""
 
 
 def finding(kind: FindingKind, *, table: str, subject: str, words: str, is_mended: bool = True) -> Finding:
-    """Return a finding, with the form that mends it filled in where maintenance does.
+    """Return a finding, with a filled-in form where maintenance mends it.
 
-    :param table: table as its policy names it.
+    :param table: name of the table in its policy.
     :param subject: partition or range.
-    :param words: what it is, and what to do.
-    :param is_mended: false for what maintenance leaves alone this time.
+    :param words: what is wrong, and what to do.
+    :param is_mended: whether maintenance mends it.
     """
     found = Finding.of_kind(kind, _CHECKS, subject=subject, words=words)
     return found.with_remedy(besides={"tables": [table]}) if is_mended else found

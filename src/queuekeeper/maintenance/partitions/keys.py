@@ -1,7 +1,7 @@
-"""What a partition key means: bounds as whole numbers, spans of time or of integers, edges.
+"""Arithmetic of partition keys: bounds as whole numbers, spans of time or of integers, edges.
 
-Every bound becomes one integer, its *position*: microseconds since 1970-01-01 UTC of a time, the number itself of an
-integer, the 22 hexadecimal digits of an event id. So one arithmetic serves all tables, and no time zone enters it.
+Every bound becomes one integer, its *position*: the microseconds since 1970-01-01 UTC of a time, an integer itself, or
+the number of an event id's 22 hexadecimal digits. So one arithmetic serves all tables, and time zones do not matter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _DAY = 86_400_000_000
 _UNITS = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": _DAY, "week": 7 * _DAY}
 _MONTHS = {"month": 1, "year": 12}
 _MONDAY = 10_959 * _DAY
-"""2000-01-03, a Monday: weeks begin on Mondays, and what divides a day begins at midnight, both in UTC."""
+"""2000-01-03, a Monday: weeks begin on Mondays, and steps shorter than a day begin at midnight, both in UTC."""
 
-# Text sorts before every number that a date of ours can have, and after it.
+# Positions below and above every date.
 _INFINITY = 10**24
-# The Gregorian calendar repeats after 400 years: Python knows years 1 to 9999, PostgreSQL more on both sides.
+# The Gregorian calendar repeats after 400 years. Python has the years 1 to 9999, PostgreSQL earlier and later ones.
 _CYCLE_YEARS = 400
 _CYCLE = 146_097 * _DAY
 
@@ -34,11 +34,11 @@ _INSTANT = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1
 _EVENT_ID = re.compile(r"pm([0-9a-f]{13,22})")
 _EVENT_ID_DIGITS = 22
 _EVENT_ID_SCALE = 1 << 36
-"""Ids of one microsecond: nine of the hexadecimal digits."""
+"""Number of ids in one microsecond: nine hexadecimal digits."""
 
 
 class KeyKind(StrEnum):
-    """What a table is partitioned by."""
+    """Kind of a partition key."""
 
     TIME = "time"  # date, timestamp (taken as UTC) or timestamptz
     INTEGER = "integer"
@@ -59,7 +59,7 @@ _WIDTHS = {"smallint": 16, "integer": 32, "bigint": 64}
 
 
 def _to_position(year: int, month: int, day: int, rest: timedelta) -> int:
-    # 2000 begins a cycle: every year has its twin among the 400 from there.
+    # Every year has a twin in the cycle of 400 years that begins with 2000.
     cycles, within = divmod(year - 2000, _CYCLE_YEARS)
     moment = datetime(2000 + within, month, day, tzinfo=UTC) + rest
     return cycles * _CYCLE + (moment - _EPOCH) // _MICROSECOND
@@ -84,11 +84,11 @@ def _add_months(position: int, months: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A length of keys: a step of the partitions, a retention, a head-room.
+    """A span of keys: a step of the partitions, a retention, a head-room.
 
-    :param months: whole months of the calendar; 0 for all other spans.
-    :param size: positions; 0 for months.
-    :param scale: positions per microsecond: event ids count finer than times. Integers have none of it.
+    :param months: calendar months; 0 for all other spans.
+    :param size: number of positions; 0 for months.
+    :param scale: positions per microsecond; more than 1 for event ids, and without meaning for integers.
     """
 
     months: int = 0
@@ -135,8 +135,8 @@ class Span:
 def parse_span(text: str, *, kind: KeyKind, what: str) -> Span:
     """Return the span that a policy names: ``7 days``, ``1 month``, or for integers ``1000000``.
 
-    :param what: names the setting in the message.
-    :raises InvalidPolicy: when it is none, or not positive.
+    :param what: name of the setting, for the error.
+    :raises InvalidPolicy: when the text is no span, or the span is not positive.
     """
     if kind is KeyKind.INTEGER:
         digits = text.strip().replace(",", "").replace("_", "")
@@ -165,7 +165,8 @@ def parse_span(text: str, *, kind: KeyKind, what: str) -> Span:
 def parse_step(text: str, *, kind: KeyKind) -> Span:
     """Return the step of the partitions.
 
-    :raises InvalidPolicy: when it does not divide: edges would fall at other hours every day, or months every year.
+    :raises InvalidPolicy: when it does not divide a day or a year, so that edges would move from day to day or from
+        year to year.
     """
     step = parse_span(text, kind=kind, what="step")
     if kind is KeyKind.INTEGER:
@@ -184,7 +185,7 @@ def parse_step(text: str, *, kind: KeyKind) -> Span:
 class Key:
     """The column that a table is partitioned by, and how its bounds are written.
 
-    :param type_name: as ``format_type`` says, without a length.
+    :param type_name: type as ``format_type`` writes it, without a length.
     """
 
     column: str
@@ -192,9 +193,9 @@ class Key:
 
     @property
     def kind(self) -> KeyKind:
-        """What it is partitioned by.
+        """Kind of the key.
 
-        :raises UsageError: when its type is none that can be kept.
+        :raises UsageError: when partitions of its type are not supported.
         """
         try:
             return _KINDS[self.type_name]
@@ -207,7 +208,7 @@ class Key:
     def position(self, text: str) -> int:
         """Return the position of a bound or value as PostgreSQL writes it in UTC.
 
-        :raises UsageError: when it is no such value.
+        :raises UsageError: when the text is no value of the key's kind.
         """
         kind = self.kind
         if kind is KeyKind.INTEGER and _INTEGER.fullmatch(text):
@@ -229,7 +230,7 @@ class Key:
         raise UsageError(f"{text!r} is no {kind.value.replace('_', ' ')} of column {self.column}")
 
     def text(self, position: int) -> str:
-        """Return the position as the text that PostgreSQL takes for a bound."""
+        """Return the position as the text of a bound."""
         kind = self.kind
         if kind is KeyKind.INTEGER:
             return str(position)
@@ -247,13 +248,13 @@ class Key:
         return f"{day} {twin:%H:%M:%S}{fraction}{zone}{era}"
 
     def clock(self, now_ms: int) -> int | None:
-        """Return the position of an instant; none for integers, which no clock moves."""
+        """Return the position of an instant; none for integers, which do not follow the clock."""
         if self.kind is KeyKind.INTEGER:
             return None
         return now_ms * 1_000 * (_EVENT_ID_SCALE if self.kind is KeyKind.EVENT_ID else 1)
 
     def seconds(self, size: int) -> float | None:
-        """Return how long a distance between positions lasts; none for integers."""
+        """Return the seconds between two positions at a distance; none for integers."""
         if self.kind is KeyKind.INTEGER:
             return None
         return size / (_EVENT_ID_SCALE if self.kind is KeyKind.EVENT_ID else 1) / 1_000_000
@@ -270,14 +271,14 @@ class Key:
             raise InvalidPolicy(f"step is {text!r}: it does not fit into the {self.type_name} column {self.column}")
 
     def last_edge(self) -> int | None:
-        """Return the highest bound that the type can hold; none where it does not matter."""
+        """Return the highest bound of an integer type; none for other types."""
         width = _WIDTHS.get(self.type_name)
         if width:
             return (1 << (width - 1)) - 1
         return (1 << (4 * _EVENT_ID_DIGITS)) - 1 if self.kind is KeyKind.EVENT_ID else None
 
     def name_part(self, position: int) -> str:
-        """Return what a new partition's name says of its lower bound; names decide nothing."""
+        """Return the part of a new partition's name for its lower bound, for people only."""
         if self.kind is KeyKind.INTEGER:
             return f"p{position}" if position >= 0 else f"m{-position}"
         microseconds = position // (_EVENT_ID_SCALE if self.kind is KeyKind.EVENT_ID else 1)

@@ -1,4 +1,4 @@
-"""What is to be known of runs of plans for partitions, one kind for each purpose."""
+"""Kinds of runs for partitions, one for each purpose of a plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from queuekeeper.maintenance.partitions.runs import DONE, kind_name, outcomes_ta
 
 
 def _told(_: Stores, run: MaintenanceRun, *, now_ms: int) -> Told:
-    """Return what a run has come to."""
+    """Return the result of a run."""
     steps: list[dict[str, Any]] = run.plan["steps"]
     what = f"{run.plan['purpose']} of {run.plan['table']}"
     if run.report is None:
-        verdict, healthy = f"{what}: {len(steps):,} steps are planned, and none was taken", None
+        verdict, healthy = f"{what}: {len(steps):,} steps are planned, and none is done", None
         rows = tuple((each["kind"], f"{each['schema_name']}.{each['relation_name']}", each["reason"]) for each in steps)
         shown = Table(heading="Planned", heads=("step", "partition", "why"), rows=rows, empty="Nothing.")
     else:
@@ -46,18 +46,18 @@ def _no_pace(run: MaintenanceRun) -> str:
         return ""
     run_id = run.maintenance_run_id
     return (
-        f"run {run_id} is a {run.kind}: it changes one partition after the other and moves no rows, so there "
-        f"is nothing to slow down; `queuekeeper run pause {run_id}` keeps it from the next partition"
+        f"run {run_id} is a {run.kind}, which changes one partition after the other and moves no rows, so there "
+        f"is nothing to slow down; `queuekeeper run pause {run_id}` stops it before the next partition"
     )
 
 
 CREATION = _kind(
-    Purpose.CREATION, "what it has created stays, and is retired when its policy says so",
-    unit="rows",  # those that it moves out of DEFAULT
+    Purpose.CREATION, "the new partitions stay until their policy retires them",
+    unit="rows",  # rows that are moved out of DEFAULT
 )  # fmt: skip
 RETIREMENT = _kind(
     Purpose.RETIREMENT,
-    "`queuekeeper partitions retired` lists what it has retired, and `queuekeeper partitions reattach ID` puts it back",
+    "`queuekeeper partitions retired` lists the retired partitions, `queuekeeper partitions reattach ID` puts one back",
 )
-DROP = _kind(Purpose.DROP, "`queuekeeper partitions restore ID` loads what it has dropped from its archive")
-REATTACHMENT = _kind(Purpose.REATTACHMENT, "`queuekeeper partitions retire TABLE` takes it out again")
+DROP = _kind(Purpose.DROP, "`queuekeeper partitions restore ID` loads a dropped partition from its archive")
+REATTACHMENT = _kind(Purpose.REATTACHMENT, "`queuekeeper partitions retire TABLE` retires the partition again")

@@ -1,13 +1,13 @@
-"""What an archive of a partition says of itself, and how a table is looked at to be compared with it.
+"""The manifest of a partition's archive, and the comparison of an archive with its files and its table.
 
-An archive is a folder of its own::
+Each archive has its own folder::
 
     <folder>/<parent>/<partition>-<oid>-<first digits of the hash>/manifest.json
                                                                   rows/part-*.parquet
 
-The hash of the rows is part of its name: no archive is written over by one of other rows, and a table finds its own.
-The folder is on a disk or in an object store. Rows come first and the manifest last: without it there is no archive,
-only what a process has left that was killed, and the next one removes that.
+The hash of the rows is part of the folder's name, so that a table finds its archive, and an archive of other rows never
+overwrites it. The folder is on a disk or in an object store. The manifest is written last: a folder without one is no
+archive, but was left by a killed process, and the next one removes it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _NATIVE = {
     "double precision": "double",
     "bytea": "binary",
 }
-"""Types that Parquet holds as PostgreSQL does. Everything else is archived as the text that PostgreSQL writes for it
-and reads again: JSON, numeric, arrays, enums and whatever an extension adds come back as they were."""
+"""Types that Parquet and PostgreSQL hold alike. Values of other types, such as JSON, numeric, arrays, enums and types
+of extensions, are archived as the text that PostgreSQL writes and reads again."""
 
 _INSTANTS = {
     "date": "date",
     "timestamp with time zone": "timestamp",
     "timestamp without time zone": "timestamp_ntz",
 }
-"""Held as such while every value is between 1900 and 9999, where Spark, Arrow and PostgreSQL count days alike; as text
-otherwise, and for infinity."""
+"""Types that are archived as such if every value is between 1900 and 9999, where Spark, Arrow and PostgreSQL agree on
+dates; otherwise, and for infinity, as text."""
 
 _DIGITS = 12
 _BLOCK_BYTES = 1 << 20
@@ -61,9 +61,9 @@ _BLOCK_BYTES = 1 << 20
 class ArchivedColumn:
     """One column.
 
-    :param type_name: as PostgreSQL names it.
-    :param parquet_type: as Spark names it; ``string`` for the text of the value.
-    :param is_generated: its values are made by the table again, and are not loaded.
+    :param type_name: PostgreSQL's name of the type.
+    :param parquet_type: Spark's name of the type; ``string`` for values archived as text.
+    :param is_generated: whether the table computes the values, so that they are not loaded.
     """
 
     name: str
@@ -73,11 +73,11 @@ class ArchivedColumn:
 
     @property
     def expression(self) -> sql.Composable:
-        """SQL that gives the value as it is archived."""
+        """SQL expression of the archived value."""
         name = sql.Identifier(self.name)
         if self.parquet_type == "string":
             return sql.SQL("{}::text").format(name)
-        # A domain is read as what it rests on: the driver knows no others.
+        # A domain is read as its base type, since the driver knows no domains.
         base = next((base for base, kind in {**_NATIVE, **_INSTANTS}.items() if kind == self.parquet_type), "text")
         return sql.SQL("{}::{}").format(name, sql.SQL(base))
 
@@ -86,7 +86,7 @@ class ArchivedColumn:
 class ArchivedFile:
     """One Parquet file.
 
-    :param name: without folders.
+    :param name: name of the file, without folders.
     """
 
     name: str
@@ -97,9 +97,10 @@ class ArchivedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TableContent:
-    """What a table holds, as PostgreSQL counts it in one pass.
+    """Count and hash of a table's rows, by PostgreSQL in one pass.
 
-    :param rows_hash: order-free hash of all rows: the bitwise XOR and the sum of the first 64 bits of each row's MD5.
+    :param rows_hash: hash of all rows, whatever their order: the bitwise XOR and the sum of the first 64 bits of each
+        row's MD5.
     :param key_first: lowest key as text; none without rows.
     """
 
@@ -111,15 +112,16 @@ class TableContent:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an archive holds.
+    """Manifest of an archive.
 
     :param parent: partitioned table that the rows belong to, as ``schema.name``, quoted where SQL needs it.
-    :param table: partition as it was called when it was archived, in the same way.
-    :param table_oid: its oid, which stays the same when it is renamed or moved to another schema.
+    :param table: name of the partition when it was archived, as ``schema.name``.
+    :param table_oid: OID of the partition; a new name or schema does not change it.
     :param key: column that the parent is partitioned by.
-    :param bounds: of the partition, as ``FOR VALUES ...``.
-    :param files_hash: order-free hash of the rows as Spark reads them from the files: XOR and sum of xxHash64.
-    :param ddl: statements that make the table, for people; a restore makes it like its parent.
+    :param bounds: bounds of the partition, as ``FOR VALUES ...``.
+    :param files_hash: hash of the rows as Spark reads them from the files, whatever their order: XOR and sum of
+        xxHash64.
+    :param ddl: statements that create the table, for people; a restore creates it like its parent.
     """
 
     format: int
@@ -140,15 +142,15 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """What the files take together."""
+        """Bytes of all files."""
         return sum(each.size_bytes for each in self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableShape:
-    """What a table is, without its rows.
+    """Definition of a table.
 
-    :param name: as ``schema.name``, quoted where SQL needs it.
+    :param name: ``schema.name``, quoted where SQL needs it.
     """
 
     oid: int
@@ -162,16 +164,16 @@ class TableShape:
 
 
 def pin_texts(connection: Connection) -> None:
-    """Let this transaction write values in one way only."""
+    """Make the text of values in this transaction independent of the server's settings."""
     connection.execute(statement("maintenance/pin_texts"))
 
 
 def describe_table(connection: Connection, table: str) -> TableShape:
-    """Return what a table is; the transaction has to be pinned.
+    """Return the definition of a table; call :func:`pin_texts` first in the same transaction.
 
     :param table: as ``schema.name``, quoted where SQL needs it.
     :raises UsageError: when there is no such table.
-    :raises RefusedError: when it is not an ordinary table, or its text is in no known encoding.
+    :raises RefusedError: when it is not an ordinary table, or the database has no known encoding.
     """
     with translated_errors(connection):
         found = connection.execute(statement("maintenance/archived_table"), {"table_name": table}).fetchone()
@@ -214,7 +216,7 @@ def describe_table(connection: Connection, table: str) -> TableShape:
 
 
 def table_content(connection: Connection, table: str, *, columns: Sequence[ArchivedColumn], key: str) -> TableContent:
-    """Count and hash the rows of a table; the transaction has to be pinned.
+    """Count and hash the rows of a table; call :func:`pin_texts` first in the same transaction.
 
     :param table: as ``schema.name``, quoted where SQL needs it.
     :param columns: columns that the hash covers, in this order.
@@ -236,38 +238,38 @@ def table_content(connection: Connection, table: str, *, columns: Sequence[Archi
 
 
 def hash_text(exclusive: int | None, total: Any) -> str:
-    """Return an order-free hash as text: XOR and sum of 64-bit hashes.
+    """Return the XOR and the sum of 64-bit hashes as text.
 
-    XOR alone would not see two rows that are each there twice.
+    XOR alone would not notice two equal rows.
     """
     mask = (1 << 64) - 1
     return f"{(exclusive or 0) & mask:016x}{int(total or 0) & mask:016x}"
 
 
 def archive_place(place: Path | str, *, name: str = "the folder of archives") -> Path:
-    """Return a folder of archives, or that of one, as what acts like a path.
+    """Return the folder of archives, or of one archive, as a path.
 
-    :param place: path or URL, by which Spark, tasks and commands all know it.
-    :param name: what somebody has set.
-    :raises UsageError: when it cannot be shared, or nothing that is installed opens that object store.
+    :param place: path or URL, the same for Spark, tasks and commands.
+    :param name: name of the setting, for the error.
+    :raises UsageError: when the path is not absolute, or no installed package opens that object store.
     """
     return opened(shared_place(str(place), name=name), what=WHAT, name=name)
 
 
 def parent_name(parent: str) -> str:
-    """Return what the folder is called that holds the archives of a table's partitions."""
+    """Return the name of the folder with the archives of a table's partitions."""
     return quote(parent, safe="")
 
 
 def archive_name(shape: TableShape, content: TableContent) -> str:
-    """Return what the folder is called that holds the archive of a table with this content, or will hold it."""
+    """Return the name of the folder for the archive of a table with this content."""
     return f"{quote(shape.bare_name, safe='')}-{shape.oid}-{content.rows_hash[:_DIGITS]}"
 
 
 def archive_exists(path: Path) -> bool:
-    """Tell whether a folder holds an archive: its manifest, which is written last.
+    """Return whether a folder holds an archive, which has a manifest.
 
-    :raises RefusedError: when nobody can look.
+    :raises RefusedError: when the folder cannot be read.
     """
     with told(f"archives cannot be looked for in {path}", path, _ADVICE):
         return MANIFEST in names(path, what=WHAT)
@@ -277,7 +279,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of an archive.
 
     :param path: folder of the archive.
-    :raises RefusedError: when there is none that can be read.
+    :raises RefusedError: when there is no manifest, or it cannot be read.
     """
     with told(f"{path / MANIFEST} cannot be read", path, _ADVICE):
         try:
@@ -305,7 +307,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write the manifest of an archive, so that all of it is kept when this returns, or nothing.
+    """Write the manifest of an archive, whole and durable or not at all.
 
     :raises RefusedError: when it cannot be written.
     """
@@ -318,8 +320,8 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 def reading(path: Path) -> Iterator[BinaryIO]:
     """Open a file of an archive.
 
-    :raises CheckFailed: when it is not there.
-    :raises RefusedError: when it cannot be read.
+    :raises CheckFailed: when the file is missing.
+    :raises RefusedError: when the file cannot be read.
     """
     with told(f"{path} of the archive cannot be read", path, _ADVICE):
         try:
@@ -344,8 +346,8 @@ def check_files(path: Path, manifest: Manifest) -> None:
     """Compare the files of an archive with its manifest, byte by byte.
 
     :param path: folder of the archive.
-    :raises CheckFailed: naming the first file that is missing or differs.
-    :raises RefusedError: when one cannot be read.
+    :raises CheckFailed: when a file is missing or differs; names the first one.
+    :raises RefusedError: when a file cannot be read.
     """
     for each in manifest.files:
         file = path / ROWS / each.name
@@ -373,7 +375,7 @@ def _check_sum(file: Path, expected: ArchivedFile, found: tuple[int, str]) -> No
 
 
 def check_archive(connection: Connection, *, table: str, path: Path) -> Manifest:
-    """Compare an archive with its manifest byte by byte, and the manifest with the table as it is now: before a drop.
+    """Compare an archive with its manifest byte by byte, and the manifest with the present table, before a drop.
 
     :param table: as ``schema.name``, quoted where SQL needs it.
     :param path: folder of the archive.

@@ -1,6 +1,6 @@
-"""What maintenance of partitions plans, does and reports.
+"""Plans, outcomes and reports of the maintenance of partitions.
 
-Plans and reports are plain records: they go through JSON (:func:`queuekeeper.facts.plain`) and back (:func:`plan_of`,
+Plans and reports can be converted to JSON (:func:`queuekeeper.facts.plain`) and back (:func:`plan_of`,
 :func:`report_of`), so that Airflow can keep a plan, show it to a person and apply it in another process.
 """
 
@@ -21,11 +21,11 @@ from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
 KIND = "partition_maintenance"
-"""Under this name the audit has what is done to partitions."""
+"""Subject of entries in the audit on partitions."""
 
 
 class PartitionWish(Parameters):
-    """What maintenance of partitions is asked to do."""
+    """Parameters of the maintenance of partitions."""
 
     tables: tuple[str, ...] = parameter(
         (),
@@ -56,13 +56,13 @@ class PartitionWish(Parameters):
 
 
 class ArchiveWish(Parameters):
-    """What the Spark job archives where."""
+    """Parameters of the Spark job that archives partitions."""
 
     retired_ids: tuple[str, ...] = parameter(
         (),
         needed=True,
         title="Retired partitions",
-        help="Records of partitions in quarantine.",
+        help="Numbers of retired partitions in quarantine.",
         pattern=r"^\d+$",
         rule="it must be the numbers of retired partitions, such as 7 8",
     )
@@ -74,7 +74,7 @@ class ArchiveWish(Parameters):
 
 
 class Purpose(StrEnum):
-    """What a plan is for. Each is a step of its own: none waits for another."""
+    """Purpose of a plan; plans of different purposes do not wait for each other."""
 
     CREATION = "creation"
     RETIREMENT = "retirement"
@@ -83,15 +83,15 @@ class Purpose(StrEnum):
 
 
 class StepKind(StrEnum):
-    """What one step does."""
+    """Kind of a step."""
 
     CREATE = "create"  # a new, empty partition
-    ADVANCE = "advance"  # the event broker's own: partitions take the place of its overflow, which moves behind them
-    DRAIN = "drain"  # move rows from DEFAULT to partitions of their own
-    CLEAR = "clear"  # take away what an interrupted drain has left
-    FINALIZE = "finalize"  # end a DETACH ... CONCURRENTLY that was interrupted
+    ADVANCE = "advance"  # for the event broker: create partitions in the overflow's range, and move it behind them
+    DRAIN = "drain"  # move rows from DEFAULT to new partitions
+    CLEAR = "clear"  # remove what an interrupted drain has left
+    FINALIZE = "finalize"  # end an interrupted DETACH ... CONCURRENTLY
     DETACH = "detach"  # detach and move to the quarantine schema
-    QUARANTINE = "quarantine"  # move to the quarantine schema what was detached before an interruption
+    QUARANTINE = "quarantine"  # move a partition that was detached before an interruption to the quarantine schema
     REATTACH = "reattach"  # attach again from the quarantine schema
     DROP = "drop"
 
@@ -100,8 +100,8 @@ class StepKind(StrEnum):
 class Lock:
     """A lock that a statement takes.
 
-    :param mode: as PostgreSQL calls it, such as ``ACCESS EXCLUSIVE``.
-    :param blocks: who waits while it is held.
+    :param mode: PostgreSQL's name of the lock mode, such as ``ACCESS EXCLUSIVE``.
+    :param blocks: which statements wait while the lock is held.
     """
 
     mode: str
@@ -148,18 +148,18 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStep:
-    """One thing to do; all of it or nothing, and safe to repeat.
+    """One step, done whole or not at all, and safe to repeat.
 
-    :param schema_name: where the partition is, or is to be.
-    :param oid: of the partition when it exists; it is what an apply goes by.
-    :param lower: bound as SQL text; none for MINVALUE.
-    :param upper: bound as SQL text; none for MAXVALUE.
-    :param statements: exact SQL, in order. Those of one transaction stand between BEGIN and COMMIT.
-    :param rows: estimate of the planner's statistics; none when it has none.
+    :param schema_name: schema of the partition, or of the new partition.
+    :param oid: OID of an existing partition, by which an apply finds it.
+    :param lower: lower bound as SQL text; none for MINVALUE.
+    :param upper: upper bound as SQL text; none for MAXVALUE.
+    :param statements: exact SQL, in order; statements of one transaction stand between BEGIN and COMMIT.
+    :param rows: the planner's estimate; none without statistics.
     :param pieces: new partitions of a drain, or of a bound that moves.
-    :param retired_id: record of the quarantine that the step is about.
-    :param quarantine_schema: where it is, when it comes back from there.
-    :param renames: names, of it and of its indexes, that the quarantine has already, and what they are called there.
+    :param retired_id: number of the retired partition's record.
+    :param quarantine_schema: schema from which a partition is attached again.
+    :param renames: names of the partition and its indexes that exist in the quarantine already, with their new names.
     """
 
     kind: StepKind
@@ -179,15 +179,15 @@ class PlannedStep:
 
     @property
     def partition(self) -> str:
-        """Its name for people."""
+        """Name of the partition for people."""
         return f"{self.schema_name}.{self.relation_name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPartition:
-    """A partition that retention would take and that stays.
+    """A partition that stays although its retention is over.
 
-    :param consumer: whether only a consumer holds it: an override takes it too.
+    :param consumer: whether only a consumer holds it, so that an override would retire it.
     """
 
     partition: str
@@ -205,10 +205,10 @@ class PartitionPlan:
     """What would be done with one table for one purpose; nothing was written.
 
     :param table: ``schema.name``.
-    :param limit: retirement: keys below it are beyond their retention; none for no limit.
-    :param lowest_needed: retirement: lowest key that a consumer still needs; none when nobody waits.
-    :param overrides_consumers: retirement: whether it takes partitions that a consumer still needs.
-    :param blockers: sessions that the plan would wait for now.
+    :param limit: for a retirement: keys below the limit are beyond their retention; none for no limit.
+    :param lowest_needed: for a retirement: lowest key that a consumer still needs; none when no consumer waits.
+    :param overrides_consumers: for a retirement: whether it retires partitions that a consumer still needs.
+    :param blockers: sessions that the plan would have to wait for now.
     """
 
     purpose: Purpose
@@ -232,35 +232,35 @@ class PartitionPlan:
 
     @property
     def passes_consumers(self) -> bool:
-        """Whether it retires what a consumer still needs: a person has to agree."""
+        """Whether it retires partitions that a consumer still needs, which a person has to approve."""
         return self.overrides_consumers and bool(self.steps)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all partitions that the plan touches."""
+        """Bytes of all partitions that the plan changes."""
         return sum(each.bytes for each in self.steps)
 
 
 class StepState(StrEnum):
-    """What became of a step."""
+    """State of a step."""
 
     DONE = "done"
-    ALREADY = "already"  # it was done before: a repeated apply
-    PAUSED = "paused"  # somebody has paused the run; repeat it
-    BLOCKED = "blocked"  # others held a lock until the deadline; repeat it
-    STALE = "stale"  # the table is no longer what the plan saw; make a new plan
+    ALREADY = "already"  # it was done by an earlier apply
+    PAUSED = "paused"  # the run is paused; apply again
+    BLOCKED = "blocked"  # others held a lock until the deadline; apply again
+    STALE = "stale"  # the table has changed since the plan; make a new plan
     FAILED = "failed"  # the server refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """What became of one step.
+    """Outcome of one step.
 
     :param attempts: tries, each of which waited for locks no longer than the policy allows.
-    :param waited_s: spent in tries that did not get their lock, and between tries.
-    :param words: why it was not done; empty when it was.
-    :param blockers: who held the lock at the last try.
-    :param rows: moved by a drain, or counted at a retirement.
+    :param waited_s: seconds spent in tries that did not get their lock, and between tries.
+    :param words: why the step was not done; empty when it was.
+    :param blockers: sessions that held the lock at the last try.
+    :param rows: rows that a drain moved, or that were counted at a retirement.
     """
 
     kind: StepKind
@@ -291,7 +291,7 @@ class ApplyReport:
 
     @property
     def paused(self) -> bool:
-        """Whether a step was left because somebody has paused the run."""
+        """Whether a step was not done because the run is paused."""
         return any(each.state is StepState.PAUSED for each in self.outcomes)
 
     @property
@@ -301,9 +301,9 @@ class ApplyReport:
 
 
 class RetiredState(StrEnum):
-    """Where a retired partition stands."""
+    """State of a retired partition."""
 
-    DETACHING = "detaching"  # asked for; after an interruption the next retirement goes on here
+    DETACHING = "detaching"  # being detached; after an interruption the next retirement continues here
     QUARANTINED = "quarantined"
     REATTACHED = "reattached"
     DROPPED = "dropped"
@@ -312,16 +312,16 @@ class RetiredState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RetiredPartition:
-    """A partition that was taken out of its table, as recorded.
+    """Record of a retired partition.
 
-    :param table: it was part of, ``schema.name``.
-    :param schema_name: where it was, and goes back to.
-    :param partition_name: its name, which is another one in quarantine when that had a table of the name.
-    :param quarantine_schema: where it is while in quarantine.
+    :param table: table that it was a partition of, ``schema.name``.
+    :param schema_name: schema in which it was, and to which it returns.
+    :param partition_name: name of the partition; in quarantine it has another one where that name was taken.
+    :param quarantine_schema: schema in which it is while in quarantine.
     :param retired_at: when it came to the quarantine.
-    :param lower: bound as SQL text; none for MINVALUE. A drained DEFAULT has neither bound.
-    :param drained_default: it was a DEFAULT partition whose rows were copied to partitions of their own.
-    :param archive: manifest of its verified archive; none before.
+    :param lower: lower bound as SQL text; none for MINVALUE. A drained DEFAULT has neither bound.
+    :param drained_default: whether it was a DEFAULT partition whose rows were copied to other partitions.
+    :param archive: manifest of the verified archive; none before it is archived.
     """
 
     retired_id: int
@@ -346,17 +346,17 @@ class RetiredPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How a table stands: from where to where inserts succeed, for how long, and what is wrong.
+    """State of a table: which inserts succeed, for how long, and what is wrong.
 
-    :param covered_until: end of the unbroken cover of the present; none for no end.
-    :param inserts_fail_in_s: seconds until keys of the clock have no partition; for integers by the rate of late; none
-        for never or unknown.
-    :param keys_per_hour: of integer keys, between the last observations; none when unknown.
-    :param head_room_met: whether the cover reaches as far ahead as the policy asks.
-    :param overflow_rows: whether the partition that reaches to MAXVALUE holds rows: maintenance was out.
+    :param covered_until: end of the partitions that cover the present without a gap; none for no end.
+    :param inserts_fail_in_s: seconds until new keys have no partition, for integers at the recent rate; none for never
+        or unknown.
+    :param keys_per_hour: integer keys used per hour between the last observations; none when unknown.
+    :param head_room_met: whether partitions reach as far ahead as the policy asks.
+    :param overflow_rows: whether the partition up to MAXVALUE holds rows, since maintenance did not run in time.
     :param pending_detaches: partitions whose detach was interrupted.
     :param quarantined: retired partitions that are not dropped yet.
-    :param observed_at_ms: when an apply last succeeded in full; none for never.
+    :param observed_at_ms: when an apply last succeeded as a whole; none for never.
     """
 
     table: str
@@ -382,12 +382,12 @@ class Coverage:
     findings: tuple[Finding, ...]
 
     def with_forms(self, values: Mapping[str, Any], forms_url: str) -> Coverage:
-        """Return it with the address of the form behind each finding, see :meth:`Finding.with_form`."""
+        """Return the coverage with the address of a form in each finding, see :meth:`Finding.with_form`."""
         return replace(self, findings=tuple(each.with_form(values, forms_url=forms_url) for each in self.findings))
 
     @property
     def healthy(self) -> bool:
-        """Whether no key of the present or near future is refused, and none will be before maintenance is due again."""
+        """Whether inserts succeed now and until maintenance is due again."""
         bad = {FindingKind.GAP, FindingKind.SHORT, FindingKind.PENDING_DETACH}
         return not any(each.kind in bad for each in self.findings)
 
@@ -395,7 +395,7 @@ class Coverage:
 def plan_of(told: Mapping[str, Any]) -> PartitionPlan:
     """Return the plan that somebody has told.
 
-    Findings of an earlier release, which lack fields, are left out: a plan is carried out without them.
+    Findings of an earlier release, which lack fields, are left out; carrying out a plan does not need them.
     """
     findings = [each for each in told["findings"] if "description" in each]
     return TypeAdapter(PartitionPlan).validate_python({**told, "findings": findings})

@@ -1,6 +1,6 @@
-"""Plans what is to be done with a table's partitions, with the exact SQL, its locks and who holds them now.
+"""Plans changes of a table's partitions, with the exact SQL, its locks and the sessions that hold them now.
 
-Creation, retirement and drop are plans of their own, so that none is held up by another. Planning writes nothing.
+Creation, retirement and drop have separate plans, so that none holds up another. Planning writes nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _AGAINST_ATTACH = ALL_MODES - {"AccessShareLock", "RowShareLock", "RowExclusiveL
 def judged(
     connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool
 ) -> Iterator[tuple[Survey, list[Finding]]]:
-    """Yield how a table stands and what is wrong with it, while nobody else can change its partitions."""
+    """Yield the state of a table and its findings, while nobody else can change its partitions."""
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
         seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
         yield seen, findings(connection, seen, wanted_ranges(seen))
@@ -102,24 +102,24 @@ def wanted_ranges(seen: Survey) -> list[Range]:
     overflow = table.overflow
     end = seen.end
     if overflow and overflow.range:
-        # Beyond it nothing can be created: the event broker's own function moves it.
+        # Nothing can be created beyond the overflow's bound, which the event broker's own function moves.
         end = min(end, overflow.range.start)
     now = seen.base if seen.now is None else seen.now
     at_most = seen.policy.at_most
-    # What cannot leave DEFAULT can have no partition, and must not take the place of one that can be created.
+    # Ranges whose rows cannot leave DEFAULT get no partition, and must not use up the number of new ones.
     taken = [*table.ranges, *(seen.default_steps if seen.undrainable else ())]
     present = max(seen.start, step.floor(now))
     found = missing(taken, step=step, start=present, now=now, end=end, at_most=at_most)
     found += missing(taken, step=step, start=seen.start, now=now, end=min(present, end), at_most=at_most - len(found))
     for each in seen.default_steps:
-        # Rows from before the coverage get partitions of their own, and nothing between them does.
+        # Rows from before the covered range get partitions; the gaps between them do not.
         if each.end <= seen.cap and each.start < seen.start and len(found) < at_most:
             found += missing([*taken, *found], step=step, start=each.start, now=now, end=min(each.end, end), at_most=1)
     return sorted(found, key=lambda each: each.start)
 
 
 def _pending_steps(connection: Connection, seen: Survey) -> list[PlannedStep]:
-    """Return what puts partitions back whose detach was interrupted and that are not beyond their retention."""
+    """Return the steps that put back partitions whose detach was interrupted and whose retention is not over."""
     pending = [each for each in seen.table.partitions if each.pending]
     if not pending or is_detaching(connection):
         return []
@@ -137,7 +137,7 @@ def _pending_steps(connection: Connection, seen: Survey) -> list[PlannedStep]:
 
 
 def _needed_at_least(connection: Connection, seen: Survey) -> int | None:
-    """Return the lowest key that a consumer still needs; one below all when the query of consumers does not say."""
+    """Return the lowest key that a consumer still needs; a key below all others when the policy's query fails."""
     try:
         return lowest_needed(connection, seen, override_consumers=False)
     except (KeyFromFuture, UsageError):
@@ -145,13 +145,13 @@ def _needed_at_least(connection: Connection, seen: Survey) -> int | None:
 
 
 def _stays(seen: Survey, partition: Partition, needed: int | None) -> bool:
-    """Say whether a partition whose detach was interrupted is to be put back."""
+    """Return whether a partition whose detach was interrupted is to be put back."""
     is_needed = needed is not None and partition.range is not None and partition.range.end > needed
     return is_needed or not _beyond(seen, partition) or bool(_unarchivable(seen, partition))
 
 
 def _unarchivable(seen: Survey, partition: Partition) -> str:
-    """Return why a partition could never be archived, and so never leave the quarantine; empty when it could."""
+    """Return why a partition could never be archived, and so never leave the quarantine; empty when it can."""
     if seen.policy.archive and partition.relkind == "p":
         return "it is partitioned further, and only plain tables are archived: detach it by hand, or allow no archive"
     return ""
@@ -181,7 +181,7 @@ def _creation_steps(connection: Connection, seen: Survey, wanted: Sequence[Range
         )
     if drained and table.default:
         (name,) = free_names(connection, seen, [f"{table.relation_name}_default"])
-        why = "DEFAULT holds rows of these ranges: they are copied while it is in use, then exchanged"
+        why = "DEFAULT holds rows of these ranges: they are copied while DEFAULT is in use, then exchanged"
         steps.append(
             replace(
                 _step(StepKind.DRAIN, table.default, table.default, why),
@@ -232,9 +232,9 @@ def _why(seen: Survey, wanted: Range) -> str:
 def plan_retirement(
     connection: Connection, *, policy: PartitionPolicy, now_ms: int, override_consumers: bool = False
 ) -> PartitionPlan:
-    """Plan which partitions leave the table for the quarantine, and say which stay and why.
+    """Plan which partitions go to the quarantine, and list those that stay with the reason.
 
-    :param override_consumers: take also what a consumer still needs: only a person may decide that.
+    :param override_consumers: also retire partitions that a consumer still needs; only a person may decide that.
     :raises KeyFromFuture: when a consumer's cursor lies in the future.
     :raises UsageError: when the policy's query of consumers fails.
     """
@@ -292,7 +292,7 @@ def _held_because(
     detaching: bool,
     stuck: Sequence[Partition],
 ) -> str:
-    """Return why a partition stays although its keys are beyond their retention; empty when it goes."""
+    """Return why a partition stays although its retention is over; empty when it is retired."""
     table, policy = seen.table, seen.policy
     if partition.owner != table.owner:
         return f"it belongs to {partition.owner}, not to {table.owner}"
@@ -303,7 +303,7 @@ def _held_because(
     if partition.pending and detaching:
         return "another session is detaching it"
     if stuck and not partition.pending:
-        return f"the detach of {stuck[0].name} was interrupted: a plan of creation puts that right first"
+        return f"the detach of {stuck[0].name} was interrupted: apply a plan of creation first, which mends that"
     for each in [] if partition.pending else known:
         if each.partition_oid == partition.oid and each.state is RetiredState.REATTACHED and each.ended_at:
             until_ms = each.ended_at.timestamp() * 1_000 + policy.quarantine_days * 86_400_000
@@ -318,7 +318,7 @@ def _held_because(
 
 
 def _unfinished_steps(connection: Connection, seen: Survey, known: Iterable[RetiredPartition]) -> list[PlannedStep]:
-    """Return what moves partitions on that were detached before an interruption."""
+    """Return the steps that quarantine partitions which were detached before an interruption."""
     open_ones = [each for each in known if each.state is RetiredState.DETACHING]
     there = relations(connection, [each.partition_oid for each in open_ones])
     steps = []
@@ -335,7 +335,7 @@ def _unfinished_steps(connection: Connection, seen: Survey, known: Iterable[Reti
 
 
 def plan_drop(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> PartitionPlan:
-    """Plan which partitions in quarantine are dropped: those whose days are up and whose archive was verified."""
+    """Plan the drop of partitions in quarantine whose days are up and whose archive was verified."""
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
         seen = survey(connection, policy=policy, now_ms=now_ms)
         now = datetime.fromtimestamp(now_ms / 1_000, UTC)
@@ -395,11 +395,11 @@ def plan_for(
 def plan_reattachment(
     connection: Connection, *, policy: PartitionPolicy, retired_id: int, now_ms: int
 ) -> PartitionPlan:
-    """Plan the way back of one partition from quarantine.
+    """Plan to attach one partition from quarantine again.
 
     :raises UsageError: when there is no such record.
-    :raises RefusedError: when it is not in quarantine, or other partitions have its range now.
-    :raises ForeignOwner: when it belongs to another role now.
+    :raises RefusedError: when the partition is not in quarantine, or other partitions have its range now.
+    :raises ForeignOwner: when the partition belongs to another role now.
     """
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
         seen = survey(connection, policy=policy, now_ms=now_ms)
@@ -437,7 +437,7 @@ def plan_reattachment(
 
 
 def writer(connection: Connection, seen: Survey) -> Writer:
-    """Return who writes the statements of plans for a table."""
+    """Return the writer of statements for a table."""
     return Writer(
         seen.table,
         seen.policy,
@@ -464,8 +464,8 @@ def _step(
 ) -> PlannedStep:
     """Return a step about a partition.
 
-    :param place: where it is now, and how large.
-    :param bounds: the same, or the record of one that is retired.
+    :param place: present name and size of the partition.
+    :param bounds: the partition, or the record of a retired one.
     """
     return PlannedStep(
         kind=kind,
@@ -482,7 +482,7 @@ def _step(
 
 
 def _held(step: PlannedStep, oid: int, *, partition: str = "", consumer: bool = False) -> HeldPartition:
-    """Return a partition that stays, by the step that would take it and whose reason says why it does not."""
+    """Return a partition that stays, from the step that would retire it and whose reason says why it stays."""
     return HeldPartition(
         partition=partition or step.partition,
         oid=oid,

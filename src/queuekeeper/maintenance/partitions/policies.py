@@ -1,4 +1,4 @@
-"""Where policies are kept: those of the event broker in its own settings, all others in schema ``queuekeeper``."""
+"""Stores policies in schema ``queuekeeper``; those of the event broker are read from its own settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIGRATE = "run `queuekeeper database migrate`"
 
 
 def load_policies(connection: Connection) -> list[PartitionPolicy]:
-    """Return all policies that are kept in this database: the event broker's, then the others by table."""
+    """Return all policies of this database: the event broker's, then the others by table."""
     with translated_errors(connection, missing=_MIGRATE):
         rows = connection.execute(statement(f"{_QUERIES}load_policies")).fetchall()
     names = [each.name for each in fields(PartitionPolicy)]
@@ -39,9 +39,9 @@ def load_policy(connection: Connection, table: str) -> PartitionPolicy:
 
 
 def save_policy(connection: Connection, policy: PartitionPolicy) -> None:
-    """Keep a policy, in place of the table's former one. Check it by ``spans`` against the table first.
+    """Store a policy in place of the table's former one. Check it against the table by ``spans`` first.
 
-    :raises UsageError: for a table of the event broker, which has settings of its own.
+    :raises UsageError: for a table of the event broker, which has its own settings.
     """
     _refuse_broker(policy.table)
     values: dict[str, Any] = {each.name: getattr(policy, each.name) for each in fields(policy)}
@@ -53,7 +53,7 @@ def save_policy(connection: Connection, policy: PartitionPolicy) -> None:
 
 
 def delete_policy(connection: Connection, table: str) -> None:
-    """Forget a policy; the table stays as it is.
+    """Delete a policy; the table stays as it is.
 
     :raises UsageError: when there is none.
     """

@@ -1,4 +1,4 @@
-"""What a table's partitions should be like, and the check of a policy against its table."""
+"""Policies for the partitions of a table, and the check of a policy against its table."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _check_storage(text: str) -> None:
 
 
 class PartitionRules(Parameters):
-    """How a table is to be partitioned, how far ahead, and when its partitions go.
+    """Rules for the partitions of a table: their length, how far ahead they reach, and when they are retired.
 
-    Spans are a number and a unit, such as ``1 month``; for tables partitioned by an integer a number of keys.
+    Spans are a number and a unit, such as ``1 month``; for tables partitioned by an integer, a number of keys.
     """
 
     step: str = needed(
@@ -46,7 +46,7 @@ class PartitionRules(Parameters):
     far_future: str | None = parameter(
         None,
         title="Far future",
-        help="How far ahead of the clock a row may lie. Partitions are created up to it, and up to no row beyond.",
+        help="How far ahead of the clock a row may lie. No partitions are created for rows further ahead.",
         unset="as far as partitions reach",
         **_SPAN,
     )
@@ -56,7 +56,7 @@ class PartitionRules(Parameters):
         help="Query that returns the lowest key that a consumer still needs, or null when no consumer waits.",
         unset="no consumer is asked about",
     )
-    archive: bool = parameter(True, title="Archive first", help="Drop only what was archived and verified.")
+    archive: bool = parameter(True, title="Archive first", help="Drop only partitions that were archived and verified.")
     quarantine_schema: str = parameter(
         "queuekeeper_retired", title="Schema of the quarantine", help="Where retired partitions wait."
     )
@@ -78,7 +78,7 @@ class PartitionRules(Parameters):
     lock_timeout_ms: int = parameter(
         1_000,
         title="Wait for a lock (milliseconds)",
-        help="Longest wait for a lock. Other sessions wait behind it no longer than that.",
+        help="Longest wait for a lock in milliseconds. Other sessions wait behind it no longer than that.",
         least=10,
         most=60_000,
     )
@@ -90,7 +90,7 @@ class PartitionRules(Parameters):
     def __init__(self, **values: Any) -> None:
         storage = values.get("storage")
         if isinstance(storage, Mapping) and all(isinstance(value, str) for value in storage.values()):
-            # So they are kept, in plans of earlier releases, too.
+            # Stored policies, and plans of earlier releases, have lists.
             values["storage"] = tuple(f"{name}={value}" for name, value in storage.items())
         super().__init__(**values)
 
@@ -104,7 +104,7 @@ class PartitionRules(Parameters):
 
 
 class PartitionPolicy(PartitionRules):
-    """How one table is to be partitioned."""
+    """Policy of one table."""
 
     table: str = needed(
         title="Table",
@@ -127,7 +127,7 @@ class PartitionPolicy(PartitionRules):
 class Spans:
     """The spans of a policy, in positions of its table's key.
 
-    :param retention: none for ever.
+    :param retention: none where keys are kept for ever.
     """
 
     step: Span
@@ -137,7 +137,7 @@ class Spans:
 
 
 def spans(policy: PartitionPolicy, key: Key) -> Spans:
-    """Return what a policy means for a table.
+    """Return the spans of a policy for a table.
 
     :raises InvalidPolicy: when a span is negative, does not divide, or does not suit the key.
     """

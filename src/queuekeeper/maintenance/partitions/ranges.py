@@ -13,7 +13,7 @@ _HIGHEST = 10**40
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Keys from a lower bound to an upper one, which is not among them.
+    """Keys from a lower bound, included, to an upper bound, excluded.
 
     :param lower: none for MINVALUE.
     :param upper: none for MAXVALUE.
@@ -33,7 +33,7 @@ class Range:
         return _HIGHEST if self.upper is None else self.upper
 
     def overlaps(self, other: Range) -> bool:
-        """Say whether a key lies in both."""
+        """Return whether the ranges share keys."""
         return self.start < other.end and other.start < self.end
 
 
@@ -50,7 +50,7 @@ def overlaps(ranges: Iterable[Range]) -> list[tuple[Range, Range]]:
 
 
 def gaps(ranges: Iterable[Range], *, start: int, end: int) -> list[Range]:
-    """Return what no range covers between two positions."""
+    """Return the ranges between two positions that no given range covers."""
     found = []
     covered = start
     for each in sorted(ranges, key=lambda each: each.start):
@@ -65,7 +65,7 @@ def gaps(ranges: Iterable[Range], *, start: int, end: int) -> list[Range]:
 
 
 def covered_until(ranges: Iterable[Range], position: int) -> int | None:
-    """Return where the unbroken cover of a position ends; the position where nothing covers it; none for never."""
+    """Return the end of the ranges that cover a position without a gap; the position if uncovered, none for no end."""
     end = position
     for each in sorted(ranges, key=lambda each: each.start):
         if each.start <= end < each.end:
@@ -76,11 +76,11 @@ def covered_until(ranges: Iterable[Range], position: int) -> int | None:
 def missing(ranges: Iterable[Range], *, step: Span, start: int, now: int, end: int, at_most: int) -> list[Range]:
     """Return the ranges that close every gap between two positions, cut along the edges of a step.
 
-    Present ranges are left as they are whatever edges they have, so a changed step leaves neither gap nor overlap. A
-    gap of the past that would take more ranges than allowed is closed by one: it may be a month by minutes, and empty.
+    Existing ranges are left as they are, whatever their edges, so that a changed step leaves neither gap nor overlap. A
+    gap of the past that would take more ranges than allowed is closed by one range, since it is mostly empty.
 
-    :param now: before it is the past.
-    :param at_most: ranges; what lies beyond comes with the next call.
+    :param now: present position; gaps before it are of the past.
+    :param at_most: most ranges to return; the next call returns further ones.
     """
     found: list[Range] = []
     for gap in gaps(ranges, start=start, end=end):

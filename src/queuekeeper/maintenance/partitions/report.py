@@ -1,4 +1,4 @@
-"""Puts what maintenance of partitions found and did into one record and two files."""
+"""Reports what the maintenance of partitions found and did, as a record and as two files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from queuekeeper.report.page import RunReport
 
 
 class Verdict(StrEnum):
-    """How all tables together stand."""
+    """Verdict on all tables together."""
 
     IN_ORDER = "in_order"
-    ATTENTION = "attention"  # something is found that a person should look at
-    IN_DANGER = "in_danger"  # inserts fail, or will before the head-room that was asked for
+    ATTENTION = "attention"  # a person should look at a finding
+    IN_DANGER = "in_danger"  # inserts fail, or partitions reach less far ahead than the policy asks
 
 
 _VERDICTS = {
@@ -32,11 +32,11 @@ _VERDICTS = {
 class TableReport:
     """One table.
 
-    :param coverage: how it stands now; none when it could not be looked at.
-    :param plans: what was planned, by purpose.
-    :param applied: what was done, by purpose; without what was not reached.
+    :param coverage: state of the table now; none when it could not be read.
+    :param plans: plans by purpose.
+    :param applied: reports of the plans that were applied, by purpose.
     :param archives: archives that were written or compared.
-    :param problem: why it could not be looked at; empty when it could.
+    :param problem: why the table could not be read; empty when it could.
     """
 
     table: str
@@ -48,7 +48,7 @@ class TableReport:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """What was planned and not done, in words."""
+        """Steps that were planned and not done, in words."""
         return tuple(
             f"{report.purpose.value}: {each.kind.value} {each.partition} is {each.state.value}: {each.words}"
             for report in self.applied.values()
@@ -69,7 +69,7 @@ class PartitionsReport(RunReport):
 
     @property
     def verdict(self) -> Verdict:
-        """How all tables together stand; what could not be looked at may be in danger."""
+        """Verdict on all tables; a table that could not be read counts as in danger."""
         if any(each.coverage is None or not each.coverage.head_room_met for each in self.tables):
             return Verdict.IN_DANGER
         if any(each.unfinished or (each.coverage and each.coverage.findings) for each in self.tables):

@@ -1,4 +1,4 @@
-"""Brings a dropped partition back from its archive, row by row the same; attaching it is for a plan of its own."""
+"""Restores a dropped partition from its archive with the same rows; another plan attaches it again."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class RestoreReport:
-    """What a table holds after its archive was loaded.
+    """Result of loading an archive into a table.
 
     :param path: folder of the archive.
-    :param is_new: false when the table held all of it already.
+    :param is_new: false when the table held all rows already.
     """
 
     table: str
@@ -59,12 +59,12 @@ class RestoreReport:
 def restore_partition(
     connection: Connection, *, retired_id: int, now_ms: int, path: Path | None = None, actor: str | None = None
 ) -> RestoreReport:
-    """Make a dropped partition again, in the quarantine schema, with the rows of its archive; it can be repeated.
+    """Create a dropped partition again in the quarantine schema with the rows of its archive; may be repeated.
 
-    A plan to attach it again comes next; until then its days in quarantine begin anew.
+    The partition's days in quarantine begin anew. A plan of reattachment makes it a partition again.
 
-    :param path: folder of the archive, where it is not where its record says.
-    :param actor: person who wants it, for the audit; none for the user of the database.
+    :param path: folder of the archive; by default the folder in the partition's record.
+    :param actor: person who asks for it, for the audit; none for the user of the database.
     :raises RefusedError: when the partition was not dropped, has no archive, or the archive is another partition's.
     """
     record = load_retired(connection, retired_id)
@@ -98,14 +98,14 @@ def _check_own(record: RetiredPartition, manifest: Manifest, folder: Path) -> No
 
 
 def retired_name(connection: Connection, record: RetiredPartition) -> str:
-    """Return where a retired partition is, as ``schema.name``, quoted for SQL."""
+    """Return the present name of a retired partition as ``schema.name``, quoted for SQL."""
     return sql.Identifier(record.quarantine_schema, record.partition_name).as_string(connection)
 
 
 def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreReport:
-    """Load an archive into an empty table, and keep it only if the table then holds exactly what was archived.
+    """Load an archive into an empty table, and commit only if the table then holds exactly the archived rows.
 
-    All of it is one transaction, and repeating it changes nothing. Columns that the archive lacks keep their default.
+    A repeated call changes nothing. Columns that the archive lacks get their default.
 
     :param path: folder of the archive.
     :param table: as ``schema.name``, quoted where SQL needs it.
@@ -151,7 +151,7 @@ def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreRe
 
 
 def _blocks(path: Path, manifest: Manifest, names: list[str]) -> Iterator[bytes]:
-    """Return the rows as CSV, where a NULL is nothing and an empty text is quoted."""
+    """Return the rows as CSV, in which NULL is empty and an empty text is quoted."""
     options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
     for each in manifest.files:
         with reading(path / ROWS / each.name) as file:
@@ -162,7 +162,7 @@ def _blocks(path: Path, manifest: Manifest, names: list[str]) -> Iterator[bytes]
 
 
 def _without_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose binary values are written as PostgreSQL reads them: CSV is text."""
+    """Return a batch with binary values as PostgreSQL's text, since CSV is text."""
     for number, field in enumerate(batch.schema):
         if pa.types.is_binary(field.type):
             texts = [None if value is None else f"\\x{value.hex()}" for value in batch.column(number).to_pylist()]

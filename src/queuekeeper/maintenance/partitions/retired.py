@@ -24,9 +24,9 @@ _MIGRATE = "run `queuekeeper database migrate`"
 def retired_partitions(
     connection: Connection, *, table: str | None = None, retired_id: int | None = None
 ) -> list[RetiredPartition]:
-    """Return what was retired, oldest first, also what was dropped or came back.
+    """Return the records of retired partitions, oldest first, also of those that were dropped or attached again.
 
-    :param table: of this table only, as its policy names it.
+    :param table: only partitions of this table, named as in its policy.
     """
     with translated_errors(connection, missing=_MIGRATE):
         rows = connection.execute(
@@ -49,9 +49,9 @@ def load_retired(connection: Connection, retired_id: int) -> RetiredPartition:
 
 
 def record_archive(connection: Connection, *, retired_id: int, archive: Mapping[str, Any]) -> None:
-    """Note that the archive of a retired partition was verified: it may be dropped when its days are up.
+    """Record the verified archive of a retired partition, which may then be dropped when its days are up.
 
-    :param archive: manifest, as JSON can hold it; without payloads.
+    :param archive: manifest as JSON values, without payloads.
     :raises RefusedError: when the partition is not in quarantine.
     """
     with translated_errors(connection, missing=_MIGRATE):
@@ -76,8 +76,8 @@ def bounds_text(record: RetiredPartition) -> str:
 def archive_folder(record: RetiredPartition) -> Path:
     """Return the folder of a retired partition's archive.
 
-    :raises RefusedError: when it has none.
-    :raises UsageError: when nothing that is installed opens the object store that it is in.
+    :raises RefusedError: when the partition has no archive.
+    :raises UsageError: when no installed package opens the archive's object store.
     """
     if not record.archive:
         raise RefusedError(
@@ -87,11 +87,11 @@ def archive_folder(record: RetiredPartition) -> Path:
 
 
 def recreate_retired(connection: Connection, *, retired_id: int) -> RetiredPartition:
-    """Create a dropped partition again, empty and in the quarantine schema, to be loaded from its archive.
+    """Create a dropped partition again, empty and in the quarantine schema, for a load of its archive.
 
-    It takes only keys of its own range. :func:`finish_restore` comes after the load, then a plan to attach it again.
+    The table accepts only keys of its range. :func:`finish_restore` follows the load, then a plan of reattachment.
 
-    :raises RefusedError: when it was not dropped.
+    :raises RefusedError: when the partition was not dropped.
     """
     record = load_retired(connection, retired_id)
     if record.state is not RetiredState.DROPPED:
@@ -117,9 +117,9 @@ def recreate_retired(connection: Connection, *, retired_id: int) -> RetiredParti
 
 
 def finish_restore(connection: Connection, *, retired_id: int, quarantine_days: int, now_ms: int) -> RetiredPartition:
-    """Note that a recreated partition holds its rows again; its days in quarantine begin anew.
+    """Record that a recreated partition holds its rows again; its days in quarantine begin anew.
 
-    :raises RefusedError: when it was not being restored.
+    :raises RefusedError: when the partition is not being restored.
     """
     with translated_errors(connection, missing=_MIGRATE):
         row = connection.execute(

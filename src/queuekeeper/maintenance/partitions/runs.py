@@ -1,4 +1,4 @@
-"""Runs of plans for partitions: on record as runs of every job are, and paused between two steps."""
+"""Runs of plans for partitions, recorded like runs of every job, and paused between two steps."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ DONE = {StepState.DONE, StepState.ALREADY}
 
 
 def kind_name(purpose: Purpose) -> str:
-    """Return the kind under which runs of a purpose are kept."""
+    """Return the kind of runs for a purpose."""
     return f"partition_{purpose.value}"
 
 
 def save_run(runs: MaintenanceRuns, plan: PartitionPlan, *, dag_run_id: str = "") -> str:
-    """Keep a plan, also as what a person is asked about, and return the id of its run: another plan has another one.
+    """Store a plan as a run and return the run's id; different plans have different ids.
 
-    :param dag_run_id: run of Airflow that has made it.
+    :param dag_run_id: Airflow run that has made the plan.
     """
     run = runs.save_plan(
         kind=kind_name(plan.purpose),
@@ -52,12 +52,12 @@ def carry_out(
     actor: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> ApplyReport:
-    """Do what a plan says, see :func:`apply_plan`, as a run on record that can be watched and paused.
+    """Apply a plan, see :func:`apply_plan`, as a recorded run that can be watched and paused.
 
-    A plan without steps leaves no run behind; it notes when maintenance last succeeded.
+    A plan without steps makes no run; only the time of the last successful maintenance is recorded.
 
-    :param run_id: where the plan is kept already.
-    :param actor: person who wants it, for the audit; none for the user of the database.
+    :param run_id: id of the run, if the plan is stored already.
+    :param actor: person who asks for it, for the audit; none for the user of the database.
     """
     if plan.empty:
         return apply_plan(connection, plan=plan, now_ms=system_clock(), say=say)
@@ -93,7 +93,7 @@ def carry_out(
 
 
 def outcomes_table(report: ApplyReport) -> Table:
-    """Return what became of each step."""
+    """Return a table with the outcome of each step."""
     return Table(
         heading=f"{report.purpose} of {report.table}",
         heads=("step", "partition", "state", "tries", "waited s", "seconds", "why"),

@@ -1,4 +1,4 @@
-"""A connection as maintenance of partitions needs it, for a while: in UTC, with short waits, alone at a table."""
+"""Settings and locks of a session for the maintenance of partitions: UTC, short waits, one session per table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SETTINGS = (
 
 @contextmanager
 def pinned(connection: Connection, *, lock_timeout_ms: int) -> Iterator[None]:
-    """Let bounds mean the same in any session, and no statement wait long for a lock; all is as before afterwards.
+    """Set time zone and lock timeout for the block, so that bounds mean the same in every session and waits are short.
 
-    :raises UsageError: when the connection does not commit by itself: a concurrent detach runs in no transaction.
+    :raises UsageError: when the connection has no ``autocommit``, which a concurrent detach needs.
     """
     if not connection.autocommit:
         raise UsageError(
@@ -38,7 +38,7 @@ def pinned(connection: Connection, *, lock_timeout_ms: int) -> Iterator[None]:
             connection.execute(statement("queuekeeper/queries/pin_session"))
             set_lock_timeout(connection, lock_timeout_ms)
             set_setting(connection, "statement_timeout", "0")
-            # A policy of rows makes a statement fail: a copy or a check of what it lets through would lose the others.
+            # Row security must make a statement fail: a copy or a check of the visible rows would lose the others.
             set_setting(connection, "row_security", "off")
             yield
         finally:
@@ -49,7 +49,7 @@ def pinned(connection: Connection, *, lock_timeout_ms: int) -> Iterator[None]:
 
 
 def set_lock_timeout(connection: Connection, milliseconds: int) -> None:
-    """Let no statement of this session wait longer for one lock."""
+    """Set the longest wait of this session's statements for one lock."""
     set_setting(connection, "lock_timeout", f"{milliseconds}ms")
 
 
@@ -65,9 +65,9 @@ def _setting(connection: Connection, name: str) -> str:
 
 @contextmanager
 def table_lock(connection: Connection, table: str, table_oid: int) -> Iterator[None]:
-    """Hold a table's maintenance for this session.
+    """Hold the lock on a table's maintenance for this session.
 
-    :raises MaintenanceRunning: when another session holds it.
+    :raises MaintenanceRunning: when another session holds the lock.
     """
     with session_lock(connection, f"queuekeeper.partitions {table_oid}") as is_held:
         if not is_held:

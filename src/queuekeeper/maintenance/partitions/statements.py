@@ -1,7 +1,7 @@
 """The statements that change partitioned tables, and the locks each takes.
 
-A plan shows what these functions return, and an apply sends what they return: nothing that came in from outside is ever
-sent, so a plan that somebody has altered on its way does no harm.
+A plan shows the statements that these functions return, and an apply sends newly written ones, never those of the plan:
+an altered plan does no harm.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DIRECT_USE = "those who name the partition itself"
 def create_like(table: PartitionedTable, target: sql.Identifier, policy: PartitionPolicy | None = None) -> sql.Composed:
     """Return the statement that creates a table of a partition's shape.
 
-    A partition gets identity from its parent when it is attached, and may have none of its own before.
+    A partition gets identity columns from its parent when it is attached, and may have none before.
     """
     storage = policy.storage if policy else ()
     return sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL EXCLUDING IDENTITY){}").format(
         target,
         table.identifier(),
         sql.SQL(" WITH ({})").format(
-            # Names and values were checked when the policy was made.
+            # The policy has checked names and values.
             sql.SQL(", ").join(sql.SQL(each.replace("=", " = ")) for each in storage)
         )
         if storage
@@ -51,9 +51,9 @@ def check_constraint(
     name: str,
     valid: bool = True,
 ) -> sql.Composed:
-    """Return the statement that holds a table to the keys of its range, so that ATTACH need not read it.
+    """Return the statement that adds a range check to a table, so that ATTACH need not read the rows.
 
-    :param valid: false: rows that are there are checked by a later VALIDATE, which stops no writers.
+    :param valid: false to check existing rows by a later VALIDATE, which does not stop writers.
     """
     key = sql.Identifier(table.key.column)
     conditions: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(key)]
@@ -70,12 +70,12 @@ def check_constraint(
 
 
 def constraint_name(partition_name: str) -> str:
-    """Return the name of a partition's own range check."""
+    """Return the name of a partition's range check."""
     return f"{partition_name[:45]}_range_check"
 
 
 def drop_check(target: sql.Identifier, name: str) -> sql.Composed:
-    """Return the statement that takes the range check off: the bounds of the partition say the same."""
+    """Return the statement that removes the range check, which the partition's bounds make redundant."""
     return sql.SQL("ALTER TABLE {} DROP CONSTRAINT IF EXISTS {}").format(target, sql.Identifier(constraint_name(name)))
 
 
@@ -98,7 +98,7 @@ def _list(names: Sequence[str]) -> sql.Composed:
 
 
 def drain_schema(oid: int | None) -> str:
-    """Return the schema in which a DEFAULT partition is copied: whatever a killed drain leaves behind is in there."""
+    """Return the schema in which a DEFAULT partition is copied; it holds everything that a killed drain leaves."""
     return f"queuekeeper_drain_{oid}"
 
 
@@ -108,18 +108,18 @@ def set_schema(target: sql.Identifier, schema: str) -> sql.Composed:
 
 
 def name_in_quarantine(step: PlannedStep) -> str:
-    """Return what the partition of a step is called once it is in quarantine."""
+    """Return the name that a step's partition has in quarantine."""
     return dict(step.renames).get(step.relation_name, step.relation_name)
 
 
 class Writer:
     """Writes the statements of steps for one table, with their locks.
 
-    :param foreign_keys: tables that foreign keys connect with it, and whether each refers to it.
-    :param role: who will send them; new partitions go to the table's owner.
-    :param as_of_ms: when the plan was made.
-    :param columns: of DEFAULT, that can be written.
-    :param key_columns: of its primary key.
+    :param foreign_keys: tables connected by foreign keys, each with whether it refers to this table.
+    :param role: role that sends the statements; new partitions belong to the table's owner.
+    :param as_of_ms: instant of the plan.
+    :param columns: writable columns of DEFAULT.
+    :param key_columns: columns of its primary key.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Writer:
     def creation(
         self, schema_name: str, relation_name: str, lower: str | None, upper: str | None
     ) -> tuple[Statement, ...]:
-        """Return what creates a partition and attaches it, inside a transaction."""
+        """Return the statements that create and attach a partition, for a transaction."""
         target = sql.Identifier(schema_name, relation_name)
         return (
             *self.shape(target),
@@ -185,7 +185,7 @@ class Writer:
         )
 
     def shape(self, target: sql.Identifier) -> tuple[Statement, ...]:
-        """Return what creates an empty table of a partition's shape and owner."""
+        """Return the statements that create an empty table of a partition's shape and owner."""
         made = [
             self._say(
                 create_like(self._table, target, self._policy), self._lock("ACCESS SHARE", self._table.name, "nobody")
@@ -200,7 +200,7 @@ class Writer:
         return tuple(made)
 
     def detach(self, target: sql.Identifier) -> Statement:
-        """Return the detach that nobody waits for; it runs outside of any transaction."""
+        """Return the concurrent detach, which nobody waits for and which runs outside of transactions."""
         return self._say(
             sql.SQL("ALTER TABLE {} DETACH PARTITION {} CONCURRENTLY").format(self._table.identifier(), target),
             self._lock("SHARE UPDATE EXCLUSIVE", self._table.name, MAINTENANCE),
@@ -208,7 +208,7 @@ class Writer:
         )
 
     def finalize(self, target: sql.Identifier) -> Statement:
-        """Return what ends a detach that was interrupted."""
+        """Return the statement that ends an interrupted detach."""
         return self._say(
             sql.SQL("ALTER TABLE {} DETACH PARTITION {} FINALIZE").format(self._table.identifier(), target),
             self._lock("SHARE UPDATE EXCLUSIVE", self._table.name, MAINTENANCE),
@@ -216,17 +216,17 @@ class Writer:
         )
 
     def attachment(self, step: PlannedStep) -> Statement:
-        """Return what makes a partition again of a table that has just been detached and is still in its place."""
+        """Return the statement that attaches a just detached table again, which is still in its schema."""
         target = sql.Identifier(step.schema_name, step.relation_name)
         return self._say(attach(self._table, target, step.lower, step.upper), *self._attach_locks(target))
 
     def room(self) -> Statement:
-        """Return what makes the quarantine schema; it is sent only where that is missing."""
+        """Return the statement that creates the quarantine schema; it is sent only where the schema is missing."""
         schema = sql.Identifier(self._policy.quarantine_schema)
         return self._say(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(schema))
 
     def quarantine(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return what moves a detached partition to the quarantine schema, under names that are free there."""
+        """Return the statements that move a detached partition to the quarantine schema, under free names."""
         schema = self._policy.quarantine_schema
         if step.schema_name == schema:
             return ()
@@ -241,7 +241,7 @@ class Writer:
         return tuple(made)
 
     def plain_detach(self, target: sql.Identifier) -> Statement:
-        """Return the detach that readers and writers wait for; it may be part of a transaction."""
+        """Return the plain detach, which readers and writers wait for and which may be part of a transaction."""
         return self._say(
             sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(self._table.identifier(), target),
             self._lock("ACCESS EXCLUSIVE", self._table.name, READERS_AND_WRITERS),
@@ -270,7 +270,7 @@ class Writer:
         )
 
     def _take(self, target: sql.Identifier) -> Statement:
-        """Return what keeps a table as it is while it is looked at once more."""
+        """Return the lock that keeps a table unchanged while it is checked again."""
         return self._say(
             sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(target),
             self._lock("ACCESS EXCLUSIVE", _name(target), DIRECT_USE),
@@ -290,7 +290,7 @@ class Writer:
     # --- DEFAULT and MAXVALUE --------------------------------------------------------------------------------------
 
     def drain(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return how a DEFAULT partition is exchanged for partitions of its rows' own, once they were copied."""
+        """Return the statements that exchange a DEFAULT partition for partitions with its rows."""
         return (
             self.room(),
             *self.drain_preparation(step),
@@ -307,7 +307,7 @@ class Writer:
         )
 
     def drain_preparation(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return what makes room for the copy, and has every later change of DEFAULT noted."""
+        """Return the statements that create the tables of the copy, and the trigger that notes changes of DEFAULT."""
         schema = drain_schema(step.oid)
         old = sql.Identifier(step.schema_name, step.relation_name)
         whole, changes, note = (sql.Identifier(schema, name) for name in ("whole", "changes", "note"))
@@ -360,14 +360,14 @@ class Writer:
                 ).format(old, note),
                 self._lock("SHARE ROW EXCLUSIVE", _name(old), WRITERS),
             ),
-            # A row that is gone by TRUNCATE is noted by nobody, and would come back with the copy.
+            # TRUNCATE fires no row trigger, so its rows would come back with the copy.
             self._say(
                 sql.SQL(
                     "CREATE TRIGGER queuekeeper_drain_truncate BEFORE TRUNCATE ON {} "
                     "FOR EACH STATEMENT EXECUTE FUNCTION {}()"
                 ).format(old, note)
             ),
-            # Also what replication writes is noted.
+            # ALWAYS also notes changes by replication.
             self._say(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER queuekeeper_drain").format(old)),
             self._say(sql.SQL("ALTER TABLE {} ENABLE ALWAYS TRIGGER queuekeeper_drain_truncate").format(old)),
             COMMIT,
@@ -375,7 +375,7 @@ class Writer:
         return tuple(made)
 
     def drain_removal(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return what takes the room and the trigger of a drain away, also those of an interrupted one."""
+        """Return the statements that remove tables and trigger of a drain, also of an interrupted one."""
         old = sql.Identifier(step.schema_name, step.relation_name)
         return (
             self._say(
@@ -385,10 +385,10 @@ class Writer:
         )
 
     def drain_copy(self, step: PlannedStep, first_block: str, end_block: str) -> Statement:
-        """Return what copies the rows of some blocks: each batch is a transaction of its own."""
+        """Return the statement that copies the rows of some blocks, a transaction per batch."""
         columns = _list(self._columns)
         return self._say(
-            # A row that an UPDATE has moved to a later block is there already; the trigger has noted it.
+            # A row that an UPDATE has moved to a later block may be copied already; the trigger has noted it.
             sql.SQL(
                 "INSERT INTO {} ({}) SELECT {} FROM {} WHERE ctid >= '({},0)' AND ctid < '({},0)' "
                 "ON CONFLICT DO NOTHING"
@@ -404,7 +404,7 @@ class Writer:
         )
 
     def drain_round(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return the statements that repeat on the copy the changes that were noted since."""
+        """Return the statements that repeat the noted changes on the copy."""
         schema = drain_schema(step.oid)
         whole, changes, taken = (sql.Identifier(schema, name) for name in ("whole", "changes", "taken"))
         keys, columns = _list(self._key_columns), _list(self._columns)
@@ -414,7 +414,7 @@ class Writer:
             self._say(sql.SQL("DELETE FROM {} WHERE ctid IN (SELECT change FROM {})").format(changes, taken)),
             self._say(sql.SQL("DELETE FROM {} WHERE {}").format(whole, same)),
             self._say(
-                # What conflicts was changed since, and comes with the next round.
+                # A row in conflict was changed since, and the next round repeats that change.
                 sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} ON CONFLICT DO NOTHING").format(
                     whole, columns, columns, sql.Identifier(step.schema_name, step.relation_name), same
                 )
@@ -432,7 +432,7 @@ class Writer:
         )
 
     def drain_comparison(self, step: PlannedStep) -> Statement:
-        """Return what counts how many rows more than the old DEFAULT the copy has: none, when all is well."""
+        """Return the statement that counts how many more rows the copy has than the old DEFAULT; 0 is right."""
         return self._say(
             sql.SQL("SELECT (SELECT count(*) FROM {}) - (SELECT count(*) FROM {}) AS surplus").format(
                 sql.Identifier(drain_schema(step.oid), "whole"), sql.Identifier(step.schema_name, step.relation_name)
@@ -440,7 +440,7 @@ class Writer:
         )
 
     def drain_exchange(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return what puts the copies in the place of the old DEFAULT: changes of the catalog only."""
+        """Return the statements that put the copies in place of the old DEFAULT; they only change the catalog."""
         schema = drain_schema(step.oid)
         whole = sql.Identifier(schema, "whole")
         old = sql.Identifier(step.schema_name, step.relation_name)
@@ -462,7 +462,7 @@ class Writer:
         return (*made, *self.drain_removal(step), *self.quarantine(step))
 
     def advance(self, step: PlannedStep) -> tuple[Statement, ...]:
-        """Return the call of the broker's own function, so that there is one way only."""
+        """Return the call of the broker's own function, which moves the overflow."""
         return (
             self._say(
                 sql.SQL("SELECT pgmb.extend_partitions({}::regclass, to_timestamp({}))").format(

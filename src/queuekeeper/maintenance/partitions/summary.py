@@ -1,4 +1,4 @@
-"""A plan for partitions in a few lines of Markdown, with each statement and its locks."""
+"""Renders a plan for partitions as Markdown, with each statement and its locks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STEPS_SHOWN = 12
 
 
 def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> str:
-    """Return what a plan would do and why, the exact SQL, the locks it takes, and who holds them now.
+    """Return what a plan would do and why, the exact SQL, the locks that it takes, and who holds them now.
 
     :param shown: most steps to show, and most entries of every other list; none for all.
     """
@@ -17,7 +17,7 @@ def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> s
     if plan.lowest_needed is not None:
         lines += ["", f"Consumers still need keys from `{plan.lowest_needed}`."]
     if plan.passes_consumers:
-        lines += ["", "**It takes what a consumer has not read yet: those rows will be missing there.**"]
+        lines += ["", "**It retires rows that a consumer has not read yet: the consumer will miss them.**"]
     for step in plan.steps[:shown]:
         lines += ["", *_step_lines(step)]
     if shown is not None and len(plan.steps) > shown:

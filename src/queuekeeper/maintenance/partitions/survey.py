@@ -1,4 +1,4 @@
-"""Looks at one table under its policy: how far clock and data are, what is missing, what is odd."""
+"""Reads one table under its policy: positions of clock and data, missing partitions, findings."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _GUARD_TIMEOUT_MS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A table as an instant finds it.
+    """State of a table at an instant.
 
     :param now: position of the clock; none for integers.
-    :param highest: highest key outside DEFAULT; none when there are none.
-    :param base: what partitions have to be ahead of: the clock, or data that are not too far ahead of it.
-    :param cap: no partitions are created for data beyond it.
-    :param end: where coverage is to reach at least.
-    :param limit: keys below it are beyond their retention; none for no limit.
+    :param highest: highest key outside DEFAULT; none when there are no rows.
+    :param base: position that partitions have to be ahead of: the clock, or data not too far ahead of it.
+    :param cap: position beyond which no partitions are created for data.
+    :param end: position that partitions have to reach.
+    :param limit: keys below the limit are beyond their retention; none for no limit.
     :param default_steps: steps in which DEFAULT holds rows.
-    :param columns: of DEFAULT, that can be written; none without one.
-    :param key_columns: of its primary key.
-    :param drain_left: whether there are the copy and the trigger of a drain of DEFAULT.
-    :param overflow_rows: whether the partition that reaches to MAXVALUE holds rows.
+    :param columns: writable columns of DEFAULT; empty without a DEFAULT partition.
+    :param key_columns: columns of its primary key.
+    :param drain_left: whether the copy and the trigger of a drain of DEFAULT exist.
+    :param overflow_rows: whether the partition up to MAXVALUE holds rows.
     """
 
     table: PartitionedTable
@@ -67,14 +67,14 @@ class Survey:
 
     @property
     def is_broker(self) -> bool:
-        """Whether it is a table of the event broker, whose own function extends it."""
+        """Whether the table belongs to the event broker, whose own function extends it."""
         return self.table.name in TABLES
 
     @property
     def undrainable(self) -> str:
         """Why DEFAULT cannot be drained while it is in use; empty when it can."""
         if self.table.default and self.table.default.relkind != "r":
-            return "it is no plain table: move its rows by hand"
+            return "it is not a plain table: move its rows by hand"
         if not self.key_columns:
             return "without a primary key changes cannot be followed: move its rows by hand"
         if any(refers_here for _, refers_here in self.foreign_keys):
@@ -83,7 +83,7 @@ class Survey:
 
     @property
     def start(self) -> int:
-        """Where coverage is to begin: what is beyond its retention needs no partition."""
+        """Position from which partitions are needed; keys beyond their retention need none."""
         rows = [each for each in self.default_steps if each.end <= self.cap]
         first = min((each.start for each in [*self.table.ranges, *rows]), default=self.base)
         floor = self.spans.step.floor(self.base)
@@ -91,22 +91,22 @@ class Survey:
         return start if self.limit is None else max(start, min(self.spans.step.floor(self.limit), floor))
 
     def reaches(self, position: int) -> bool:
-        """Say whether the unbroken cover of the base goes as far as a position."""
+        """Return whether partitions cover the keys from the base to a position without a gap."""
         until = self.covered(self.base)
         return until is None or until >= position
 
     def covered(self, position: int) -> int | None:
-        """Return where the unbroken cover of a position ends; the position where nothing covers it; none for never."""
+        """Return the end of the partitions that cover a position without a gap, see :func:`covered_until`."""
         live = (each.range for each in self.table.partitions if each.range and not each.pending)
         return covered_until(live, position)
 
 
 def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False) -> Survey:
-    """Look at a table; the session must be pinned.
+    """Read the state of a table; the session must be pinned.
 
-    :param only_read: for who has nothing to alter in it, and may read its key at least. What a DEFAULT partition holds
-        is then not looked at, unless the table is this role's.
-    :raises UnknownTable: when there is none.
+    :param only_read: accept a table that this role may not alter but whose key it may read. The rows of a DEFAULT
+        partition are then read only if the table belongs to this role.
+    :raises UnknownTable: when there is no such table.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises ForeignOwner: when this role may not alter it.
     :raises InvalidPolicy: when the policy does not suit it.
@@ -131,7 +131,7 @@ def _surveyed(connection: Connection, table: PartitionedTable, policy: Partition
     bounded_end = max((each.end for each in table.ranges if each.upper is not None), default=0)
     cap = found.far_future.after(now if now is not None else bounded_end)
     data = [each.end - 1 for each in default_steps] + ([] if highest is None else [highest])
-    # The broker puts what is due later aside, and its overflow takes whatever comes: none are created for its data.
+    # The broker stores later events elsewhere, and its overflow takes all keys: no partitions are created for its data.
     near = [] if table.name in TABLES else [each for each in data if each <= cap]
     first = min((each.start for each in table.ranges if each.lower is not None), default=0)
     base = max([*near, *([] if now is None else [now])], default=first)
@@ -159,13 +159,13 @@ def _surveyed(connection: Connection, table: PartitionedTable, policy: Partition
 
 
 def partition_name(seen: Survey, lower: int) -> str:
-    """Return the name of a new partition; names help people, and decide nothing."""
-    # Names of indexes are longer.
+    """Return the name of a new partition; names only help people."""
+    # Room for the longer names of indexes.
     return f"{cut_name(seen.table.relation_name, room=23)}_{seen.table.key.name_part(lower)}"
 
 
 def free_names(connection: Connection, seen: Survey, wanted: list[str]) -> list[str]:
-    """Return names like the wanted ones that nothing has, neither in the table's schema nor in the quarantine."""
+    """Return names like the wanted ones that are free in the table's schema and in the quarantine."""
     found: list[str] = []
     for name in wanted:
         candidates = [name, *(f"{name}_{number}" for number in range(2, 100))]
@@ -183,7 +183,7 @@ def free_names(connection: Connection, seen: Survey, wanted: list[str]) -> list[
 
 
 def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[Finding]:
-    """Return what is odd about a table.
+    """Return the findings on a table.
 
     :param wanted: ranges that are to be created.
     """
@@ -229,7 +229,7 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
             add(
                 FindingKind.PENDING_DETACH,
                 each.name,
-                "its detach was interrupted: its rows are out of sight and its keys are refused; the next plan ends it",
+                "its detach was interrupted: its rows are hidden and its keys refused; the next plan ends the detach",
             )
     names = {partition_name(seen, each.start): each for each in [*ranges, *wanted] if each.lower is not None}
     ours = {(each.schema_name, each.relation_name) for each in table.partitions}
@@ -240,7 +240,7 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
         add(
             FindingKind.STRANGER,
             f"{schema}.{name}",
-            f"it has the name of a partition of {table.name} and is none: new partitions get other names; rename it",
+            f"it has the name of a partition of {table.name} but is none: new partitions get other names; rename it",
         )
     if table.default and seen.drain_left:
         add(
@@ -277,11 +277,11 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
 
 
 def lowest_needed(connection: Connection, seen: Survey, *, override_consumers: bool) -> int | None:
-    """Ask the policy's query for the lowest key that a consumer still needs; none when nobody waits.
+    """Return the lowest key that a consumer still needs, by the policy's query; none when no consumer waits.
 
-    :param override_consumers: ask only for keys that a person cannot agree to lose.
+    :param override_consumers: ask only for keys whose loss a person cannot approve.
     :raises KeyFromFuture: when the key lies further in the future than the policy allows.
-    :raises UsageError: when the query fails, or answers something else.
+    :raises UsageError: when the query fails, or returns no such key.
     """
     query = seen.policy.lowest_needed_sql
     if override_consumers:
@@ -309,13 +309,13 @@ def lowest_needed(connection: Connection, seen: Survey, *, override_consumers: b
     position = key.position(_digits(str(rows[0][0])))
     if position > max(seen.cap, seen.base):
         raise KeyFromFuture(
-            f"a consumer of {seen.table.name} stands at {rows[0][0]}, beyond {key.text(seen.cap)}: no real key is "
-            "there; correct the consumer's cursor before anything is retired"
+            f"a consumer of {seen.table.name} stands at {rows[0][0]}, beyond {key.text(seen.cap)}, where no real key "
+            "is: correct the consumer's cursor before anything is retired"
         )
     return position
 
 
 def _digits(text: str) -> str:
-    # A cursor of the broker may be an id with something behind it.
+    # A cursor of the broker may be an id with a suffix.
     match = re.match(r"pm[0-9a-f]{13,22}", text)
     return match[0] if match else text

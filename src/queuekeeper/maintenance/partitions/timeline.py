@@ -1,4 +1,4 @@
-"""Lays out one partitioned table: what is live, premade, missing or retired, and up to where consumers have read."""
+"""Timeline of one partitioned table: live, premade, missing and retired ranges, and the positions of consumers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from queuekeeper.maintenance.partitions.survey import Survey, lowest_needed
 from queuekeeper.postgres import Connection
 
 BARS = 300
-"""Most bars of one table: neighbours of the same state that are more are drawn as one."""
+"""Most bars of one table; where there are more, neighbours of the same state are drawn as one."""
 
 
 class BarState(StrEnum):
-    """What a range of keys is."""
+    """State of a range of keys."""
 
-    LIVE = "live"  # a partition that keys of now and before fall into
-    PREMADE = "premade"  # one that is ahead of them
+    LIVE = "live"  # a partition with keys of the present or the past
+    PREMADE = "premade"  # a partition ahead of the present
     GAP = "gap"  # no partition takes these keys: inserts fail
     RETIRED = "retired"  # detached, and kept in quarantine
 
 
 class MarkKind(StrEnum):
-    """What a position is."""
+    """Kind of a position."""
 
     NOW = "now"
     HIGHEST = "highest key"
@@ -42,10 +42,10 @@ class MarkKind(StrEnum):
 class Bar:
     """A range of keys.
 
-    :param lower: position, cut to what is shown; likewise ``upper``.
-    :param lower_text: bound in words; likewise ``upper_text``.
-    :param partitions: that it stands for; 0 for a gap.
-    :param rows: estimate of the planner's statistics; none when it has none.
+    :param lower: lower bound as a position, cut to the visible part, as is ``upper``.
+    :param lower_text: lower bound in words.
+    :param partitions: number of partitions in the range; 0 for a gap.
+    :param rows: the planner's estimate; none without statistics.
     """
 
     state: BarState
@@ -60,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A position that matters."""
+    """A marked position."""
 
     kind: MarkKind
     position: int
@@ -69,9 +69,10 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One table laid out.
+    """Timeline of one table.
 
-    :param seconds_per_position: of a key that is, or begins with, a time; none for integers.
+    :param seconds_per_position: seconds between two positions of a key that is, or begins with, a time; none for
+        integers.
     :param cursor_problem: why the position of the slowest consumer is unknown; empty when it is known, or the policy
         asks no consumer.
     """
@@ -88,7 +89,7 @@ class Timeline:
 def table_timeline(
     connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False
 ) -> Timeline:
-    """Lay out one table.
+    """Return the timeline of one table.
 
     :param only_read: see :func:`~queuekeeper.maintenance.partitions.survey.survey`.
     :raises UnknownTable: when there is no such table.
@@ -175,7 +176,7 @@ def _bar(
 
 
 def joined(bars: list[Bar], *, most: int = BARS) -> list[Bar]:
-    """Return the bars in order, neighbours of the same state as one where there are too many to be seen."""
+    """Return the bars in order; where there are too many, neighbours of the same state are joined."""
     ordered = sorted(bars, key=lambda bar: (bar.state, bar.lower))
     if len(ordered) <= most:
         return ordered

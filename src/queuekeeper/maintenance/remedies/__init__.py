@@ -1,1 +1,1 @@
-"""Mends one kind of fault per remedy in sessions that may be in use; each remedy is a job of the engine."""
+"""Remedies for sessions in use: each mends one kind of fault and is a job of the engine."""

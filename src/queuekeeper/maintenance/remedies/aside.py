@@ -1,4 +1,4 @@
-"""Names and ways of records in a session's quarantine, which several remedies put there and take back."""
+"""Moves records to a session's quarantine and back, for several remedies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from queuekeeper.maintenance.remedies.sessions import Sessions
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,15}")
 _LEFT = {
-    "missing": "its time in keeping is over",
+    "missing": "it is no longer kept",
     "occupied": "its packet id or its place is in use by now",
     "unreadable": "nobody can read it",
 }
 
 
 def is_serial(score: str) -> bool:
-    """Return whether a score can name a record in quarantine: a whole number that is exact."""
+    """Return whether a score can name a record in quarantine: an exact whole number."""
     return _INTEGER.fullmatch(score) is not None
 
 
@@ -29,16 +29,16 @@ def aside_key(sessions: Sessions, queue: Queue, effect: Effect) -> str:
 
 
 def payload_of(sessions: Sessions, queue: Queue, effect: Effect) -> bytes:
-    """Return the name that a record has in its session, also when it is no good one."""
+    """Return the name that a record has in its session, also an invalid one."""
     if effect.member:
         return effect.raw_member
     return sessions.payload(queue, effect.packet_id or 0).encode()
 
 
 def put_aside(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[bool]:
-    """Move records out of their session, where they still have their serial.
+    """Move records whose serial has not changed to the quarantine; return for each whether it was moved.
 
-    :param judged: move only records that are no messages of this client under their own packet id.
+    :param judged: move only records that are not messages of this client under their own packet id.
     """
     keys = sessions.keys(queue)
     replies = sessions.ask_each(
@@ -57,7 +57,7 @@ def put_aside(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, ju
 
 
 def bring_back(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[str]:
-    """Move records back into their session. The answer says for each why it was not moved, or is an empty text.
+    """Move records back into their session; return for each why it was not moved, or an empty text.
 
     :param judged: move only records that are messages of this client under their own packet id.
     """

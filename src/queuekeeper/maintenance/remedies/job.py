@@ -1,6 +1,6 @@
-"""What all remedies have in common as jobs of the engine: queue by queue, they find effects, make them, take them back.
+"""Base of all remedies as jobs of the engine: queue by queue, they find effects, make them, and undo them.
 
-Each remedy is a class of its own, named in :data:`queuekeeper.maintenance.remedies.model.PURPOSES`.
+Each remedy is a class, named in :data:`queuekeeper.maintenance.remedies.model.PURPOSES`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from queuekeeper.report.files import ReportKind
 REPORT = ReportKind("repair", "Repair report")
 
 SHARE = "queues"
-"""A remedy's work is one share: it goes from queue to queue."""
+"""Name of the one share of a remedy."""
 
 _NOT_TREATED = (QueueRefused, MovedOn, NotOwner, PacketIdInUse)
-"""What stops one queue only."""
+"""Errors that stop one queue only."""
 
 _THROUGH = " is done"
 _LOOKING = ("read_session", "list_references", "judge_messages")
@@ -57,10 +57,10 @@ RemedyOutcome = Outcome[RemedyParameters, RemedyCounts, RemedyFound]
 
 @dataclass(kw_only=True)
 class _Visit:
-    """A queue while it is gone through.
+    """A queue that the remedy works on.
 
-    :ivar planned: how much may be done in it yet, by kind; none where nothing limits it.
-    :ivar counts: what the last step of the queue adds.
+    :ivar planned: effects that may still be made in it, by kind; none for no limit.
+    :ivar counts: counts to add at the end of the queue.
     """
 
     queue: Queue
@@ -71,15 +71,15 @@ class _Visit:
 
 
 class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
-    """One way to mend queues.
+    """A remedy for queues.
 
-    :cvar purpose: what it does, in a sentence.
-    :cvar way_back: how it can be undone, or that it cannot.
-    :cvar looks_by: scripts by which it looks, besides the scripts that all remedies use.
-    :cvar writes_by: scripts by which it writes.
+    :cvar purpose: what the remedy does, in a sentence.
+    :cvar way_back: how the remedy can be undone, or that it cannot.
+    :cvar looks_by: scripts that it reads with, besides the scripts of all remedies.
+    :cvar writes_by: scripts that it writes with.
     :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
-    :cvar whole: whether the effects of a queue are given to :meth:`change` and :meth:`restore` all at once, and only
-        when all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
+    :cvar whole: whether :meth:`change` and :meth:`restore` get all effects of a queue at once, and only if all of them
+        were planned. The remedy then makes them step by step, and stops at the first that no longer fits.
     """
 
     dag = "session_repair"
@@ -93,7 +93,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     whole: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        """Give the remedy its words; reports of all of them are of one kind."""
+        """Set the remedy's words; the reports of all remedies are of one kind."""
         cls.report, cls.purpose = REPORT, PURPOSES[cls.kind]
         cls.words = Words(
             noun=cls.kind,
@@ -104,7 +104,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             units="queues",
             planned="{count} changes are to be made in Redis, nothing was changed",
             nothing="There is nothing to do.",
-            left="done; {count} more changes to be made by now: plan again",
+            left="done; {count} more changes are to be made since then: plan again",
             footer="Queues are named by a keyed hash of the client's id. No content leaves the server.",
         )
 
@@ -114,27 +114,27 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         self._queues: list[QueuePlan] = []
         self._examples: list[dict[str, Any]] = []
 
-    # --- what each remedy says -------------------------------------------------------------------------------------
+    # --- for each remedy -------------------------------------------------------------------------------------------
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
-        """Return, by client id, what only a walk over all keys finds; empty where none is needed."""
+        """Return, by client id, the numbers that only a SCAN of all keys finds; empty where none is needed."""
         return {}
 
     @abstractmethod
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return what would be done, in the order in which it would.
+        """Return the effects that are to be made in a queue, in order.
 
-        :raises QueueRefused: when the queue cannot be treated.
+        :raises QueueRefused: when the queue cannot be mended.
         """
 
     @abstractmethod
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Do it, each effect only where it still fits, and say for each whether it was done, or would be."""
+        """Make the effects that still fit; return for each whether it was made, or in a plan would be."""
 
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Take effects back where nobody has touched the place since.
+        """Undo the effects whose places nobody has changed since.
 
-        Return a text for each: empty when it was taken back, otherwise why it was not.
+        :returns: for each effect, why it was not undone; empty when it was.
         """
         raise UsageError(f"{self.kind} has no way back")
 
@@ -142,9 +142,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     @classmethod
     def settled(cls, parameters: RemedyParameters, database: Connection | None) -> RemedyParameters:
-        """Return the parameters with the judgement that chooses queues, and the limits by which it judged.
+        """Return the parameters completed with the quality run that chooses the queues, and the limits of that run.
 
-        The newest judgement may have changed by the time of the approval.
+        The run is fixed when the plan is made, since a newer one may exist by the time of the approval.
         """
         given = parameters.model_fields_set
         if "quality_run_id" not in given:
@@ -158,15 +158,16 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     @classmethod
     def check(cls, client: RedisClient, parameters: RemedyParameters, *, writing: bool) -> None:
-        """Check that servers are new enough and the user may do what the remedy's scripts do.
+        """Check that the servers are new enough and the user has the rights that the remedy's scripts need.
 
-        :raises RefusedError: naming the commands that are refused, and the rules that allow them.
+        :raises RefusedError: when a server is too old or a right is missing; names the commands and the rules that
+            allow them.
         """
         problems = [problem for server in facts(client) for problem in unfit(server)]
         if problems:
             raise RefusedError("; ".join(problems))
         used = [lua.load(f"sessions/{name}") for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
-        # Who may write may count as well.
+        # A user who may write may also read.
         ways = (True, False) if writing else (True,)
         called = (lua.commands_called(script, counts_only=way) for script in used for way in ways)
         commands = sorted(frozenset().union(*called) - _WITHOUT_KEY)
@@ -181,13 +182,13 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             )
 
     def shares(self) -> list[str]:
-        """Return the one share that there is."""
+        """Return the only share."""
         return [SHARE]
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
-        """Yield what is to be done in each queue, at most as much of each kind as was planned there.
+        """Yield the effects in each queue, of each kind at most as many as were planned there.
 
-        The last step of a queue is empty: it ends it. A queue in whose midst a run was stopped is looked at again.
+        An empty step ends each queue. A queue in which a run was stopped is read again.
         """
         if self.reads_source and self.world.database is None:
             raise UsageError(f"{self.kind} needs the PostgreSQL database that the sessions came from: name it")
@@ -208,7 +209,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             yield Step(cursor=f"{queue.client_hash}{_THROUGH}", work=(visit, []))
 
     def apply(self, step: Step) -> RemedyCounts:
-        """Change what still fits, or count it."""
+        """Make the effects that still fit, or only count them."""
         visit, batch = step.work
         if not batch:
             return self._end(visit)
@@ -227,20 +228,20 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         return RemedyCounts(changed=len(batch) - len(done), effects=dict(Counter(effect.kind for effect in done)))
 
     def found(self) -> RemedyFound:
-        """Return what would become of the queues."""
+        """Return the plan of each queue."""
         return RemedyFound(queues=tuple(self._queues), examples=tuple(self._examples))
 
     def undo_header(self) -> dict[str, Any]:
-        """Return what the remedy goes by: so long records are kept that are put aside again."""
+        """Return the remedy's parameters: an undo that puts records aside again keeps them for the same time."""
         return {"parameters": {**asdict(self.world.parameters), "client_hashes": []}}
 
     def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
-        """Take back what undo files tell, the last change first, where nobody has touched the place since.
+        """Undo the changes in undo files, the last one first, where nobody has changed the place since.
 
-        :raises UsageError: when they are damaged.
+        :raises UsageError: when an undo file is damaged.
         """
         self.check(self.world.client, self.world.parameters, writing=not self.world.counts_only)
-        # A repeated run may have noted a change twice: the last time counts.
+        # A repeated run may have noted a change twice: the last note counts.
         noted: dict[tuple[str, Effect], None] = {}
         for path in files:
             try:
@@ -254,7 +255,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         for client_id, group in groupby(reversed(noted), key=lambda each: each[0]):
             queue = Queue(client_id=client_id, client_hash=self.world.name_client(client_id))
             effects = [effect for _, effect in group]
-            # Noted in order, taken back in reverse; a remedy that takes its own steps reverses those.
+            # Undone in reverse order; a remedy that makes its own steps reverses them itself.
             if self.whole:
                 effects.reverse()
             for batch in self._batches(effects):
@@ -269,31 +270,31 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             left=dict(sorted(left.items())),
         )
 
-    # --- what it says ----------------------------------------------------------------------------------------------
+    # --- words -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def rule_words(cls, parameters: RemedyParameters) -> str:
-        """Return what a run was asked to do, and whether it can be undone."""
+        """Return sentences that say what a run was asked to do, and whether it can be undone."""
         return f"{cls.purpose} Undo: {cls.way_back}"
 
     @classmethod
     def question(cls, run_id: str, plan: RemedyPlan) -> str:
-        """Return what is asked before anything changes."""
+        """Return the question that a person is asked before anything changes."""
         return f"{plan.counts.changes:,} changes will be made in Redis."
 
     @classmethod
     def undo_words(cls, counted: UndoReport) -> str:
-        """Return what taking back would do in a sentence."""
-        return f"Up to {counted.restored:,} changes of {counted.remedy} will be taken back."
+        """Return a sentence that says what an undo would do."""
+        return f"Up to {counted.restored:,} changes of {counted.remedy} will be undone."
 
     @classmethod
     def plan_rows(cls, plan: RemedyPlan) -> list[tuple[str, str]]:
-        """Return what a plan says, for the person who approves it; no client id is in it."""
+        """Return the plan as pairs of name and text, without client ids, for the person who approves it."""
         return [("Remedy", f"{cls.kind}: {cls.purpose}"), *super().plan_rows(plan), ("Undo", cls.way_back)]
 
     @classmethod
     def tables(cls, plan: RemedyPlan) -> list[Table]:
-        """Return some of the changes in full."""
+        """Return a table with some of the changes in full."""
         examples = plan.found.examples
         names = list(dict.fromkeys(name for example in examples for name in example))
         return [
@@ -307,12 +308,12 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     @classmethod
     def figures(cls, outcome: RemedyOutcome) -> list[tuple[str, str, str]]:
-        """Return how much was looked at."""
+        """Return the main figures of the report."""
         return [("Queues", f"{outcome.plan.counts.queues:,}", "looked at")]
 
     @classmethod
     def planned(cls, plan: RemedyPlan) -> dict[str, Any]:
-        """Return a plan in the names of the remedies' own reports."""
+        """Return the plan under the names of the remedies' own reports."""
         return {
             "remedy": cls.kind,
             "looked_at": plan.counts.queues,
@@ -325,7 +326,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     @classmethod
     def told(cls, outcome: RemedyOutcome) -> dict[str, Any]:
-        """Return a plan and what was done in the names of the remedies' own reports."""
+        """Return the plan and what was done under the names of the remedies' own reports."""
         done = outcome.counts
         return cls.planned(outcome.plan) | {
             "queues": done.treated,
@@ -339,9 +340,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     # --- inside ----------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> list[Queue]:
-        """Return the queues to go through, in the order of their hashes: of a plan, those with something to do.
+        """Return the queues to work on, in the order of their hashes; for a plan, those with something to do.
 
-        Client ids are in no plan: they are given again, or stand in the profile that was judged.
+        A plan holds no client ids: they are given again, or come from the profile that was judged.
         """
         world, planned = self.world, None if self.world.planned is None else self.world.planned.found.to_mend
         if planned == {}:
@@ -349,7 +350,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         queues: Sequence[Queue] | None = world.given
         if queues is None:
             if world.database is None:
-                raise UsageError("the sessions of this run are not on record: name their client ids again")
+                raise UsageError("the client ids of this run are not on record: name them again")
             asked = world.parameters if planned is None else replace(world.parameters, client_hashes=tuple(planned))
             queues = failed_queues(world.database, remedy=self.kind, selection=asked).queues
         found = sorted(queues, key=lambda queue: queue.client_hash)
@@ -360,7 +361,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         return [queue for queue in found if queue.client_hash in planned]
 
     def _visit(self, queue: Queue, *, is_begun: bool) -> _Visit:
-        """Begin with a queue, or go on in it."""
+        """Begin a queue, or continue in it."""
         limit: Counter[str] | None = None
         done: Mapping[str, int] = self.world.total.in_queue if is_begun else {}
         if self.world.planned is not None and not self.world.counts_only:
@@ -370,7 +371,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         return _Visit(queue=queue, planned=limit, counts=counts, done=Counter())
 
     def _effects(self, visit: _Visit, surveyed: Sequence[int]) -> list[Effect]:
-        """Return what is to be done in a queue: no more of any kind than is left of its plan."""
+        """Return the effects that are to be made in a queue: no more of any kind than is left of its plan."""
         try:
             found = self.look(visit.queue, surveyed)
         except _NOT_TREATED as error:
@@ -389,13 +390,13 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         return effects
 
     def _batches(self, effects: list[Effect]) -> Iterable[list[Effect]]:
-        """Cut the effects of a queue into what is done at once."""
+        """Cut the effects of a queue into steps."""
         if self.whole:
             return [effects] if effects else []
         return self.sessions.batches(effects)
 
     def _end(self, visit: _Visit) -> RemedyCounts:
-        """Return what the end of a queue adds, and keep what became of it."""
+        """Return the counts at the end of a queue, and keep its plan."""
         if visit.refused:
             visit.counts.refusals = {visit.refused: 1}
         if visit.done or visit.refused:

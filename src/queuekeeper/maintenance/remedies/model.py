@@ -1,4 +1,4 @@
-"""What a remedy is asked for, what it finds and what it counts."""
+"""Parameters, findings and counts of remedies."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from queuekeeper.jobs.parameters import Parameters, Section, parameter, seconds
 
 PURPOSES = {
     "repair_counter": "Moves the last packet id forward to that of the newest message, also where it is missing, and "
-    "past packet ids that the broker would give out a second time; never back.",
+    "past packet ids that the broker would give out twice; never moves it back.",
     "repair_ttl": "Sets the instant at which a message expires from its own time and expiry, or the default life, "
     "where it has none or a later one; no life is made longer.",
-    "reorder_from_source": "Gives messages the serials of their rows in PostgreSQL, and puts those that came later "
-    "behind them; refuses a queue of which the source says too little.",
+    "reorder_from_source": "Gives messages the serials of their rows in PostgreSQL, and puts later messages behind "
+    "them; refuses a queue whose rows in the source do not suffice.",
     "unlink_orphans": "Takes records that no reference names out of their sessions and keeps them under another name "
     "for a while.",
-    "remove_duplicates": "Of messages with the same topic, time and payload it keeps the oldest and puts the others "
-    "into the session's quarantine; the server compares, and content stays there.",
+    "remove_duplicates": "Keeps the oldest of messages with the same topic, time and payload, and puts the others into "
+    "the session's quarantine; the server compares them, and no content leaves it.",
     "rekey_clients": "Moves sessions of client ids that begin with a closing brace or a percent sign from the encoded "
-    "keys of builds before release 0.1 to the keys that TBMQ gives them. Messages of a client truly called like the "
+    "keys of builds before release 0.1 to the keys that TBMQ gives them. Messages of a client whose real id equals the "
     "encoded id stay where they are.",
     "trim_dead_first": "Removes dead references, then the oldest messages, of a queue that holds more than the limit.",
     "quarantine_messages": "Puts records that are no message, belong to another client or packet id, or whose packet "
@@ -32,7 +32,7 @@ PURPOSES = {
     "replay_quarantined": "Puts records of the session's quarantine back at their serials, where they can be read "
     "now, their places are free, and no message of the session repeats them.",
 }
-"""What each remedy does, by the name that forms, commands and checks know it by."""
+"""Purpose of each remedy, by its name in forms, commands and checks."""
 
 REMEDY_NAMES = tuple(PURPOSES)
 
@@ -44,16 +44,16 @@ _HIDDEN = {"member", "references", "last_score", "last_serial"}
 
 
 def text_of(member: bytes) -> str:
-    """Return any reference as a text that JSON can hold."""
+    """Return any reference as text for JSON."""
     return member.decode("utf-8", "surrogateescape")
 
 
 class QueueRefused(Exception):
-    """One queue cannot be treated; the others can."""
+    """The queue cannot be mended; other queues are not affected."""
 
 
 class Selection(Parameters):
-    """A choice among the queues of a judgement of quality."""
+    """A choice among the queues of a quality run."""
 
     quality_run_id: str = parameter(
         "",
@@ -69,7 +69,7 @@ class Selection(Parameters):
     client_hashes: tuple[str, ...] = parameter(
         (),
         title="Queues",
-        help="Treat only these queues, by their names in reports. What checks said of them does not count then.",
+        help="Treat only these queues, by their names in reports, whether or not they failed the check.",
         unset="all queues that failed",
         pattern="^[0-9a-f]{16}$",
         rule="each must be the name of a queue in reports: 16 hex digits",
@@ -79,14 +79,14 @@ class Selection(Parameters):
 
 
 def throttle() -> Any:
-    """Declare how fast a remedy reads; a form is careful where a command goes as fast as it can."""
+    """Declare the throttle of a remedy; the form proposes a careful one, the command has none."""
     return common.max_operations_per_s(
         None, proposed=5_000, counted="Keys asked for, by plan and repair,", examples=(None, 1_000, 20_000)
     )
 
 
 class RemedyParameters(Selection):
-    """What a remedy goes by."""
+    """Parameters of a remedy."""
 
     default_ttl_s: int = common.default_ttl_s()
     limit: int = common.limit()
@@ -99,8 +99,8 @@ class RemedyParameters(Selection):
     grace_s: int = seconds(
         600,
         title="Grace",
-        help="Seconds for which a message whose life is over stays, so that exchanges under way end and the change "
-        "can be taken back. A record without a reference is treated once it is this old.",
+        help="Seconds for which an expired message stays, so that exchanges under way can end and the change can be "
+        "undone. A record without a reference is treated once it is this old.",
         section=Section.RULES,
     )
     max_operations_per_s: int | None = throttle()
@@ -109,12 +109,12 @@ class RemedyParameters(Selection):
 
 
 class RepairWish(Parameters):
-    """What the DAG of the remedies is asked to do, besides which queues to treat."""
+    """Parameters of the remedies' DAG besides the choice of queues."""
 
     remedy: str = parameter(
         REMEDY_NAMES[0],
         title="Remedy",
-        help="What to mend. The plan says how it can be undone, or that it cannot.",
+        help="The remedy to apply. The plan says how it can be undone, or that it cannot.",
         choices={name: f"{name}: {purpose}" for name, purpose in PURPOSES.items()},
     )
     max_operations_per_s: int | None = throttle()
@@ -123,9 +123,9 @@ class RepairWish(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """One session to treat.
+    """One session to mend.
 
-    :param client_hash: its name in plans, reports and logs.
+    :param client_hash: name of the session in plans, reports and logs.
     """
 
     client_id: str = field(repr=False)
@@ -134,20 +134,20 @@ class Queue:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """One thing that a remedy would change, exactly.
+    """One exact change of a remedy.
 
-    :param kind: what is done, in words; plans count by it.
-    :param packet_id: packet id that the message's key names; none where it names none.
-    :param serial: score of its reference, as the server writes it; empty where there is no reference.
-    :param before: what is there now.
-    :param after: what will be there.
-    :param expires_at_ms: when the record expires now, -1 for never; none where that plays no part.
+    :param kind: the change in words; plans count effects by kind.
+    :param packet_id: packet id in the message's key; none where the key has none.
+    :param serial: score of the reference, as the server writes it; empty where there is no reference.
+    :param before: present value.
+    :param after: new value.
+    :param expires_at_ms: when the record expires now, -1 for never; none where the expiry does not matter.
     :param twin: packet id of the message that this one repeats.
-    :param twin_serial: its serial.
-    :param references: members of the queue's set when it was read; none where other messages play no part.
-    :param last_score: score of the last of them then.
-    :param last_serial: serial of the last of them once all is done.
-    :param member: reference that is no good payload key of its session; kept out of plans and logs.
+    :param twin_serial: serial of that message.
+    :param references: number of references in the queue when it was read; none where they do not matter.
+    :param last_score: score of the last reference then.
+    :param last_serial: serial of the last reference once all effects are made.
+    :param member: reference that is not a valid payload key of its session; kept out of plans and logs.
     """
 
     kind: str
@@ -165,13 +165,13 @@ class Effect:
 
     @property
     def raw_member(self) -> bytes:
-        """The reference as the server has it; see :func:`text_of`."""
+        """The reference's bytes; see :func:`text_of`."""
         return self.member.encode("utf-8", "surrogateescape")
 
     def shown(self, client_hash: str) -> dict[str, Any]:
-        """Return it as people see it."""
+        """Return the effect as it is shown to people."""
         facts = {name: value for name, value in asdict(self).items() if name not in _HIDDEN and value not in (None, "")}
-        # What is stored in place of a number may be any text, and anybody's.
+        # A stored value that is no number may be any text, even content, so it is not shown.
         for name in {"before", "after"} & facts.keys():
             if not _NUMBER.fullmatch(str(facts[name])):
                 facts[name] = "no number"
@@ -180,15 +180,15 @@ class Effect:
 
 @dataclass(kw_only=True)
 class RemedyCounts(Counts):
-    """What was found or done, in queues and by kind of effect.
+    """Counts of what was found or done, by queue and by kind of effect.
 
-    :ivar queues: queues that were gone through to the end.
-    :ivar treated: queues of these with something to do.
-    :ivar changed: effects that no longer fitted when their turn came: somebody else was faster.
-    :ivar not_planned: effects found during the work that the plan did not have; plan again for them.
+    :ivar queues: queues that are done.
+    :ivar treated: those of ``queues`` with something to do.
+    :ivar changed: effects that were not made, since somebody had changed the place meanwhile.
+    :ivar not_planned: effects found during the work that were not in the plan; plan again for them.
     :ivar effects: number of effects by kind.
-    :ivar refusals: number of queues by the reason why they cannot be treated.
-    :ivar in_queue: effects by kind in a queue that is not gone through yet.
+    :ivar refusals: number of queues by the reason why they cannot be mended.
+    :ivar in_queue: effects by kind in a queue that is not done yet.
     """
 
     queues: int = 0
@@ -200,7 +200,7 @@ class RemedyCounts(Counts):
     in_queue: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: Self) -> None:
-        """Add what was counted elsewhere."""
+        """Add other counts."""
         for name in ("queues", "treated", "changed", "not_planned"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.effects = _sum(self.effects, other.effects)
@@ -208,7 +208,7 @@ class RemedyCounts(Counts):
         self.in_queue = {} if other.queues else _sum(self.in_queue, other.effects)
 
     def add_changes(self, other: Self) -> None:
-        """Add what was changed of a step that is to be repeated."""
+        """Add the changes of an interrupted step that will be repeated."""
         self.effects = _sum(self.effects, other.effects)
         self.in_queue = _sum(self.in_queue, other.effects)
 
@@ -223,7 +223,7 @@ class RemedyCounts(Counts):
         return sum(self.effects.values())
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the counts as names and texts, for a person."""
+        """Return the counts as pairs of name and text."""
         figures = {"sessions looked at": self.queues, "sessions treated": self.treated, **self.effects}
         figures |= {"changed meanwhile": self.changed, "not in the plan": self.not_planned}
         figures |= {f"not treated: {reason}": count for reason, count in self.refusals.items()}
@@ -232,10 +232,10 @@ class RemedyCounts(Counts):
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePlan:
-    """What would become of one queue.
+    """Plan of one queue.
 
     :param effects: number of effects by kind.
-    :param refused: why nothing, or nothing more, can be done; empty when it can.
+    :param refused: why the queue cannot be mended, or not completely; empty when it can.
     """
 
     client_hash: str
@@ -245,7 +245,7 @@ class QueuePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class RemedyFound:
-    """What a plan of a remedy has found besides counts.
+    """Findings of a plan besides its counts.
 
     :param queues: queues with something to mend, or with a reason why they cannot be mended.
     :param examples: some effects in full.
@@ -262,10 +262,10 @@ class RemedyFound:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoReport:
-    """What became of the lines of an undo file.
+    """Result of an undo.
 
-    :param restored: effects that were taken back.
-    :param left: number of effects that were not taken back, by reason.
+    :param restored: effects that were undone.
+    :param left: number of effects that were not undone, by reason.
     """
 
     remedy: str

@@ -1,4 +1,4 @@
-"""Sets aside records that nobody can deliver, and brings those back that somebody has repaired."""
+"""Sets aside records that nobody can deliver, and brings repaired records back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FOREIGN = "reference that names no key of its session removed"
 
 
 class QuarantineMessages(Remedy):
-    """Put records that do not belong where they are into the session's quarantine."""
+    """Put misplaced or unreadable records into the session's quarantine."""
 
     kind = "quarantine_messages"
     writes_by = frozenset({"quarantine_message", "remove_references", "restore_message"})
     way_back = "Records come back to their places while they are kept; a reference without a record stays removed."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return one effect per record that does not belong where it is."""
+        """Return one effect per misplaced or unreadable record."""
         self.sessions.state(queue)
         references = self.sessions.references(queue)
         own = [each for each in references if each.own and is_serial(each.score)]
@@ -32,7 +32,7 @@ class QuarantineMessages(Remedy):
         serials: set[str] = set()
         for reference, verdict in self.sessions.judged(queue, own):
             fault = _fault(reference, verdict)
-            # A record is kept under its serial. Of records that share a serial, each run sets aside the first.
+            # A record is kept under its serial, so of records with the same serial each run sets aside the first.
             if fault and reference.score not in serials:
                 serials.add(reference.score)
                 effects.append(
@@ -47,7 +47,7 @@ class QuarantineMessages(Remedy):
         return effects
 
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Move records, remove foreign references."""
+        """Move records to quarantine and remove foreign references."""
         records = [each for each in effects if each.kind != _FOREIGN]
         moved = iter(put_aside(self.sessions, queue, records, judged=True))
         keys = self.sessions.keys(queue)
@@ -73,7 +73,7 @@ class ReplayQuarantined(Remedy):
     way_back = "Messages go back into quarantine while they wait."
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
-        """Walk over all keys of quarantines: nothing else names them."""
+        """Find the keys of quarantines by a SCAN of all keys, since nothing else names them."""
         return self.sessions.numbered_keys(queues, "quarantined")
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
@@ -93,7 +93,7 @@ class ReplayQuarantined(Remedy):
         for serial, verdict in zip(surveyed, self.sessions.judge(queue, names), strict=True):
             if not verdict.readable or verdict.packet_id is None or str(serial) in scores or verdict.digest in digests:
                 continue
-            # Of records under one packet id the first gets the place.
+            # Of records with the same packet id the first comes back.
             if verdict.packet_id in packet_ids:
                 continue
             effects.append(Effect(kind="record back in its queue", packet_id=verdict.packet_id, serial=str(serial)))
@@ -103,12 +103,12 @@ class ReplayQuarantined(Remedy):
         return [effect for effect, place in zip(effects, places, strict=True) if place.word == "missing"]
 
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Move each, where it still can."""
+        """Move the records that still can come back."""
         return [not left for left in bring_back(self.sessions, queue, effects, judged=True)]
 
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Move each into quarantine again."""
-        return ["" if done else "it waits no more" for done in put_aside(self.sessions, queue, effects, judged=False)]
+        """Move the records into quarantine again."""
+        return ["" if done else "it no longer waits" for done in put_aside(self.sessions, queue, effects, judged=False)]
 
 
 def _fault(reference: Reference, verdict: Verdict) -> str:

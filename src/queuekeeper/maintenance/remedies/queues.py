@@ -1,4 +1,4 @@
-"""Which queues a remedy treats: those that somebody names, or a choice among those that failed its check."""
+"""Chooses the queues of a remedy: those named by a person, or those that failed the remedy's check."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from queuekeeper.postgres import Connection, statement, translated_errors
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Queues of a judgement of quality, and the rules that it went by.
+    """Queues of a quality run, and the rules of that run.
 
     :param limit: messages that a session may hold.
-    :param default_ttl_s: life of a message whose publisher set no expiry.
+    :param default_ttl_s: seconds that a message without an expiry lives.
     """
 
     quality_run_id: str
@@ -27,10 +27,10 @@ class Judged:
 
 
 def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
-    """Return queues by their client ids, each once.
+    """Return the queues of client ids, each once.
 
     :param key: secret of :func:`queuekeeper.identity.hash_key`.
-    :raises UsageError: for an id that cannot be one.
+    :raises UsageError: when an id is no valid client id.
     """
     found = dict.fromkeys(client_ids)
     for client_id in found:
@@ -39,10 +39,10 @@ def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
 
 
 def failed_queues(connection: Connection, *, remedy: str, selection: Selection) -> Judged:
-    """Return the queues of Redis that a judgement of quality found in need of a remedy, in the order of their hashes.
+    """Return the Redis queues that failed a remedy's check in a quality run, in the order of their hashes.
 
-    :raises UsageError: when there is no such judgement, cohort or client hash.
-    :raises RefusedError: when its queues have been dropped since.
+    :raises UsageError: when there is no such quality run, cohort or client hash.
+    :raises RefusedError: when the run's queues have been dropped since.
     """
     with translated_errors(connection, missing="run `queuekeeper database migrate`"):
         run = connection.execute(

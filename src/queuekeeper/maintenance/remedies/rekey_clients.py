@@ -28,7 +28,7 @@ _NOTE = "note of a move removed"
 _ABSENT = -2
 _OWN = frozenset({"publish", "pubrel"})
 _NOTED_ANEW = frozenset({"delivered_serial", "delivered_at"})
-# What the next save finds out anew, and what belongs to the migration that wrote the session.
+# Fields that the next save determines again, and fields of the migration that wrote the session.
 _LEFT_BEHIND = frozenset(
     {
         "rekeyed", "saved_last_packet_id", "until_ms", "earliest_expiry_ms", "import", "plan", "references",
@@ -49,25 +49,25 @@ class _Record(NamedTuple):
 class RekeyClients(Remedy):
     """Move sessions from encoded keys of early builds to the keys that TBMQ gives them.
 
-    The keys under the encoded id may also be, or hold messages of, a client that is truly called so. The client id
-    inside each message decides whose it is, and messages of the other client stay. Without one that can be read nobody
-    can tell, and nothing is done.
+    The keys under the encoded id may also belong to, or hold messages of, a client whose real id equals the encoded
+    one. The client id inside each message decides, and messages of the other client stay. Without a readable message
+    the owner is unknown, and nothing is moved.
 
-    Old and new keys lie in different slots of a cluster, so no script sees both: each is copied, read back and
-    compared, and only then removed, if it still is what was copied. An interrupted move goes on when it is repeated.
+    Old and new keys lie in different slots of a cluster, so no script sees both: each key is copied, read back and
+    compared, and only then removed if it has not changed. A repeated run continues an interrupted move.
 
-    ``member`` of an effect is the id under which the keys are that it is about.
+    ``member`` of an effect is the id in the keys that the effect changes.
     """
 
     kind = "rekey_clients"
     looks_by = frozenset({"export_messages"})
     writes_by = frozenset({"mark_delivered", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
-    way_back = "There is none: nobody looks under the old keys. Each copy is compared before its original goes."
+    way_back = "There is none: nobody reads the old keys. Each copy is compared before its original is removed."
     undoes = False
 
     def __init__(self, world: World[RemedyParameters]) -> None:
         super().__init__(world)
-        # What a pass that only counts has counted as gone, and a later step must not meet again.
+        # Names that a counting pass has counted as removed, so that a later step skips them.
         self._gone: set[bytes] = set()
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
@@ -85,7 +85,7 @@ class RekeyClients(Remedy):
 
 
 def _moves(sessions: Sessions, queue: Queue, gone: set[bytes]) -> list[_Move]:
-    """Return where a queue's id may stand for keys of another: as the encoded one, and as the one that was encoded."""
+    """Return the possible moves for a queue's id, as the encoded id and as the id that was encoded."""
     found: list[_Move] = []
     decoded, encoded = encoded_client_id(queue.client_id), earlier_tag(queue.client_id)
     if decoded is not None:
@@ -97,11 +97,11 @@ def _moves(sessions: Sessions, queue: Queue, gone: set[bytes]) -> list[_Move]:
 
 
 class _Move:
-    """A session under the encoded id, and the client whose it may be.
+    """A session under the encoded id, and the client that may own it.
 
-    :param gone: names of what a pass that only counts has counted as gone.
+    :param gone: names that a counting pass has counted as removed.
     :param source: the encoded id.
-    :param is_named: whether it is the target that a person has named, or a judgement.
+    :param is_named: whether a person or a quality run has named the target.
     """
 
     def __init__(self, sessions: Sessions, gone: set[bytes], *, source: str, target: Queue, is_named: bool) -> None:
@@ -141,7 +141,7 @@ class _Move:
                 continue
             packet_id = self._packet_id(member)
             if packet_id is None or not is_serial(score):
-                raise QueueRefused("it holds references that name no packet id, or serials that are none")
+                raise QueueRefused("it holds references without a packet id, or invalid serials")
             is_dead = word == "missing"
             effects.append(
                 Effect(
@@ -158,7 +158,7 @@ class _Move:
         return effects
 
     def _note(self) -> list[Effect]:
-        """Return what is left to do of a move that was killed right before its end."""
+        """Return the rest of a move that was killed right before its end."""
         if is_scattered(self._target.client_id) and is_cluster(self._sessions.client):
             return []
         noted = "rekeyed" in self._sessions.state(self._target).fields
@@ -178,7 +178,7 @@ class _Move:
             if each.kind == _DEAD:
                 done[place] = self._forget([each]) > 0
             elif each.kind in {_COUNTER, _COPIED} and counter is not None:
-                # The counter goes last: while it is there, so is what it counts.
+                # The counter is removed last, while no message is left that it counts.
                 if not messages:
                     self._rekey([], [], last_packet_id)
                 if each.kind == _COPIED:
@@ -194,9 +194,9 @@ class _Move:
         return [done.get(place, False) for place in range(len(effects))]
 
     def _finish(self, *, is_emptied: bool) -> bool:
-        """Give the session what it said about itself, and end the move.
+        """Copy the session's own fields, and end the move by removing its note.
 
-        Without the note, a later move into a session that has gone its own way is refused.
+        Without the note, a later move into a session that has changed since is refused.
         """
         fields = self._sessions.state(self._old_queue).fields
         kept: list[lua.Value] = []
@@ -204,7 +204,7 @@ class _Move:
             if name not in _LEFT_BEHIND and name not in _NOTED_ANEW:
                 kept += (name, value)
         if "delivered_serial" in fields:
-            # What has been sent is noted of the set as it is here, or it would not be believed.
+            # The marks of what was sent are written for the set as it is here, since they count only for this set.
             self._sessions.ask(
                 scripts.mark_delivered(self._new, epoch="", serial=fields["delivered_serial"], keep_ms="")
             )
@@ -214,7 +214,7 @@ class _Move:
         return noted
 
     def _move(self, part: Sequence[tuple[Effect, _Record]], last_packet_id: str) -> list[Effect]:
-        """Move some messages and return those of which nothing is left under the old tag."""
+        """Move some messages, and return those of which nothing is left under the old tag."""
         sessions = self._sessions
         names = [sessions.payload(self._target, each.packet_id or 0) for each, _ in part]
         triples: list[lua.Value] = []
@@ -238,12 +238,12 @@ class _Move:
         )
 
     def _compare(self, names: Sequence[str], records: Sequence[_Record]) -> None:
-        """Check that copies are what they are copies of; a pass that only counts finds those of earlier moves.
+        """Check that copies equal their originals; a counting pass finds only the copies of earlier moves.
 
-        :raises QueueRefused: when one is not.
+        :raises QueueRefused: when a copy differs.
         """
         written = self._sessions.ask(scripts.export_messages(payloads=names, max_bytes="")).records
-        # The server's time, read after the copies: a copy that has expired by itself is no loss.
+        # The server's time is read after the copies, since a copy that has expired is no loss.
         now_ms = self._sessions.state(self._target).now_ms
         for record, found in zip(records, written, strict=True):
             copy = _Record(*found)
@@ -251,7 +251,7 @@ class _Move:
             if copy != record and not (copy.expires_at_ms == _ABSENT and may_miss):
                 raise QueueRefused("a copy differs from its original, which stays")
 
-    # What is under the encoded id.
+    # Keys under the encoded id.
 
     def _members(self) -> list[tuple[bytes, str]]:
         return [each for each in self._sessions.members(self._old) if each[0] not in self._gone]
@@ -271,7 +271,7 @@ class _Move:
         return int(suffix) if good and int(suffix) <= MAX_PACKET_ID else None
 
     def _judge(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
-        """Say whether records are the target's; a reference to another session's key is none of this one."""
+        """Judge whether records belong to the target; a reference to another session's key does not."""
         stem = f"{key_stem(self.source, prefix=self._sessions.parameters.key_prefix)}_messages_".encode()
         near = [key for key in keys if key.startswith(stem)]
         verdicts = {
@@ -302,7 +302,7 @@ class _Move:
 
 
 def _digest_of(fields: Mapping[str, str]) -> str:
-    """Return the digest by which ``unlink_copied`` knows a hash."""
+    """Return the digest of a hash's fields, as ``unlink_copied`` computes it."""
     parts = [part for name in sorted(fields, key=str.encode) for part in (name, fields[name])]
     text = "".join(f"{len(part.encode())}:{part}" for part in parts)
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -316,6 +316,6 @@ def _counter(content: bytes) -> str:
 def _parts(
     records: Sequence[tuple[int, Effect, _Record | None]], *, size_bytes: int
 ) -> Iterator[list[tuple[int, Effect, _Record]]]:
-    """Cut messages into calls of bounded size; those that have gone meanwhile are left out."""
+    """Cut messages into calls of bounded size; messages that are gone meanwhile are left out."""
     there = ((place, effect, record) for place, effect, record in records if record is not None)
     return portions(there, size=lambda each: len(each[2].content), most=size_bytes)

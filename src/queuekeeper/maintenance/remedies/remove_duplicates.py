@@ -13,7 +13,7 @@ from queuekeeper.maintenance.remedies.sessions import Reference, Verdict
 
 
 class RemoveDuplicates(Remedy):
-    """Put messages that repeat an older one of their session into its quarantine."""
+    """Put messages that repeat an older message of their session into its quarantine."""
 
     kind = "remove_duplicates"
     writes_by = frozenset({"quarantine_duplicate", "restore_message"})
@@ -29,11 +29,11 @@ class RemoveDuplicates(Remedy):
         effects: list[Effect] = []
         serials: set[str] = set()
         for reference, verdict in self.sessions.judged(queue, references):
-            # A message that the client has confirmed half-way is in the midst of an exchange.
+            # A PUBREL belongs to an exchange under way.
             if verdict.word != "publish":
                 continue
             kept, its = first.setdefault(verdict.digest, (reference, verdict))
-            # It is kept under its serial. Of messages that share a serial, each run sets aside the first.
+            # A message is kept under its serial, so of messages with the same serial each run sets aside the first.
             if reference.score in serials:
                 continue
             if int(kept.score) < int(reference.score) and _lives_as_long(its, verdict):
@@ -51,7 +51,7 @@ class RemoveDuplicates(Remedy):
         return effects
 
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Move each, where the two still are the same."""
+        """Move the messages that still equal their twin."""
         keys = self.sessions.keys(queue)
         keep_ms = 1_000 * self.sessions.parameters.keep_s
         replies = self.sessions.ask_each(
@@ -75,7 +75,7 @@ class RemoveDuplicates(Remedy):
 
 
 def _lives_as_long(kept: Verdict, going: Verdict) -> bool:
-    """Return whether the content is not lost earlier; a retry's life is counted from when it was stored."""
+    """Return whether the kept message lives as long; the life of a retry counts from when it was stored."""
     if kept.expires_at_ms == -1:
         return True
     return going.expires_at_ms != -1 and kept.expires_at_ms + TOLERANCE_MS >= going.expires_at_ms

@@ -20,16 +20,15 @@ _MAX_SERIAL = 2**53
 class ReorderFromSource(Remedy):
     """Give messages the serials of their rows in PostgreSQL.
 
-    A message is that of a row when packet id and time are the same. Messages without a row came after the migration:
-    they stay behind the others in their own order, and a queue in which one of them is older than a message with a row
-    is refused.
+    A message belongs to a row with the same packet id and time. Messages without a row came after the migration: they
+    stay behind the others in their own order. A queue is refused if such a message is older than one with a row.
     """
 
     kind = "reorder_from_source"
     writes_by = frozenset({"reorder_messages"})
     way_back = (
-        "References get the serials back that they had, if none of them has changed since and no newer message would "
-        "come between them."
+        "References get their old serials back, if none of them has changed since and no newer message would come "
+        "between them."
     )
     reads_source = True
     whole = True
@@ -37,15 +36,15 @@ class ReorderFromSource(Remedy):
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per reference that gets another serial, the highest new serial first.
 
-        From above each step leaves an order that the next one can go on from.
+        In this order, each step leaves an order from which the next step can continue.
         """
         state = self.sessions.state(queue)
         references = self.sessions.references(queue)
-        # The set is read in pages, from which an acknowledgement may hide members.
+        # The set is read in pages, and an acknowledgement between two pages may hide members.
         if (state.references, state.last_score) != (len(references), references[-1].score if references else ""):
             raise QueueRefused("it changed while it was read: try again")
         if any(each.packet_id is None for each in references):
-            raise QueueRefused("it holds references that name no packet id: quarantine_messages first")
+            raise QueueRefused("it holds references without a packet id: run quarantine_messages first")
         verdicts = self.sessions.judge(queue, [each.member for each in references])
         serials = _serials(_rows(self.sessions, queue), references, verdicts)
         effects = [
@@ -78,7 +77,7 @@ class ReorderFromSource(Remedy):
 def _rows(sessions: Sessions, queue: Queue) -> dict[tuple[int, int], int]:
     """Return serials of the source's rows by packet id and time."""
     source = sessions.world.database
-    assert source is not None  # whoever looks for queues has checked
+    assert source is not None  # find has checked it
     try:
         rows = source.execute(statement("maintenance/source_serials"), {"client_id": queue.client_id}).fetchall()
     except (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn) as error:
@@ -109,10 +108,10 @@ def _serials(
         if verdict.word == "missing":
             candidates = by_packet_id.get(reference.packet_id, [])
             if len(candidates) != 1:
-                raise QueueRefused("it holds dead references of which the source says nothing: clean it up first")
+                raise QueueRefused("it holds dead references without a row in the source: clean it up first")
             found[position] = candidates[0]
         elif not verdict.readable:
-            raise QueueRefused("it holds records that nobody can read: quarantine_messages first")
+            raise QueueRefused("it holds records that nobody can read: run quarantine_messages first")
         elif (row := rows.get((reference.packet_id, verdict.time_ms))) is not None:
             found[position] = row
             newest_ms = max(newest_ms, verdict.time_ms)
@@ -136,12 +135,12 @@ def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: 
     moves = [(each, each.after, each.before) if back else (each, each.before, each.after) for each in effects]
     serials = [_serial(to) for _, _, to in moves]
     if None in serials:
-        # The server would not take such a serial back: it was the fault.
+        # The server would refuse such a serial, which was the fault.
         return [False] * len(moves)
-    # Which messages were sent before is no longer told by one serial: all of them may have been.
+    # One serial no longer tells which messages were sent before, so all of them may have been sent.
     highest = max(0, int(delivered or 0), *(serial for serial in serials if serial is not None))
     sent = str(highest) if delivered else ""
-    # The first step looks whether the queue is the one that was read; from then on new messages come behind all others.
+    # The first step checks that the queue has not changed; from then on new messages come behind all others.
     references, last_score = "", state.last_score
     if not back:
         references, last_score = str(effects[0].references), effects[0].last_score
@@ -150,7 +149,7 @@ def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: 
     keys = sessions.keys(queue)
     places = list(enumerate(zip(moves, serials, strict=True)))
     done = [False] * len(moves)
-    # Taken back from the end, and within a step in the order in which it was made.
+    # An undo reverses the steps, but keeps the order within each step.
     for batch in sessions.batches(reversed(places) if back else places):
         step = batch[::-1] if back else batch
         moved = sessions.ask(
@@ -173,12 +172,12 @@ def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: 
 
 
 def _would_come_between(effects: Sequence[Effect], last_score: str) -> bool:
-    """Return whether messages that are newer than a reordering would overtake others when it is taken back."""
+    """Return whether messages newer than the reordering would overtake others when it is undone."""
     last_serial = max(each.last_serial or 0 for each in effects)
     return float(last_score or 0) > last_serial < max(float(str(each.before)) for each in effects)
 
 
 def _serial(value: int | str | None) -> int | None:
-    """Return a score as a serial; none for what no message can be given as one."""
+    """Return a score as a serial; none for a score that no message can have."""
     number = float(str(value))
     return int(number) if number % 1 == 0 and 0 <= number <= _MAX_SERIAL else None

@@ -14,19 +14,19 @@ _MOVED = "counter moved forward"
 
 
 class RepairCounter(Remedy):
-    """Move a last packet id that lies behind the newest message, or is missing, forward."""
+    """Move a last packet id forward that is missing or lies behind the newest message."""
 
     kind = "repair_counter"
     writes_by = frozenset({"set_last_packet_id"})
-    way_back = "There is none: a counter that went back would give out packet ids that waiting messages have."
+    way_back = "There is none: a counter moved back would give out packet ids of waiting messages again."
     undoes = False
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return one effect when the counter is missing, no packet id, or leads to messages that wait."""
+        """Return one effect when the counter is missing, no packet id, or would give out ids of waiting messages."""
         state = self.sessions.state(queue)
         text = state.last_packet_id
-        # What our own store gave out last is right, however far the newest message lies behind it; and it passes over
-        # packet ids that are in use.
+        # The counter of our own store is right, however far the newest message lies behind it, since that store skips
+        # packet ids in use.
         if state.references == 0 or (text and state.fields.get("saved_last_packet_id") == text):
             return []
         waiting = [each.packet_id for each in self.sessions.references(queue) if each.packet_id is not None]
@@ -39,7 +39,7 @@ class RepairCounter(Remedy):
         return [Effect(kind=_MOVED if last else _SET, packet_id=waiting[-1], before=text, after=target)]
 
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Set it where it still is what was found."""
+        """Set the counter if it has not changed since it was read."""
         keys = self.sessions.keys(queue)
         return [
             bool(
@@ -54,7 +54,7 @@ class RepairCounter(Remedy):
 
 
 def _valid(text: str) -> int | None:
-    """Return a packet id; none for other text, and for the 0 of a session that has never given one out."""
+    """Return a packet id; none for other text, and for the 0 of a session that has given out none."""
     if not text.isascii() or not text.isdigit() or text.startswith("0") or len(text) > 5:
         return None
     return int(text) if int(text) <= MAX_PACKET_ID else None

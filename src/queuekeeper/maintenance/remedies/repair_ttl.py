@@ -1,4 +1,4 @@
-"""Gives messages the end of life that their own time and expiry say, where they have none or a later one."""
+"""Sets the expiry of messages by their own time and expiry interval, where they have none or a later one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, expires_at_ms
 
 TOLERANCE_MS = 60_000
-"""TBMQ counts a life from when it stores the message, moments after the time that it writes into it."""
+"""Tolerance in milliseconds: TBMQ counts the life from storing the message, moments after the message's time."""
 
 _MAX_INTEGER = 2**53 - 1
 _NEVER = -1
@@ -21,11 +21,11 @@ _SHORTENED = "life made shorter"
 
 
 class RepairTtl(Remedy):
-    """Set the instant of expiry of messages that have none, or a later one than they should have."""
+    """Set the expiry of messages that have none, or a later one than they should have."""
 
     kind = "repair_ttl"
     writes_by = frozenset({"set_expiry"})
-    way_back = "Messages get the instant back that they had, while they are there."
+    way_back = "Messages that still exist get their old expiry back."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message that would live too long."""
@@ -57,13 +57,13 @@ class RepairTtl(Remedy):
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Set them back."""
         done = _set(self.sessions, queue, [(effect, effect.after, effect.before) for effect in effects], may_lengthen=1)
-        return ["" if each else "the message is gone, or expires at another instant by now" for each in done]
+        return ["" if each else "the message is gone, or has another expiry by now" for each in done]
 
 
 def _end_ms(verdict: Verdict, default_ttl_s: int) -> int:
     interval_s = verdict.interval_s
     if interval_s == MAX_INTERVAL_S:
-        # TBMQ's signed number had no room for more.
+        # TBMQ's signed number holds no greater interval.
         interval_s = MAX_EXPIRY_INTERVAL_S
     end_ms = expires_at_ms(time_ms=verdict.time_ms, msg_expiry_interval=interval_s, default_ttl_s=default_ttl_s)
     return min(end_ms, _MAX_INTEGER)

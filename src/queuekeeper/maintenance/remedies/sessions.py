@@ -1,4 +1,4 @@
-"""What a remedy reads of a session, by read-only scripts in bounded pages."""
+"""Reads sessions for remedies, by read-only scripts in bounded pages."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ T = TypeVar("T")
 class Reference(NamedTuple):
     """A member of a session's sorted set.
 
-    :ivar own: whether it has the form of a payload key of this session, its packet id good or bad.
-    :ivar packet_id: that it names; none when that is no packet id.
+    :ivar own: whether it has the form of a payload key of this session, with a valid packet id or not.
+    :ivar packet_id: packet id in the reference; none when it is invalid.
     """
 
     member: bytes
@@ -40,10 +40,10 @@ class Reference(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the server says of a record, whose content stays there.
+    """The server's judgement of a record, without its content.
 
     :ivar word: missing, wrong_type, unreadable, other_client, publish or pubrel.
-    :ivar expires_at_ms: -1 for never.
+    :ivar expires_at_ms: when the record expires, -1 for never.
     """
 
     word: str
@@ -55,15 +55,15 @@ class Verdict(NamedTuple):
 
     @property
     def readable(self) -> bool:
-        """Whether it is a message of this client."""
+        """Whether the record is a message of this client."""
         return self.word in {"publish", "pubrel"}
 
 
 class State(NamedTuple):
-    """What a session says about itself.
+    """State of a session.
 
-    :ivar last_packet_id: as it is stored; empty for none.
-    :ivar last_score: of the last reference, as the server writes it; empty for an empty set.
+    :ivar last_packet_id: last packet id as stored; empty for none.
+    :ivar last_score: score of the last reference, as the server writes it; empty for an empty set.
     :ivar now_ms: the server's time.
     """
 
@@ -75,7 +75,7 @@ class State(NamedTuple):
 
 
 class Sessions:
-    """Sessions of one server, read and written by scripts at the pace of the run that a remedy is part of."""
+    """Sessions of one server, read and written by scripts at the pace of the run."""
 
     def __init__(self, world: World[RemedyParameters]) -> None:
         self.world = world
@@ -95,13 +95,13 @@ class Sessions:
     # Reading.
 
     def ask(self, call: lua.Call) -> Any:
-        """Make one call at the wanted pace; see :meth:`ask_each`."""
+        """Make one call at the run's pace; see :meth:`ask_each`."""
         return self.ask_each([call])[0]
 
     def ask_each(self, calls: Iterable[lua.Call]) -> list[Any]:
-        """Make calls at the wanted pace, and read their replies by the names in the headers of the scripts.
+        """Make calls at the run's pace, and return their replies.
 
-        :raises QueueRefused: when a key of the session holds another type than it should.
+        :raises QueueRefused: when a key of the session has the wrong type.
         """
         found: list[Any] = []
         for batch in self.batches(calls):
@@ -121,13 +121,13 @@ class Sessions:
         return found
 
     def state(self, queue: Queue) -> State:
-        """Read a session.
+        """Return the state of a session.
 
-        :raises QueueRefused: when it belongs to PostgreSQL, or its import is not complete.
+        :raises QueueRefused: when the session belongs to PostgreSQL, or its import is not complete.
         """
         reply = self.ask(scripts.read_session(self.keys(queue)))
         fields = {each.field.decode("utf-8", "replace"): each.value.decode("utf-8", "replace") for each in reply.fields}
-        # No field: what the script says about one.
+        # The script returns the state without a field's value.
         fields.pop("sent_up_to", None)
         if fields.get("owner") == "postgres":
             raise QueueRefused("the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy")
@@ -164,11 +164,11 @@ class Sessions:
         return found
 
     def judged(self, queue: Queue, references: Sequence[Reference]) -> Iterator[tuple[Reference, Verdict]]:
-        """Pair references with what the server says of their records."""
+        """Pair references with the judgements of their records."""
         return zip(references, self.judge(queue, [each.member for each in references]), strict=True)
 
     def numbered_keys(self, queues: Sequence[Queue], kind: str) -> dict[str, list[int]]:
-        """Walk over all keys once and return, by client id, the numbers of those of one kind.
+        """Return, by client id, the numbers in the keys of one kind, by one SCAN of all keys.
 
         Keys that are written meanwhile may be missed, or come twice.
 
@@ -188,7 +188,7 @@ class Sessions:
         return {client_id: sorted(numbers) for client_id, numbers in found.items()}
 
     def batches(self, items: Iterable[T]) -> Iterator[list[T]]:
-        """Cut what takes a key each into what one call may take in."""
+        """Cut items of one key each into batches of one call."""
         return self.world.batches(items, KEYS_PER_CALL)
 
 

@@ -1,4 +1,4 @@
-"""Brings a session down to its limit: references to expired messages go first, then the oldest messages."""
+"""Trims a session to its limit: first references to expired messages, then the oldest messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRIMMED = "message trimmed"
 
 
 class TrimDeadFirst(Remedy):
-    """Bring a queue that holds more than the limit down to it, dead references first."""
+    """Trim a queue that holds more than the limit, dead references first."""
 
     kind = "trim_dead_first"
     writes_by = frozenset({"remove_dead_references", "trim_messages"})
@@ -22,7 +22,7 @@ class TrimDeadFirst(Remedy):
     undoes = False
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return what has to go, dead references first."""
+        """Return one effect per reference or message to be removed, dead references first."""
         state = self.sessions.state(queue)
         if state.references <= self.sessions.parameters.limit:
             return []
@@ -42,7 +42,7 @@ class TrimDeadFirst(Remedy):
         return dead + live[:excess]
 
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Remove what still is dead, then messages while the queue is over its limit."""
+        """Remove references that are still dead, then messages while the queue is over its limit."""
         keys = self.sessions.keys(queue)
         dead = [each for each in effects if each.kind == _DEAD]
         live = [each for each in effects if each.kind == _TRIMMED]

@@ -13,28 +13,28 @@ from queuekeeper.maintenance.remedies.sessions import Sessions
 
 _ABSENT = -2
 _LEFT = {
-    "missing": "its time in keeping is over",
+    "missing": "it is no longer kept",
     "occupied": "another message has its packet id by now",
 }
 
 
 class UnlinkOrphans(Remedy):
-    """Keep records that no reference names under another name for a while."""
+    """Rename records without a reference, and keep them for a while."""
 
     kind = "unlink_orphans"
     looks_by = frozenset({"find_orphans"})
     writes_by = frozenset({"unlink_orphan", "restore_message"})
     way_back = (
-        "Records get their names and expiry instants back while they are kept; they never leave the server, so the "
-        "memory comes back when that time is over."
+        "Records get their names and expiries back while they are kept; they stay on the server, so their memory is "
+        "freed when that time is over."
     )
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
-        """Walk over all payload keys: an orphan is named nowhere else."""
+        """Find all payload keys by SCAN, since nothing else names an orphan."""
         return self.sessions.numbered_keys(queues, "messages")
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return one effect per record without a reference; a young one may be about to get its own."""
+        """Return one effect per record without a reference; a young record may be about to get one."""
         old_ms = self.sessions.state(queue).now_ms - 1_000 * self.sessions.parameters.grace_s
         session = self.sessions.keys(queue)
         found: list[int] = []
@@ -50,7 +50,7 @@ class UnlinkOrphans(Remedy):
         ]
 
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Rename each, where it still is an orphan."""
+        """Rename the records that are still orphans."""
         keep_ms, grace_ms = 1_000 * self.sessions.parameters.keep_s, 1_000 * self.sessions.parameters.grace_s
         keys = self.sessions.keys(queue)
 
@@ -82,7 +82,7 @@ class UnlinkOrphans(Remedy):
 
 
 def _names(sessions: Sessions, queue: Queue, effect: Effect) -> tuple[str, str]:
-    """Return the name of a record in its session, and that of an orphan."""
+    """Return the name of a record in its session, and its name while it is kept."""
     packet_id = effect.packet_id or 0
     orphan = orphan_key(queue.client_id, packet_id, prefix=sessions.parameters.key_prefix)
     return sessions.payload(queue, packet_id), orphan
