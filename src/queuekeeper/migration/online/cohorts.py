@@ -315,7 +315,7 @@ class OnlineCohorts:
         refused = sorted(set(wanted) - {row[0] for row in changed})
         if refused:
             raise StaleDriver(
-                f"another driver has taken over cohort {refused[0]}, so this one stops: see which run is at work "
+                f"another driver has taken over cohort {refused[0]}: this one stops; see which run is at work "
                 "(queuekeeper online status), and start only one"
             )
 
