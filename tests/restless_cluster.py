@@ -92,7 +92,7 @@ class Restless:
         self._steps = self._program()
 
     def __call__(self, *_: object) -> None:
-        """Do the next thing, as soon as all masters serve."""
+        """Do the next thing, as soon as all masters serve and all nodes know them."""
         until(self._is_whole, what="a replica takes over")
         try:
             self.done.append(next(self._steps))
@@ -103,7 +103,12 @@ class Restless:
         try:
             with connect(self._cluster.url) as client:
                 assert isinstance(client, redis.RedisCluster)
-                return sum(len(master.slots) for master in masters(client)) == SLOTS
+                found = masters(client)
+            known = {master.address.rpartition(":")[2] for master in found if master.slots}
+            is_served = sum(len(master.slots) for master in found) == SLOTS
+            return is_served and all(
+                _masters_known(node) == known for node in self._cluster.nodes if node.pid is not None
+            )
         except ServerUnavailable:
             return False
 
@@ -227,6 +232,17 @@ def spread(cluster: RedisCluster, names: list[str]) -> list[str]:
     first = next(name for name in names if ports[name] != cluster.nodes[0].port)
     second = next(name for name in names if ports[name] not in {cluster.nodes[0].port, ports[first]})
     return [first, second, *(name for name in names if name not in {first, second})]
+
+
+def _masters_known(node: RedisServer) -> set[str]:
+    """Return the ports of the masters with slots that a node knows of."""
+    with node.client() as client:
+        told: dict[str, dict[str, Any]] = command(client, "CLUSTER NODES")
+    return {
+        address.partition("@")[0].rpartition(":")[2]
+        for address, each in told.items()
+        if "master" in each["flags"] and each["slots"]
+    }
 
 
 def _replication(client: redis.Redis) -> dict[str, Any]:
