@@ -18,7 +18,6 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 from queuekeeper import postgres
@@ -68,9 +67,10 @@ from queuekeeper.maintenance.partitions.retired import (
     recreate_retired,
     retired_partitions,
 )
-from queuekeeper.places import remove_folder
+from queuekeeper.places import make_folder, remove_folder
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
+from tests.object_store import ObjectStore
 from tests.patience import PATIENCE_S
 from tests.postgres_roles import new_role
 
@@ -528,7 +528,9 @@ def dropped(
     table: Connection, tmp_path: Path, request: pytest.FixtureRequest
 ) -> tuple[Connection, RetiredPartition, Path]:
     """A table with a dropped partition, and a folder with the one row that it had."""
-    folder = archive_place(tmp_path if request.param == "a disk" else f"memory://{tmp_path.name}/archive")
+    folder = archive_place(
+        tmp_path if request.param == "a disk" else f"s3://{request.getfixturevalue('bucket')}/archive"
+    )
     table.execute("CREATE TABLE log (id bigint, at timestamptz NOT NULL) PARTITION BY RANGE (at)")
     policy = replace(POLICY, table="public.log", quarantine_days=0)
     save_policy(table, policy)
@@ -539,7 +541,7 @@ def dropped(
     retire(table, policy, now_ms=later)
     (record,) = retired_partitions(table)
     rows = folder / "rows"
-    rows.mkdir()
+    make_folder(rows)
     moment = pa.array([datetime(2026, 11, 21, 5, tzinfo=UTC)], pa.timestamp("us", "UTC"))
     with (rows / "one.parquet").open("wb") as written:
         pq.write_table(pa.table({"id": [4711], "at": moment}), written)
@@ -574,22 +576,18 @@ def test_dropped_partition_is_restored_by_a_command_from_where_its_archive_was_m
 
 
 def test_partition_whose_archive_cannot_be_read_now_is_not_dropped(
-    retired: tuple[Connection, PartitionPolicy, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    retired: tuple[Connection, PartitionPolicy, int], object_store: ObjectStore, bucket: str
 ) -> None:
     table, policy, later = retired
     (record,) = retired_partitions(table)
-    archive(table, record, archive_place(f"memory://{tmp_path.name}/archive"))
+    archive(table, record, archive_place(f"s3://{bucket}/archive"))
     plan = plan_drop(table, policy=policy, now_ms=later + 1)
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("could not connect to the endpoint")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(MemoryFileSystem, "open", refuse)
+    with object_store.answering(403, "AccessDenied", method="GET"):
         refused = apply(table, plan, later + 1)
 
     assert [each.state for each in refused.outcomes] == [StepState.FAILED]
-    assert "cannot be read: could not connect to the endpoint; let this user read it" in refused.outcomes[0].words
+    assert "cannot be read: AccessDenied; let this user read it" in refused.outcomes[0].words
     assert "drop it where the archive can be read" in refused.outcomes[0].words
     assert load_retired(table, record.retired_id).state is RetiredState.QUARANTINED
     assert apply(table, plan, later + 1).done
