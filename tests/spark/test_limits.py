@@ -75,7 +75,7 @@ def test_wishes_that_cannot_be_met_are_named() -> None:
 def test_wish_for_bad_rows_is_part_of_the_plan_and_fits_its_mode() -> None:
     with pytest.raises(UsageError, match="bad_rows is 'drop': it must be quarantine or leave"):
         MigrationParameters(bad_rows="drop")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="bad_rows is 'leave', and the mode is offline: PostgreSQL serves nobody"):
+    with pytest.raises(UsageError, match="bad_rows is 'leave', and the mode is offline: PostgreSQL serves no client"):
         MigrationParameters(bad_rows=BadRows.LEAVE)
     plans = {
         plan_id(
