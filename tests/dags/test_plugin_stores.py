@@ -536,6 +536,21 @@ class ExpiredCredentials:
     def __str__(self) -> str:
         return "s3://bucket/reports"
 
+    path = "bucket/reports"
+    async_impl = False
+
+    @property
+    def fs(self) -> ExpiredCredentials:
+        """Its own file system, which has no other folder."""
+        return self
+
+    def invalidate_cache(self) -> None:
+        """Forget nothing, as nothing was ever learnt."""
+
+    def ls(self, key: str, **_: object) -> list[str]:
+        """Fail as :meth:`read_bytes` does."""
+        return [self.read_bytes().decode()]
+
     def read_bytes(self) -> bytes:
         """Fail as clients of object stores do: with an error that is none of the system's."""
         try:
@@ -544,8 +559,6 @@ class ExpiredCredentials:
         except RuntimeError:
             self.in_loop.append(False)
         raise RuntimeError("the provided token has expired")
-
-    iterdir = read_bytes
 
 
 @pytest.mark.parametrize("place", ["a disk", "an object store"])
