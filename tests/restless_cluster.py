@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -11,6 +12,7 @@ import redis
 from lua_sessions import command, value_of
 
 from queuekeeper.embedded import RedisCluster, RedisServer
+from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import SLOTS, client_slot
 from queuekeeper.redis_client import RedisClient, connect, nodes
@@ -25,9 +27,10 @@ Contents = dict[bytes, tuple[Any, int]]
 """Value and instant of expiry of every key."""
 
 
-def six_masters(directory: Any, *, flavour: Any = "valkey") -> RedisCluster:
-    """Return a cluster of six masters with a replica each, which keeps nothing on disk."""
-    return RedisCluster(
+@contextmanager
+def six_masters(directory: Path, *, flavour: Flavour) -> Iterator[RedisCluster]:
+    """Run a cluster of six masters with a replica each, which keeps nothing on disk."""
+    made = RedisCluster(
         directory,
         flavour=flavour,
         masters=6,
@@ -35,6 +38,11 @@ def six_masters(directory: Any, *, flavour: Any = "valkey") -> RedisCluster:
         config={"cluster-node-timeout": NODE_TIMEOUT_MS, "appendonly": "no"},
         die_with_parent=True,
     )
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
 
 
 def restore(client: RedisClient, found: Contents) -> None:

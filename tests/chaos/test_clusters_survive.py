@@ -49,10 +49,8 @@ T = TypeVar("T")
 @pytest.fixture(scope="module", params=ONE_SERVER_EACH)
 def cluster(request: pytest.FixtureRequest, server_home: Path) -> Iterator[RedisCluster]:
     """Six masters with a replica each."""
-    made = six_masters(server_home / f"six-{request.param}", flavour=request.param)
-    made.start()
-    yield made
-    made.stop()
+    with six_masters(server_home / f"six-{request.param}", flavour=request.param) as made:
+        yield made
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from queuekeeper import postgres
@@ -21,7 +21,14 @@ from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.maintenance.partitions import archive
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition, archive_table
-from queuekeeper.maintenance.partitions.manifest import ROWS, archive_place, check_archive, read_manifest
+from queuekeeper.maintenance.partitions.manifest import (
+    ROWS,
+    ArchivedFile,
+    archive_place,
+    check_archive,
+    read_manifest,
+    sum_file,
+)
 from queuekeeper.maintenance.partitions.model import PartitionPlan, StepState
 from queuekeeper.maintenance.partitions.plan import plan_drop, plan_reattachment, plan_retirement
 from queuekeeper.maintenance.partitions.policies import save_policy
@@ -131,6 +138,32 @@ def test_every_value_of_every_type_comes_back(spark: SparkSession, connection: C
     assert not load_archive(connection, path=path, table="public.back").is_new
     rows = "SELECT t::text FROM {} AS t ORDER BY 1"
     assert connection.execute(rows.format("back")).fetchall() == connection.execute(rows.format(TABLE)).fetchall()
+
+
+def test_archive_that_the_writer_of_before_has_made_is_compared_and_loaded(
+    spark: SparkSession, connection: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_spark(rows: DataFrame, place: Any) -> tuple[ArchivedFile, ...]:
+        folder = place.path / ROWS
+        rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        rows.write.mode("overwrite").option("compression", "zstd").parquet(f"file://{folder}")
+        return tuple(
+            ArchivedFile(name=path.name, rows=pq.read_metadata(path).num_rows, size_bytes=size_bytes, sha256=sha256)
+            for path in sorted(folder.glob("*.parquet"))
+            for size_bytes, sha256 in [sum_file(path)]
+        )
+
+    connection.execute(ROWS_OF_ALL_KINDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_write_rows", by_spark)
+        made = archived(spark, connection, tmp_path)
+    again = archived(spark, connection, tmp_path)
+    assert (made.is_new, again.is_new) == (True, False)
+    assert again.manifest == made.manifest
+    connection.execute(f"CREATE TABLE back (LIKE {PARENT} INCLUDING ALL)")
+    assert (
+        load_archive(connection, path=archive_place(again.path), table="public.back").content == again.manifest.content
+    )
 
 
 def test_archive_that_is_there_is_compared_and_stays_as_it_is(

@@ -28,10 +28,8 @@ NAMES = [f"device-{number}" for number in range(24)]
 @pytest.fixture(scope="module", params=ONE_SERVER_EACH)
 def six(request: pytest.FixtureRequest, server_home: Path) -> Iterator[RedisCluster]:
     """Six masters with a replica each."""
-    made = six_masters(server_home / f"spark-six-{request.param}", flavour=request.param)
-    made.start()
-    yield made
-    made.stop()
+    with six_masters(server_home / f"spark-six-{request.param}", flavour=request.param) as made:
+        yield made
 
 
 def repeated(do: Callable[[], T]) -> T:

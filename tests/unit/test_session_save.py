@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.judge import MAX_TIME_MS
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.parts import end_of_life, ends_of_lives
 from queuekeeper.sessions.router.routing import RouterOperations
 from queuekeeper.sessions.router.steps import AtPostgres
 
@@ -52,3 +54,23 @@ def test_router_checks_the_messages_of_a_writer_once_and_its_source() -> None:
         next(router.save_messages([of_caller]))
     with pytest.raises(UsageError, match="source"):
         next(router.save_messages([with_source]))
+
+
+@pytest.mark.parametrize("intervals_s", [(None,), (None, None, None), (1, None, MAX_EXPIRY_INTERVAL_S)])
+@pytest.mark.parametrize("time_ms", [0, 1_780_000_000_000, MAX_TIME_MS])
+@pytest.mark.parametrize("default_ttl_s", [1, MAX_EXPIRY_INTERVAL_S])
+def test_messages_of_a_batch_live_as_long_as_each_would_alone(
+    intervals_s: tuple[int | None, ...], time_ms: int, default_ttl_s: int
+) -> None:
+    batch = [
+        NewMessage(topic="t", payload=b"", qos=1, time_ms=time_ms, expiry_interval_s=interval_s)
+        for interval_s in intervals_s
+    ]
+    assert ends_of_lives(batch, default_ttl_s=default_ttl_s) == [
+        end_of_life(message, default_ttl_s=default_ttl_s) for message in batch
+    ]
+
+
+def test_batch_with_a_message_that_is_refused_has_no_ends() -> None:
+    batch = [new(b""), NewMessage(topic="t", payload=b"", qos=1, time_ms=1, expiry_interval_s=0)]
+    assert ends_of_lives(batch, default_ttl_s=60) is None
