@@ -134,7 +134,7 @@ def key_owner(key: str | bytes | int) -> bytes:
 
     An id may hold braces; what follows the tag in our keys holds none. A key without braces is returned whole.
     """
-    raw = key if type(key) is bytes else str(key).encode()
+    raw = key.encode() if type(key) is str else key if type(key) is bytes else str(key).encode()
     end = raw.rfind(b"}")
     return raw[: end + 1] if 0 <= raw.find(b"{") < end else raw
 

@@ -23,6 +23,7 @@ from queuekeeper.lua.call import (
     as_ours,
     check_waits,
     client_id,
+    command,
     has_not_run,
     longest_wait_s,
     pause_s,
@@ -152,7 +153,8 @@ class _Request:
     @property
     def words(self) -> Words:
         """What is sent, made when it is."""
-        return self.call.command
+        call = self.call
+        return command(call.script, call.keys, call.args)
 
     def settle(self, reply: Reply) -> None:
         """Give the reply, or the exception, to the batch."""

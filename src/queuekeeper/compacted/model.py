@@ -10,6 +10,7 @@ from typing import Any
 
 from queuekeeper.checks import check_integer, check_text, checked, shown
 from queuekeeper.errors import InvalidPolicy, PayloadTooLarge, UsageError
+from queuekeeper.quick_init import quick_init
 
 MAX_TEXT_BYTES = 65_535
 """Longest client id, name, property and content type, and longest key: what MQTT can carry (MQTT 5 section 1.5.4)."""
@@ -246,7 +247,8 @@ class AppendReport:
         return self.sequences[-1] if self.sequences else None
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@quick_init
+@dataclass(frozen=True, kw_only=True)
 class CompactedMessage:
     """The value of a key.
 
@@ -271,37 +273,6 @@ class CompactedMessage:
     properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES, repr=False)
     content_type: str | None = None
     is_readable: bool = True
-
-    # Written out, as one is made for each message: what dataclasses writes sets field by field, in twice the time.
-    def __init__(
-        self,
-        *,
-        client_id: str,
-        key: bytes,
-        value: bytes,
-        sequence: int,
-        appended_ms: int,
-        published_ms: int | None = None,
-        tombstone: bool = False,
-        redelivered: bool = False,
-        properties: Mapping[str, str] = NO_PROPERTIES,
-        content_type: str | None = None,
-        is_readable: bool = True,
-    ) -> None:
-        fields = {
-            "client_id": client_id,
-            "key": key,
-            "value": value,
-            "sequence": sequence,
-            "appended_ms": appended_ms,
-            "published_ms": published_ms,
-            "tombstone": tombstone,
-            "redelivered": redelivered,
-            "properties": properties,
-            "content_type": content_type,
-            "is_readable": is_readable,
-        }
-        object.__setattr__(self, "__dict__", fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

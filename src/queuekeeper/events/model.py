@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from queuekeeper.checks import check_all_seconds, check_fields, check_integers, check_text
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jsonl import holds, json_bytes
+from queuekeeper.quick_init import quick_init
 
 MAX_TOPIC_CHARACTERS = 255
 MAX_GROUP_CHARACTERS = 48
@@ -72,7 +73,8 @@ class NewEvent:
         check_text("topic", self.topic, most_characters=MAX_TOPIC_CHARACTERS, filled=True)
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@quick_init
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """An event as it was published.
 
@@ -83,11 +85,6 @@ class Event:
     topic: str
     payload: Any = field(repr=False)
     metadata: Any = field(default=None, repr=False)
-
-    # Written out, as one is made for each event that is read: what dataclasses writes sets the fields one by one.
-    def __init__(self, *, id: str, topic: str, payload: Any, metadata: Any = None) -> None:  # noqa: A002 - the field
-        fields = {"id": id, "topic": topic, "payload": payload, "metadata": metadata}
-        object.__setattr__(self, "__dict__", fields)
 
     @property
     def published_at(self) -> datetime:

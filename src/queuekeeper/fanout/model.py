@@ -11,6 +11,7 @@ from typing import Any
 
 from queuekeeper.checks import check_choice, check_fields, check_instant, check_integer, check_text
 from queuekeeper.errors import InvalidLife, InvalidName, PayloadTooLarge, QueuekeeperError, UsageError
+from queuekeeper.quick_init import quick_init
 
 DAY_MS = 86_400_000
 MAX_NAME = 255
@@ -35,6 +36,7 @@ DEFAULT_PAGE = 100
 DEFAULT_MAX_STALLS = 3
 DEFAULT_LEASE_MS = 30_000
 DEFAULT_FINDINGS = 100
+_SEPARATORS = frozenset(":{}")
 SUSPECT_STALLS = 2
 """A message whose lease ran out so often may be what ends its workers, and is worked on alone."""
 
@@ -162,6 +164,7 @@ class ConsumerOptions:
             check_integer("idle_expiry_ms", self.idle_expiry_ms, 1, MAX_MS)
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True)
 class NewMessage:
     """A message to publish, at once or for later.
@@ -214,7 +217,7 @@ class NewMessage:
         if self.deduplication_id == "":
             raise UsageError("deduplication_id is empty: name the message, or take none")
         headers: Any = self.headers
-        if not isinstance(headers, Mapping):
+        if type(headers) is not dict and not isinstance(headers, Mapping):
             check_fields(self, "headers")
         if len(self.headers) > MAX_HEADERS:
             raise UsageError(f"headers has {len(self.headers)} entries: at most {MAX_HEADERS}")
@@ -223,6 +226,7 @@ class NewMessage:
             check_text(f"header {name!r}", value, most_bytes=MAX_TEXT_BYTES)
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True)
 class FanoutMessage:
     """A message as a consumer gets it.
@@ -280,6 +284,7 @@ class UnregisterReport:
     dry_run: bool
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True)
 class PublishReport:
     """What became of one message.
@@ -591,7 +596,7 @@ class RepairReport:
         return sum(self.repaired.values())
 
 
-def _check_name(kind: str, name: Any, *, separators: str = "") -> None:
+def _check_name(kind: str, name: Any, *, separators: frozenset[str] = frozenset()) -> None:
     """Refuse what cannot be a name.
 
     :param kind: ``queue`` or ``consumer``.
@@ -602,6 +607,9 @@ def _check_name(kind: str, name: Any, *, separators: str = "") -> None:
         raise InvalidName(f"name of the {kind} is {name!r}: it must be text")
     if not 1 <= len(name) <= MAX_NAME:
         raise InvalidName(f"name of the {kind} has {len(name)} characters: 1 to {MAX_NAME}")
+    # What is printable holds none of these, and nearly every name is.
+    if name.isprintable() and separators.isdisjoint(name):
+        return
     for character in name:
         if unicodedata.category(character) in {"Cc", "Cs"}:
             raise InvalidName(f"name of the {kind} {name!r} holds {character!r}: no control characters or surrogates")
@@ -622,7 +630,7 @@ def check_consumer(consumer: Any) -> None:
 
     :raises InvalidName: naming the value and the rule.
     """
-    _check_name("consumer", consumer, separators=":{}")
+    _check_name("consumer", consumer, separators=_SEPARATORS)
 
 
 def check_body(message: NewMessage, rules: FanoutRules) -> None:

@@ -20,6 +20,7 @@ JSON_CONTENT_TYPE = "application/json"
 
 _FORMAT = b"\x01"
 _SIZE_BYTES = 4
+_BARE = _FORMAT + bytes(_SIZE_BYTES)
 _FIELDS = {"content_type": str, "order_key": str, "headers": dict}
 
 
@@ -41,7 +42,9 @@ def write_record(message: NewMessage) -> bytes:
         fields["order_key"] = message.order_key
     if message.headers:
         fields["headers"] = dict(message.headers)
-    header = orjson.dumps(fields) if fields else b""
+    if not fields:
+        return _BARE + message.body
+    header = orjson.dumps(fields)
     return b"".join((_FORMAT, len(header).to_bytes(_SIZE_BYTES), header, message.body))
 
 

@@ -57,7 +57,7 @@ class PublishOperations(CommonOperations):
             check_consumer(to)
         for message in messages:
             check_body(message, self._rules)
-        records = [write_record(message) for message in messages]
+        records = list(map(write_record, messages))
         reports: list[PublishReport] = []
         most = MESSAGES_PER_CALL
         tries = 0
@@ -115,9 +115,16 @@ class PublishOperations(CommonOperations):
         *,
         to: str | None,
     ) -> Steps[list[PublishReport]]:
-        order_hashes = [crc32(each.order_key.encode()) if each.order_key is not None else 0 for each in messages]
-        instants = [_instant(each) for each in messages]
-        for_later = any(instants)
+        order_hashes: list[int] = []
+        for_later = False
+        values: list[lua.Value] = []
+        for message, record in zip(messages, records, strict=True):
+            order_hash = crc32(message.order_key.encode()) if message.order_key is not None else 0
+            order_hashes.append(order_hash)
+            remembered_ms = "" if message.deduplication_ms is None else message.deduplication_ms
+            due = _instant(message)
+            for_later = for_later or due != ""
+            values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, due, record)
         if to is None:
             count = membership.joined
             consumer_keys = membership.keys_of_all(order_hashes, for_later=for_later)
@@ -130,10 +137,6 @@ class PublishOperations(CommonOperations):
                 )
             count, consumer_keys = 1, publish_keys_of(member, order_hashes, for_later=for_later)
             consumer_args = [to, written_options(member.options)]
-        values: list[lua.Value] = [*consumer_args]
-        for message, order_hash, due, record in zip(messages, order_hashes, instants, records, strict=True):
-            remembered_ms = "" if message.deduplication_ms is None else message.deduplication_ms
-            values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, due, record)
         reply = yield from ask(
             scripts.publish(
                 keys,
@@ -142,7 +145,7 @@ class PublishOperations(CommonOperations):
                 to=to or "",
                 now_ms=self._now(),
                 consumers=count,
-                values=values,
+                values=[*consumer_args, *values],
             )
         )
         last = len(reply.messages) - 1
@@ -180,7 +183,8 @@ def _end_of_chunk(records: Sequence[bytes], start: int, most: int) -> int:
     """Return the position behind the last record of a call."""
     size_bytes = len(records[start])
     end = start + 1
-    while end < min(len(records), start + most) and size_bytes + len(records[end]) <= BYTES_PER_CALL:
+    last = min(len(records), start + most)
+    while end < last and size_bytes + len(records[end]) <= BYTES_PER_CALL:
         size_bytes += len(records[end])
         end += 1
     return end

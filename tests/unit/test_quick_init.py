@@ -1,0 +1,60 @@
+"""Records that get their fields in one go are dataclasses in all that a caller sees."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
+
+import pytest
+
+from queuekeeper.quick_init import quick_init
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    name: str
+    count: int = 3
+    notes: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"{self.name} counts {self.count}")
+
+
+@quick_init
+@dataclass(frozen=True, kw_only=True)
+class Quick:
+    name: str
+    count: int = 3
+    notes: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"{self.name} counts {self.count}")
+
+
+def test_takes_the_arguments_that_dataclasses_writes() -> None:
+    assert inspect.signature(Quick) == inspect.signature(Plain)
+    with pytest.raises(TypeError, match="name"):
+        Quick()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="color"):
+        Quick(name="a", color="red")  # type: ignore[call-arg]
+
+
+def test_fields_left_out_have_their_defaults_and_a_value_of_their_own_from_a_factory() -> None:
+    first, second = Quick(name="a"), Quick(name="a")
+    assert asdict(first) == asdict(Plain(name="a")) == {"name": "a", "count": 3, "notes": {}}
+    assert first.notes is not second.notes
+
+
+def test_is_checked_frozen_compared_shown_and_copied_as_a_dataclass_is() -> None:
+    record = Quick(name="a", count=1, notes={"b": "c"})
+    assert record == Quick(name="a", count=1, notes={"b": "c"}) != replace(record, count=2)
+    assert repr(record) == "Quick(name='a', count=1)"
+    assert copy(record) == record
+    with pytest.raises(FrozenInstanceError):
+        record.count = 2  # type: ignore[misc]
+    with pytest.raises(ValueError, match="a counts -1"):
+        replace(record, count=-1)
