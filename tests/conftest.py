@@ -41,6 +41,7 @@ ONE_SERVER_EACH = ["valkey", *nightly(*REDIS_FLAVOURS[1:])]
 HERE = Path(__file__).parent
 LONGEST_FIRST = (
     "integration/test_session_migration.py",
+    "integration/test_celery_executor.py",
     "integration/test_demo.py",
     "integration/test_planted_runs.py",
     "integration/test_cli.py",

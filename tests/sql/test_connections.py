@@ -42,3 +42,14 @@ def test_an_asyncio_connection_that_is_awaited_stays_open(postgres_url: str) -> 
             await connection.close()
 
     assert asyncio.run(run()) == (1,)
+
+
+def test_locks_of_a_machine_that_is_gone_are_given_up_within_a_minute(postgres_url: str) -> None:
+    """It closes no connection: the server has to ask, and does so only if it is told to."""
+    with postgres.connect(postgres_url) as connection:
+        found = connection.execute(
+            "SELECT name, setting::int FROM pg_settings WHERE name LIKE 'tcp_keepalives_%'"
+        ).fetchall()
+    asked = dict(found)
+    assert min(asked.values()) > 0
+    assert asked["tcp_keepalives_idle"] + asked["tcp_keepalives_interval"] * asked["tcp_keepalives_count"] <= 60

@@ -1,12 +1,16 @@
 -- name: pin_session
--- Make a session independent of the settings of role, database and server.
+-- Make a session independent of the settings of role, database and server. A machine that is gone closes nothing: its
+-- sessions lose their locks within a minute, before the work is begun again elsewhere.
 -- params: none
 -- rows: one, without meaning
 -- index: none
 SELECT
     set_config('TimeZone', 'UTC', FALSE) AS time_zone,
     set_config('DateStyle', 'ISO', FALSE) AS date_style,
-    set_config('default_transaction_isolation', 'read committed', FALSE) AS isolation;
+    set_config('default_transaction_isolation', 'read committed', FALSE) AS isolation,
+    set_config('tcp_keepalives_idle', '30', FALSE) AS idle_s,
+    set_config('tcp_keepalives_interval', '10', FALSE) AS interval_s,
+    set_config('tcp_keepalives_count', '3', FALSE) AS probes;
 
 -- name: allow_long_statements
 -- Let the rest of a transaction take as long as it takes, whatever role, database and server allow.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow.sdk.configuration import conf
+
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 
@@ -29,3 +31,23 @@ class AirflowSettings(Settings):
             # What cannot be opened is said here; the path would go on without the connection.
             _ = path.fs
         return path
+
+
+_SHARED = ("reports_dir", "undo_dir", "hash_key")
+
+
+def task_settings(*more: str) -> AirflowSettings:
+    """Return the settings of a task, with which tasks on other workers and the API server go on.
+
+    :param more: what has to be shared besides reports, undo files and the key of clients' names.
+    :raises UsageError: when tasks run on workers of their own, and each would keep for itself what is to be shared.
+    """
+    settings = AirflowSettings()
+    executor = conf.get("core", "executor", fallback="LocalExecutor")
+    missing = [f"QUEUEKEEPER_{name.upper()}" for name in (*_SHARED, *more) if getattr(settings, name) is None]
+    if missing and not all(name.strip().endswith("LocalExecutor") for name in executor.split(",")):
+        raise UsageError(
+            f"{', '.join(missing)}: not set, so each worker of {executor} would keep its own in {settings.home}; set "
+            "the same for all workers and the API server (docs/deploying.md)"
+        )
+    return settings

@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
-from airflow.sdk import BaseOperator
+
+from queuekeeper.airflow.supervised import SupervisedOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -15,7 +16,7 @@ LOOK_S = 60
 """How often a task that waits looks again."""
 
 
-class LooksAgain(BaseOperator):
+class LooksAgain(SupervisedOperator):
     """A task whose ``execute`` may be called again and again until what it waits for has come.
 
     What it has to know from one look to the next is in the database, so a look may be on any worker.

@@ -165,7 +165,11 @@ class AirflowServer:
 
     def command(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run one ``airflow`` command with this server's settings."""
-        return self._run(arguments, self._environment(self.port))
+        return self._run(arguments, self.environment())
+
+    def environment(self) -> dict[str, str]:
+        """Return what the running components were started with; a worker of another executor needs the same."""
+        return self._environment(self.port)
 
     def _environment(self, port: int) -> dict[str, str]:
         keys = _keys(self.directory)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from airflow.sdk import BaseOperator
-
 from queuekeeper.airflow.forms import template, templates
+from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters, describe, unknown
 
@@ -30,7 +29,7 @@ class Ask:
     default: Any = None
 
 
-class AsksOperator(BaseOperator):
+class AsksOperator(SupervisedOperator):
     """Takes a templated argument for each :class:`Ask` of its class and of its bases."""
 
     asks: ClassVar[Mapping[str, Ask]] = {}

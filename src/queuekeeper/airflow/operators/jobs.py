@@ -21,7 +21,8 @@ from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_ans
 from queuekeeper.airflow.operators.asked import Ask, AskedOperator, AsksOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import remember
-from queuekeeper.airflow.settings import AirflowSettings
+from queuekeeper.airflow.settings import task_settings
+from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
@@ -76,7 +77,7 @@ class JobOperator(StoresOperator):
 
     def engine(self, client: RedisClient | None, runs: MaintenanceRuns) -> Engine:
         """Return the engine, at work on a store."""
-        settings = AirflowSettings()
+        settings = task_settings()
         return Engine(
             job=self.kind,
             client=client,
@@ -136,7 +137,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
         parameters = self.read(job.Parameters)
         kept = (self.read(UndoRetention) if self.undo_retention_days else UndoRetention()).undo_retention_days
         for kind in self.kinds():
-            if old := remove_old_undo_files(AirflowSettings().undo, kind=kind, days=kept, now_ms=system_clock()):
+            if old := remove_old_undo_files(task_settings().undo, kind=kind, days=kept, now_ms=system_clock()):
                 self.log.info("%s undo files of %s were older than %s days and are gone", old, kind, kept)
         with self.postgres_hook.connect() as connection:
             migrate(connection)
@@ -323,7 +324,7 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
             outcome = replace(self.engine(client, runs), given=self.given).report(
                 runs, self.maintenance_run_id, dry_run=self.read(DryRun).dry_run
             )
-        files = write_report(job, outcome, AirflowSettings().reports)
+        files = write_report(job, outcome, task_settings().reports)
         where = publish(files, context)
         told = brief(FinishedRun(job=job, outcome=outcome))
         self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, told["verdict"], files.html)
@@ -420,7 +421,7 @@ def publish(files: ReportFiles, context: Context) -> dict[str, str]:
     return {"html": str(files.html), "json": str(files.json), "sha256": files.sha256}
 
 
-class CheckReportOperator(BaseOperator):
+class CheckReportOperator(SupervisedOperator):
     """Fail the run where its report says that something must not wait; the report alone does not.
 
     :param report: what the task that has written it returned: ``trouble``, a sentence, and ``html`` (templated).

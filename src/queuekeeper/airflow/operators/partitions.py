@@ -16,7 +16,7 @@ from queuekeeper.airflow.operators.asked import Ask, AskedOperator
 from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.run_index import forms_url
-from queuekeeper.airflow.settings import AirflowSettings
+from queuekeeper.airflow.settings import task_settings
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.facts import brief, plain
@@ -362,8 +362,10 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return which partitions to archive, and where."""
-        name = "archive_directory" if self.directory else "QUEUEKEEPER_ARCHIVES_DIR"
-        directory = shared_place(self.directory, name=name) if self.directory else AirflowSettings().archives
+        if self.directory:
+            name, directory = "archive_directory", shared_place(self.directory, name="archive_directory")
+        else:
+            name, directory = "QUEUEKEEPER_ARCHIVES_DIR", task_settings("archives_dir").archives
         # What cannot be opened is told before Spark starts.
         archive_place(directory, name=name)
         return (ArchiveWish(retired_ids=tuple(map(str, self.retired["to_archive"])), directory=str(directory)),)
@@ -432,7 +434,7 @@ class ReportPartitionsOperator(PartitionOperator):
             tables=found,
             generated_at_ms=system_clock(),
         )
-        where = publish(report.write(AirflowSettings().reports), context)
+        where = publish(report.write(task_settings().reports), context)
         self.log.info("%s: report %s", report.verdict, where["html"])
         return brief(report) | where
 

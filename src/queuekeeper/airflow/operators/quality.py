@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from queuekeeper.airflow.assets import SESSION_QUALITY
@@ -24,7 +23,8 @@ from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import forms_url
-from queuekeeper.airflow.settings import AirflowSettings
+from queuekeeper.airflow.settings import task_settings
+from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import Parameters
@@ -184,12 +184,12 @@ class ReportQualityOperator(StoresOperator):
                 forms_url=forms_url(),
                 form_values={"postgres_conn_id": self.postgres_conn_id, "redis_conn_id": self.redis_conn_id},
             )
-        where = publish(write_report(report, AirflowSettings().reports), context)
+        where = publish(write_report(report, task_settings().reports), context)
         self.log.info("Quality run %s: %s; report %s", self.quality_run_id, report.verdict, where["html"])
         return report.summary() | where
 
 
-class PublishQualityOperator(BaseOperator):
+class PublishQualityOperator(SupervisedOperator):
     """Tell dependents that the queues are in order, or fail and leave them waiting.
 
     A critical finding fails the task, and so does one of an earlier fast run whose cohorts nobody has read again. A run

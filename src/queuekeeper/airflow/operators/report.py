@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.settings import AirflowSettings
+from queuekeeper.airflow.settings import task_settings
 from queuekeeper.clock import system_clock
 from queuekeeper.jobs.store import Runs
 from queuekeeper.migration import kinds
@@ -42,6 +42,6 @@ class ReportMigrationOperator(StoresOperator):
         ):
             stores = SimpleNamespace(connection=connection, client=client)
             told = kinds.report(stores, Runs(connection).load(self.plan_id), now_ms=system_clock())
-            files = told.write(AirflowSettings().reports)
+            files = told.write(task_settings().reports)
         self.log.info("Migration %s: %s; report %s", self.plan_id, told.verdict, files.html)
         return {**told.facts, **publish(files, context)}

@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,9 +16,10 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from queuekeeper.airflow.compatibility import is_supervised
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
+from queuekeeper.airflow.settings import task_settings
+from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.parameters import Parameters
@@ -55,8 +53,6 @@ _NOT_TAKEN = {
 
 _SECRET_VARIABLES = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
 """A job knows nothing of Airflow, so it is not given Airflow's keys, database and other connections either."""
-
-_SUPERVISOR_POLL_S = 1.0
 
 
 class QueuekeeperSparkHook(SparkSubmitHook):
@@ -110,7 +106,7 @@ class QueuekeeperSparkHook(SparkSubmitHook):
             yield line
 
 
-class QueuekeeperSparkOperator(SparkSubmitOperator):
+class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
     """Run a file of ``spark_jobs/`` and return its last JSON line.
 
     A job that refuses (exit code 2, 3 or 4) or whose check failed (1, with a result) fails for good. Anything else,
@@ -175,6 +171,8 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Run the application, stream its output to the log and return what it reports."""
+        # What is not shared would be missed by later tasks, on other workers.
+        task_settings()
         application = Path(self.spark_jobs) / self.job
         if not application.is_file():
             raise UsageError(f"there is no Spark application {application}: deploy spark_jobs/ beside dags/")
@@ -182,11 +180,10 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         self.application_args = self.arguments(context)
         self._unhook()
         self.log.info("Starting %s: %s", self.job, " ".join(self.application_args))
-        with self._ended_with_supervisor():
-            try:
-                super().execute(context)
-            except AirflowException as error:
-                self._fail(self._hook, error)
+        try:
+            super().execute(context)
+        except AirflowException as error:
+            self._fail(self._hook, error)
         if self._hook is None or self._hook.result is None:
             raise AirflowException(f"{self.job} ended without a result: its last line has to be a JSON object")
         self.log.info("%s ended well", self.job)
@@ -263,30 +260,6 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
                 f"{self.job} stopped with exit code {code}: {_words(hook.result, error)}"
             ) from None
         raise AirflowException(f"{self.job} broke off with exit code {code}; it can be repeated. {error}") from None
-
-    @contextmanager
-    def _ended_with_supervisor(self) -> Iterator[None]:
-        """End this task, and thereby its driver, when the supervisor that started it is gone.
-
-        A task whose worker was killed would otherwise go on unseen, and meet its own retry.
-        """
-        if not is_supervised():
-            yield
-            return
-        supervisor = os.getppid()
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.wait(_SUPERVISOR_POLL_S):
-                if os.getppid() != supervisor:
-                    self.on_kill()
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
-        try:
-            yield
-        finally:
-            done.set()
 
 
 def _json_object(line: str) -> dict[str, Any] | None:

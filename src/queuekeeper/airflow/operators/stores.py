@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperator
-
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.supervised import SupervisedOperator
 
 
-class StoresOperator(BaseOperator):
+class StoresOperator(SupervisedOperator):
     """What all tasks are given that use both stores.
 
     :param postgres_conn_id: where records are kept, and sessions of TBMQ 1.x are (templated).
