@@ -19,13 +19,14 @@ def quick_init(record: type[T]) -> type[T]:
     written = kind.__init__
     space: dict[str, Any] = {"_set": object.__setattr__}
     items = []
-    for each in fields(kind):
+    given = [each for each in fields(kind) if each.init]
+    for each in given:
         value = each.name
         if each.default_factory is not MISSING:
             space |= {f"_{value}": each.default_factory, f"_no_{value}": written.__kwdefaults__[value]}
             value = f"_{value}() if {value} is _no_{value} else {value}"
         items.append(f"{each.name!r}: {value}")
-    code = f"def __init__(self, *, {', '.join(each.name for each in fields(kind))}):\n"
+    code = f"def __init__(self, *, {', '.join(each.name for each in given)}):\n"
     code += f"    _set(self, '__dict__', {{{', '.join(items)}}})\n"
     if hasattr(kind, "__post_init__"):
         code += "    self.__post_init__()\n"

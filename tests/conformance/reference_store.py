@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -460,8 +460,8 @@ class ReferenceStore:
 
 
 def _line(message: PendingMessage) -> dict[str, Any]:
-    fields = {name: getattr(message, name) for name in message.__slots__ if name != "redelivery"}
-    return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+    values = {name: value for name, value in asdict(message).items() if name != "redelivery"}
+    return {name: value.hex() if isinstance(value, bytes) else value for name, value in values.items()}
 
 
 def _message(fields: Mapping[str, Any]) -> PendingMessage:

@@ -17,6 +17,7 @@ class Plain:
     name: str
     count: int = 3
     notes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_seen: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -29,6 +30,7 @@ class Quick:
     name: str
     count: int = 3
     notes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_seen: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -45,7 +47,7 @@ def test_takes_the_arguments_that_dataclasses_writes() -> None:
 
 def test_fields_left_out_have_their_defaults_and_a_value_of_their_own_from_a_factory() -> None:
     first, second = Quick(name="a"), Quick(name="a")
-    assert asdict(first) == asdict(Plain(name="a")) == {"name": "a", "count": 3, "notes": {}}
+    assert asdict(first) == asdict(Plain(name="a")) == {"name": "a", "count": 3, "notes": {}, "is_seen": False}
     assert first.notes is not second.notes
 
 

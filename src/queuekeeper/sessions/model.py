@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeAlias
 from queuekeeper.checks import check_integer, check_text, shown
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
+from queuekeeper.quick_init import quick_init
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
     MAX_PACKET_BYTES,
@@ -194,12 +195,8 @@ class Refusal(StrEnum):
     EXPIRY_OUT_OF_RANGE = "expiry_out_of_range"  # the interval is not four unsigned bytes (MQTT 5 section 3.3.2.3.3)
 
 
-# The classes below whose __init__ is written out are made once per message. What dataclasses writes for a frozen class
-# takes twice as long, most of it to get past its own guard for each field. All fields at once get past it once, and are
-# read in half the time that it takes where each was put into an empty __dict__ by itself.
-
-
-@dataclass(frozen=True, kw_only=True, init=False)
+@quick_init
+@dataclass(frozen=True, kw_only=True)
 class NewMessage:
     """A PUBLISH to keep for a session, with the fields of TBMQ's record.
 
@@ -225,44 +222,15 @@ class NewMessage:
     user_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     subscription_ids: tuple[int, ...] = ()
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        payload: bytes,
-        qos: int,
-        time_ms: int,
-        retain: bool = False,
-        expiry_interval_s: int | None = None,
-        payload_format_indicator: int | None = None,
-        content_type: str | None = None,
-        response_topic: str | None = None,
-        correlation_data: bytes | None = None,
-        user_properties: tuple[tuple[str, str], ...] = (),
-        subscription_ids: tuple[int, ...] = (),
-    ) -> None:
-        fields = {
-            "topic": topic,
-            "payload": payload,
-            "qos": qos,
-            "time_ms": time_ms,
-            "retain": retain,
-            "expiry_interval_s": expiry_interval_s,
-            "payload_format_indicator": payload_format_indicator,
-            "content_type": content_type,
-            "response_topic": response_topic,
-            "correlation_data": correlation_data,
-            "user_properties": user_properties,
-            "subscription_ids": subscription_ids,
-        }
-        object.__setattr__(self, "__dict__", fields)
+    def __post_init__(self) -> None:
+        topic, payload, qos, time_ms = self.topic, self.payload, self.qos, self.time_ms
         # What is well within all bounds, as nearly every message is, need not be held to them one by one.
         if not (
             type(topic) is str
             and type(payload) is bytes
             and type(qos) is int
             and type(time_ms) is int
-            and type(retain) is bool  # type: ignore[redundant-expr]  # who calls may not check types
+            and type(self.retain) is bool  # type: ignore[redundant-expr]  # who calls may not check types
             and 0 < len(topic) <= _SHORT_TEXT
             and topic.isascii()
             and "\0" not in topic
@@ -274,7 +242,8 @@ class NewMessage:
             check_message(self)
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@quick_init
+@dataclass(frozen=True, kw_only=True)
 class SessionSave:
     """Messages for one session, in the order of delivery.
 
@@ -295,16 +264,7 @@ class SessionSave:
     largest_bytes: int = field(init=False, repr=False, compare=False)
     is_checked: bool = field(default=False, init=False, repr=False, compare=False)
 
-    def __init__(
-        self,
-        *,
-        client_id: str,
-        messages: tuple[NewMessage, ...],
-        source: str | None = None,
-        offset: int | None = None,
-    ) -> None:
-        fields = {"client_id": client_id, "messages": messages, "source": source, "offset": offset}
-        object.__setattr__(self, "__dict__", fields)
+    def __post_init__(self) -> None:
         check_save(self)
         self._count()
 
@@ -334,7 +294,8 @@ class SessionSave:
         fields["largest_bytes"] = largest_bytes
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@quick_init
+@dataclass(frozen=True, kw_only=True)
 class SaveReport:
     """What became of one :class:`SessionSave`.
 
@@ -362,41 +323,14 @@ class SaveReport:
     replicated: bool | None = None
     error: QueuekeeperError | None = None
 
-    def __init__(
-        self,
-        *,
-        client_id: str,
-        packet_ids: tuple[int | None, ...] = (),
-        serials: tuple[int | None, ...] = (),
-        refused: Mapping[int, Refusal] | None = None,
-        trimmed: int = 0,
-        trimmed_in_flight: int = 0,
-        dead: int = 0,
-        replayed: bool = False,
-        forgotten: bool = False,
-        replicated: bool | None = None,
-        error: QueuekeeperError | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
+        error = self.error
         if error is not None:
             # One error may have ended the saves of many sessions.
-            if error.client_id not in (None, client_id):
-                error = copy(error)
-                error.client_id = client_id
-            error.about(client_id=client_id)
-        fields = {
-            "client_id": client_id,
-            "packet_ids": packet_ids,
-            "serials": serials,
-            "refused": {} if refused is None else refused,
-            "trimmed": trimmed,
-            "trimmed_in_flight": trimmed_in_flight,
-            "dead": dead,
-            "replayed": replayed,
-            "forgotten": forgotten,
-            "replicated": replicated,
-            "error": error,
-        }
-        object.__setattr__(self, "__dict__", fields)
+            if error.client_id not in (None, self.client_id):
+                error = self.__dict__["error"] = copy(error)
+                error.client_id = self.client_id
+            error.about(client_id=self.client_id)
 
     @property
     def stored(self) -> int:
@@ -404,7 +338,8 @@ class SaveReport:
         return sum(packet_id is not None for packet_id in self.packet_ids)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@quick_init
+@dataclass(frozen=True, kw_only=True)
 class PendingMessage:
     """A message to deliver, or an exchange to finish.
 
@@ -662,7 +597,7 @@ def check_save(save: SessionSave) -> None:
     """
     check_client_id(save.client_id)
     if type(save.messages) is not tuple:
-        raise UsageError(f"messages of the save for {save.client_id!r} is no tuple")
+        raise UsageError(f"messages of the save for {save.client_id!r} is {shown(save.messages)}: it must be a tuple")
     if not save.messages:
         raise UsageError(f"the save for {save.client_id!r} has no messages")
     if len(save.messages) > MAX_BATCH:
