@@ -149,8 +149,8 @@ def test_approved_plan_is_noted_and_shared_out(source: Connection, plan: Migrati
 @pytest.mark.parametrize(
     ("decision", "words"),
     [
-        (None, "nobody answered whether plan .* may run: nothing was written to Redis"),
-        ({}, "nobody answered whether plan"),
+        (None, "nobody answered the question about plan .*: nothing was written to Redis"),
+        ({}, "nobody answered the question about plan"),
         (
             {"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "ada"}},
             "was rejected by ada: nothing",
@@ -158,7 +158,7 @@ def test_approved_plan_is_noted_and_shared_out(source: Connection, plan: Migrati
         ({"chosen_options": ["Reject"], "responded_by_user": None}, "was rejected, as nobody answered in time"),
         ({"chosen_options": [], "responded_by_user": {"name": "ada"}}, "was rejected by ada"),
         ({"chosen_options": ["Approve", "Reject"], "responded_by_user": {"name": "ada"}}, "was rejected by ada"),
-        ({"chosen_options": ["Approve"], "responded_by_user": None}, "was approved without a name to it"),
+        ({"chosen_options": ["Approve"], "responded_by_user": None}, "was approved without a name"),
     ],
 )
 def test_anything_but_a_named_approval_stops_the_run(

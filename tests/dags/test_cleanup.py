@@ -123,7 +123,7 @@ def test_shard_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest
     )  # fmt: skip
     monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
     task = ApplyJobShareOperator(job=KIND, task_id="apply", maintenance_run_id=run_id, share=shard)
-    with pytest.raises(CheckFailed, match=f"^{shard} is not done: its 5 minutes are over$"):
+    with pytest.raises(CheckFailed, match=f"^{shard} is not finished: its 5 minutes are over$"):
         task.execute({})
 
 

@@ -100,7 +100,7 @@ def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest
         seconds=1.0, undo_file="",
     )  # fmt: skip
     monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
-    with pytest.raises(CheckFailed, match=f"^{share} is not done: its 5 minutes are over$"):
+    with pytest.raises(CheckFailed, match=f"^{share} is not finished: its 5 minutes are over$"):
         ApplyJobShareOperator(
             job="compacted_queue_gc", task_id="collect", maintenance_run_id=run_id, share=share
         ).execute({})

@@ -108,7 +108,7 @@ def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest
         seconds=1.0, undo_file="",
     )  # fmt: skip
     monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
-    with pytest.raises(CheckFailed, match=f"^{share} is not done: its 5 minutes are over$"):
+    with pytest.raises(CheckFailed, match=f"^{share} is not finished: its 5 minutes are over$"):
         ApplyJobShareOperator(job="fanout_repair", task_id="repair", maintenance_run_id=run_id, share=share).execute({})
 
 

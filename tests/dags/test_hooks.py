@@ -78,7 +78,7 @@ def test_missing_connection_says_how_to_make_it() -> None:
 def test_connection_of_another_kind_is_refused(connections: Connections) -> None:
     connections(queuekeeper_postgres="mysql://db/tbmq")
 
-    with pytest.raises(UsageError, match="'queuekeeper_postgres' is of type 'mysql', and has to be postgres"):
+    with pytest.raises(UsageError, match="'queuekeeper_postgres' is of type 'mysql': it must be postgres"):
         _ = QueuekeeperPostgresHook().url
 
 

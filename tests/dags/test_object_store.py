@@ -148,7 +148,7 @@ def test_store_that_refuses_is_told_in_words_and_gets_nothing(
 
 
 def test_connection_that_nobody_has_made_is_refused_whatever_the_environment_allows(bucket: str) -> None:
-    refused(f"s3://qk_nobody@{bucket}", UsageError, "names connection 'qk_nobody', which Airflow does not know: make")
+    refused(f"s3://qk_nobody@{bucket}", UsageError, "names connection 'qk_nobody', which Airflow does not have: add it")
 
 
 def test_store_that_is_away_is_told_in_words(

@@ -297,7 +297,7 @@ def test_commit_needs_a_person_who_is_another_one(world: OnlineWorld) -> None:
     run(SoakOperator, soak_minutes="0")
     with pytest.raises(RefusedError, match="was rejected by alice"):
         run(CommitOperator, decision=NO, four_eyes="False")
-    with pytest.raises(RefusedError, match="nobody answered whether plan"):
+    with pytest.raises(RefusedError, match="nobody answered the question about plan"):
         run(CommitOperator, decision=None, four_eyes="False")
     with pytest.raises(RefusedError, match="with four eyes these have to be two persons"):
         run(CommitOperator, decision=YES, four_eyes="True", triggered_by="alice")

@@ -378,7 +378,7 @@ def test_consumers_are_passed_only_when_a_person_agrees(world: World, monkeypatc
     assert len(world.states()) == 1
     assert asked == []
     assert run_it(override_consumers=True).state == "success"
-    assert asked == ["public.visits: take 1 partition that consumers have not read?"]
+    assert asked == ["public.visits: retire 1 partition that consumers have not read?"]
     assert len(world.states()) == 2
 
 

@@ -286,7 +286,7 @@ def test_link_with_a_value_of_another_type_is_refused_in_words(
 
     assert answer.status_code == 400
     assert answer.json()["detail"] == (
-        f"conf does not fit the form of session_repair: {name} is {json.dumps(value)}: it has to be {wanted}."
+        f"conf does not fit the form of session_repair: {name} is {json.dumps(value)}: it must be {wanted}."
     )
 
 

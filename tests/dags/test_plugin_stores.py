@@ -112,7 +112,7 @@ def test_every_page_of_a_first_day_says_what_to_do_next(empty: World) -> None:
     assert "/queuekeeper/trigger/queue_quality" in empty.browser.get("/").text
     assert "/queuekeeper/trigger/session_migration" in empty.browser.get("/migration").text
     assert "queuekeeper partitions set" in empty.browser.get("/partitions").text
-    assert "Nothing is on record yet" in empty.browser.get("/audit").text
+    assert "There are no entries yet" in empty.browser.get("/audit").text
 
 
 def test_overview_shows_stores_verdict_lengths_and_memory_against_its_limit(servers: World) -> None:
@@ -158,7 +158,7 @@ def test_table_that_somebody_locks_is_told_on_its_panels_and_the_rest_of_the_pag
     with postgres.connect(servers.stores._postgres_url()) as other:
         other.execute("LOCK TABLE queuekeeper.quality_runs IN ACCESS EXCLUSIVE MODE")
         shown = text_of(servers.browser.get("/", page=True))
-        assert "another session holds a lock on a table; look again later." in shown
+        assert "another session, which holds a lock on a table: reload this page later." in shown
         assert shown.count("✓ answers") == 2
         assert report_samples.PLAN_ID in shown
         assert servers.browser.get("/migration", page=True).status_code == 200
@@ -167,7 +167,7 @@ def test_table_that_somebody_locks_is_told_on_its_panels_and_the_rest_of_the_pag
         other.execute("LOCK TABLE queuekeeper.plans IN ACCESS EXCLUSIVE MODE")
         answer = servers.browser.get(f"/migration/{report_samples.PLAN_ID}", page=True)
         assert answer.status_code == 503
-        assert "another session holds a lock" in answer.text
+        assert "another session, which holds a lock" in answer.text
 
 
 def test_statement_that_takes_too_long_is_ended_and_told_as_such(servers: World) -> None:
@@ -175,12 +175,12 @@ def test_statement_that_takes_too_long_is_ended_and_told_as_such(servers: World)
         postgres_url=servers.stores._postgres_url, redis_url=servers.stores._redis_url, statement_timeout_ms=200
     )
     slow = impatient.from_postgres(lambda connection: connection.execute("SELECT pg_sleep(60)").fetchall())
-    assert slow.problem == "PostgreSQL did not answer in time: it is busy; look again later."
+    assert slow.problem == "PostgreSQL did not answer in time because it is busy: reload this page later."
     with postgres.connect(servers.stores._postgres_url()) as other:
         # Held for less than locks are waited for, and longer than an answer.
         other.execute("LOCK TABLE queuekeeper.quality_runs IN ACCESS EXCLUSIVE MODE")
         shown = text_of(servers.with_stores(impatient).get("/", page=True))
-    assert "PostgreSQL did not answer in time: it is busy; look again later." in shown
+    assert "PostgreSQL did not answer in time because it is busy: reload this page later." in shown
     assert "✓ answers" in shown
 
 
@@ -255,7 +255,7 @@ def test_number_that_is_none_is_answered_in_words(servers: World) -> None:
     answer = servers.browser.get(f"/migration/{report_samples.PLAN_ID}/cohorts/x", page=True)
 
     assert answer.status_code == 422
-    assert "not as it has to be: cohort" in text_of(answer)
+    assert "not valid: cohort" in text_of(answer)
 
 
 def test_running_migration_tells_speed_rest_and_what_holds_it_back(empty: World) -> None:

@@ -193,7 +193,7 @@ def test_run_about_events_alone_says_nothing_of_sessions(dag: DAG) -> None:
     judgement = {"quality_run_id": "q", "verdict": "passed", "stores": [], "findings": []}
     context = context_of(dag)
 
-    with pytest.raises(AirflowSkipException, match="nobody looked at sessions"):
+    with pytest.raises(AirflowSkipException, match="this run has not judged sessions"):
         PublishQualityOperator(task_id="publish", judgement=judgement).execute(context)
 
     assert context["outlet_events"][SESSION_QUALITY].extra == {}

@@ -121,7 +121,7 @@ def test_job_gets_its_secrets_by_environment_and_its_last_line_is_the_result(
          r"(?s)probe.py broke off with exit code 1; it can be repeated.*unforeseen"),
         ("os.kill(os.getppid(), 9); time.sleep(60)", AirflowException,
          r"probe.py broke off with exit code -9; it can be repeated"),
-        ("pass", AirflowException, "probe.py ended without a result: its last line has to be a JSON object"),
+        ("pass", AirflowException, "probe.py ended without a result: its last line must be a JSON object"),
     ],
     ids=["stale", "refused", "check-failed", "server-lost", "crashed", "killed", "silent"],
 )  # fmt: skip
@@ -184,15 +184,15 @@ def test_every_argument_of_the_providers_operator_reaches_spark_submit(environme
 
 REFUSED = {
     "application": "the job names its file",
-    "application_args": "a job's arguments are made from its form",
+    "application_args": "the arguments of a job come from its form",
     "conn_id": "the connection is spark_conn_id",
-    "durable": "it is about drivers in deploy mode cluster",
+    "durable": "it is for drivers in deploy mode cluster",
     "java_class": "jobs are written in Python",
-    "reconnect_on_retry": "it is about drivers in deploy mode cluster",
-    "status_poll_interval": "it is about drivers in deploy mode cluster",
-    "track_driver_via_k8s_api": "it is about drivers in deploy mode cluster",
-    "yarn_rm_auth": "it is about drivers in deploy mode cluster",
-    "yarn_track_via_rm_api": "it is about drivers in deploy mode cluster",
+    "reconnect_on_retry": "it is for drivers in deploy mode cluster",
+    "status_poll_interval": "it is for drivers in deploy mode cluster",
+    "track_driver_via_k8s_api": "it is for drivers in deploy mode cluster",
+    "yarn_rm_auth": "it is for drivers in deploy mode cluster",
+    "yarn_track_via_rm_api": "it is for drivers in deploy mode cluster",
 }
 OF_LINEAGE = {"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"}
 """The provider's operator takes these and does not hand them on: they add to `conf`."""

@@ -73,7 +73,7 @@ def test_old_name_makes_the_same_call_and_says_what_to_write(name: str, call: st
     arguments = needed(call) | {"key_prefix": "shop:"}
     old = {retired.RENAMED.get(each, each): value for each, value in arguments.items()}
 
-    with pytest.warns(DeprecationWarning, match=f"^{name} goes with the next release: write StoreCallOperator"):
+    with pytest.warns(DeprecationWarning, match=f"^{name} is removed by the next release: write StoreCallOperator"):
         task = operator(task_id="task", redis_conn_id="other", **old)
     mapped = operator.partial(task_id="mapped", **old).expand(redis_conn_id=["other"])
     with pytest.warns(DeprecationWarning, match="StoreCallOperator"):

@@ -92,7 +92,7 @@ def test_store_that_is_down_is_named_and_the_other_is_read(servers: tuple[str, .
 
 
 def test_unknown_and_hostile_ids_get_a_sentence(servers: tuple[str, ...]) -> None:
-    assert "check the id, letter by letter" in run("explain", "\x1b[31mnobody", *servers).stdout
+    assert "check the spelling of the id" in run("explain", "\x1b[31mnobody", *servers).stdout
     refused = run("explain", "", *servers)
     assert refused.exit_code == 2
     assert "client id is empty" in refused.stderr

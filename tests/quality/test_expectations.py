@@ -170,7 +170,7 @@ def test_a_missing_column_is_a_broken_check_that_names_it(postgres_url: str) -> 
 
 def test_rows_that_cannot_be_told_apart_are_refused(postgres_url: str) -> None:
     chosen = suite(EXPIRE)
-    with pytest.raises(UsageError, match="the rows to check have no column 'client_hash', which tells them apart"):
+    with pytest.raises(UsageError, match="the rows to check have no column 'client_hash', which identifies them"):
         validation.validate(chosen, postgres_url=postgres_url, query="SELECT 1 AS a")
     with pytest.raises(UsageError, match=r"the query to check does not run: .*nowhere"):
         validation.validate(suite(EXPIRE), postgres_url=postgres_url, query="SELECT * FROM nowhere")

@@ -214,5 +214,5 @@ def test_rows_are_kept_for_the_newest_judgements_and_name_clients_by_hash(stage:
 
 def test_suite_needs_the_servers(stage: Stage) -> None:
     del stage.urls["redis_url"]
-    with pytest.raises(UsageError, match="suite compacted asks the Redis servers: name their address"):
+    with pytest.raises(UsageError, match="suite compacted reads settings of the Redis servers: give their address"):
         stage.judge()

@@ -191,5 +191,5 @@ def test_rows_of_fanout_queues_are_kept_for_the_newest_judgements(stage: Stage) 
 
 def test_suite_of_fanout_queues_needs_the_servers(stage: Stage) -> None:
     del stage.urls["redis_url"]
-    with pytest.raises(UsageError, match="suite fanout asks the Redis servers: name their address"):
+    with pytest.raises(UsageError, match="suite fanout reads settings of the Redis servers: give their address"):
         stage.judge()

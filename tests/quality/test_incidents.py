@@ -177,7 +177,7 @@ def test_an_incident_that_cannot_be_owned_is_refused(connection: Connection) -> 
     def own(number: int) -> None:
         Incidents(connection).own(number, owner="ops", reason="r", ends_on=TODAY, today=TODAY)
 
-    with pytest.raises(UsageError, match=f"incident {incident.incident_id} has closed"):
+    with pytest.raises(UsageError, match=f"incident {incident.incident_id} is closed"):
         own(incident.incident_id)
     with pytest.raises(UsageError, match="there is no incident 999: `queuekeeper quality incidents list` shows them"):
         own(999)

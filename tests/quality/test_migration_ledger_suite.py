@@ -209,10 +209,10 @@ def test_a_server_that_is_down_is_said_in_plain_words() -> None:
     ("where", "message"),
     [
         ({"table": "queuekeeper.legder"}, "there is no table queuekeeper.legder in this database"),
-        ({"table": "ledger"}, "table 'ledger': write it as schema.table"),
+        ({"table": "ledger"}, "table 'ledger' is not a name: write schema.table"),
         (
             {"table": "Queuekeeper.ledger"},
-            "table 'Queuekeeper.ledger': write it as schema.table, in plain small letters",
+            "table 'Queuekeeper.ledger' is not a name: write schema.table in lower-case letters",
         ),
         ({"query": "DELETE FROM queuekeeper.ledger"}, "the query to check must begin with SELECT"),
         ({"table": "a.b", "query": "SELECT 1"}, "give either a table or a query to check"),

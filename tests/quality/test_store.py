@@ -215,7 +215,7 @@ def test_known_issues_are_kept_listed_and_removed(connection: Connection) -> Non
         ({"check_id": "Q99"}, "there is no check 'Q99'"),
         ({"owner": " "}, "needs an owner and a reason"),
         ({"ends_on": date(2020, 1, 1)}, "would end on 2020-01-01, which has passed"),
-        ({"client_hash": "device-7"}, "'device-7' is not one: copy the 16 hex digits"),
+        ({"client_hash": "device-7"}, "'device-7' is not a client hash: copy the 16 hex digits"),
     ],
 )
 def test_a_known_issue_that_excuses_nothing_sensible_is_refused(

@@ -96,7 +96,7 @@ def test_incident_says_since_when_it_stands_and_who_answers_for_it(failed: Publi
     assert [(line.incident_id, line.state, line.days(samples.NOW_MS)) for line in failed.incidents] == [(4, "known", 9)]
     assert "4 P0 Q11 Last packet id known until" in text_of(page)
     assert "platform team 9 days" in text_of(page)
-    assert "None stands." in text_of(rendered(compose_report(samples.passed(), now_ms=samples.NOW_MS)))
+    assert "Incidents There are none." in text_of(rendered(compose_report(samples.passed(), now_ms=samples.NOW_MS)))
 
 
 def test_nothing_that_comes_from_outside_does_harm() -> None:
@@ -214,7 +214,7 @@ def test_run_whose_queues_were_dropped_does_not_say_that_none_has_a_fault() -> N
     profiles = tuple(replace(profile, is_forgotten=True) for profile in evidence.profiles)
     text = text_of(rendered(compose_report(replace(evidence, profiles=profiles, queues={}), now_ms=samples.NOW_MS)))
 
-    assert "The rows of queues have been dropped since" in text
+    assert "The rows of queues have been dropped" in text
     assert "No queue has a fault." not in text
 
 

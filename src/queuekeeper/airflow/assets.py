@@ -5,4 +5,4 @@ from __future__ import annotations
 from airflow.sdk import Asset
 
 SESSION_QUALITY = Asset(name="queuekeeper_session_quality", uri="queuekeeper://sessions/quality")
-"""Updated when the queues of the sessions were found to be in order; a DAG that is scheduled on it waits for that."""
+"""Asset that is updated when the queues of sessions are in order; a DAG that is scheduled on it waits for that."""

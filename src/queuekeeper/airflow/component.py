@@ -1,4 +1,4 @@
-"""Runs a component of Airflow that forks: it imports what DAGs and tasks need once, instead of every child doing so."""
+"""Runs a component of Airflow that forks, after importing once what all its children need for DAGs and tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queuekeeper.airflow import operators
 
 
 def import_operators() -> None:
-    """Import all that DAGs are made of; what is not installed is told by the DAG that needs it."""
+    """Import everything that DAGs use; a missing package is reported by the DAG that needs it."""
     for module in pkgutil.iter_modules(operators.__path__, f"{operators.__name__}."):
         with suppress(ImportError):
             importlib.import_module(module.name)

@@ -1,4 +1,4 @@
-"""What all DAGs of Queuekeeper share: connections, pools, retries and tags."""
+"""Connections, pools, retries and tags that all DAGs of Queuekeeper share."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ REDIS_CONNECTION = "queuekeeper_redis"
 SPARK_CONNECTION = "queuekeeper_spark"
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-"""Start date of every DAG; runs before it make no sense, and a fixed one keeps the serialized DAG the same."""
+"""Start date of every DAG; it is fixed, so that the serialized DAG stays the same."""
 
 ONE_AT_A_TIME: dict[str, Any] = {"start_date": START, "catchup": False, "max_active_runs": 1}
-"""Arguments of a DAG whose runs follow one another."""
+"""Arguments of a DAG of which one run is active at a time."""
 
 ON_SCHEDULE: dict[str, Any] = {**ONE_AT_A_TIME, "is_paused_upon_creation": True}
-"""Arguments of a DAG that runs by itself, once somebody has unpaused it."""
+"""Arguments of a DAG that runs on a schedule after somebody has unpaused it."""
 
 
 class Pool(StrEnum):
-    """Pools by what their tasks load. A task in a pool that nobody created is never scheduled."""
+    """Pools by the resource that their tasks load. A task in a pool that does not exist is never scheduled."""
 
     SPARK = "queuekeeper_spark"
     POSTGRES = "queuekeeper_postgres"
@@ -37,7 +37,7 @@ class Pool(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSize:
-    """How many tasks of a pool may run at once, and why."""
+    """Number of tasks of a pool that may run at once, and why."""
 
     slots: int
     description: str
@@ -52,7 +52,7 @@ POOLS: dict[Pool, PoolSize] = {
 
 
 class Tag(StrEnum):
-    """Words by which DAGs are found in the UI."""
+    """Tags by which DAGs are found in the UI."""
 
     QUEUEKEEPER = "queuekeeper"
     MIGRATION = "migration"
@@ -64,7 +64,7 @@ class Tag(StrEnum):
 
 
 def of_file(path: str, words: str | None) -> dict[str, Any]:
-    """Return name and help of a DAG: those of its file.
+    """Return id and description of a DAG, which come from its file.
 
     :param words: the file's docstring.
     """
@@ -72,12 +72,12 @@ def of_file(path: str, words: str | None) -> dict[str, Any]:
 
 
 def tags(*others: Tag) -> list[str]:
-    """Return the tags of a DAG, with the one that all have."""
+    """Return the tags of a DAG, with the tag that all DAGs have."""
     return [Tag.QUEUEKEEPER.value, *(tag.value for tag in others)]
 
 
 def connections(*servers: str) -> dict[str, str]:
-    """Return which connections tasks use: those that the form names.
+    """Return the connections of tasks as templates: those that the form names.
 
     :param servers: ``postgres``, ``redis``, ``spark``.
     """
@@ -85,10 +85,10 @@ def connections(*servers: str) -> dict[str, str]:
 
 
 def retry_policy() -> ExceptionRetryPolicy:
-    """Return which failures are worth another try.
+    """Return the policy that decides which failures are retried.
 
-    An unreachable server may be back in a minute. What else Queuekeeper refuses on purpose it would refuse again.
-    Anything unforeseen follows the task's own number of retries.
+    An unreachable server may be back in a minute. Other errors of Queuekeeper are refusals, which a retry would repeat.
+    Any other exception follows the task's own number of retries.
     """
     return ExceptionRetryPolicy(
         rules=[
@@ -101,18 +101,18 @@ def retry_policy() -> ExceptionRetryPolicy:
             RetryRule(
                 exception=QueuekeeperError,
                 action=RetryAction.FAIL,
-                reason="refused on purpose: trying again changes nothing",
+                reason="refused: a retry would be refused, too",
             ),
         ]
     )
 
 
 def default_args(*, owner: str = "queuekeeper") -> dict[str, Any]:
-    """Return the arguments that every task of a DAG starts from."""
+    """Return the default arguments of every task of a DAG."""
     return {
         "owner": owner,
         "retries": 2,
-        # A driver whose task was killed ends itself within two seconds; the next try must not meet it.
+        # A driver whose task was killed ends itself within two seconds; the next try must not start before.
         "retry_delay": timedelta(seconds=15),
         "retry_policy": retry_policy(),
         "on_failure_callback": notifiers(Event.FAILURE),

@@ -1,4 +1,4 @@
-"""Forms of DAGs, and the templates by which operators read them; both are made of the models of the jobs."""
+"""Makes forms of DAGs, and the templates by which operators read them, from the models of the jobs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def form(*models: type[Parameters]) -> dict[str, Param]:
 
 
 def field_of(each: Described) -> Param:
-    """Return one field of a form. Its schema holds the rule in the words of every other surface.
+    """Return one field of a form, whose schema states the rule in the same words as commands do.
 
-    A text or a list that names nothing by default is an empty field.
+    The field of a text or a list without a default is empty.
     """
     said = each.said
     default = each.default if said.proposed is None else said.proposed
@@ -68,7 +68,7 @@ def field_of(each: Described) -> Param:
 
 
 def templates(model: type[Parameters]) -> dict[str, str]:
-    """Return what Airflow renders for an operator: each parameter as :meth:`Parameters.of_texts` reads it."""
+    """Return templates of all parameters of a model, rendered as :meth:`Parameters.of_texts` reads them."""
     return {
         name: f"{{{{ (params.{name} or []) | join('\\n') }}}}" if each.kind is Kind.LIST else template(name)
         for name, each in describe(model).items()
@@ -76,16 +76,16 @@ def templates(model: type[Parameters]) -> dict[str, str]:
 
 
 def template(name: str) -> str:
-    """Return what Airflow renders as one parameter, of any type but a list; no value is an empty text."""
+    """Return the template of one parameter, of any type but a list; ``None`` is rendered as an empty text."""
     return f"{{{{ '' if params.{name} is none else params.{name} }}}}"
 
 
 def reject_unknown(conf: Mapping[str, object] | None, known: Mapping[str, object]) -> None:
-    """Refuse a run with parameters that the form does not have; Airflow itself accepts them.
+    """Refuse a run with parameters that the form does not have, which Airflow itself accepts.
 
-    :param conf: what the run was triggered with.
+    :param conf: parameters that the run was triggered with.
     :param known: the DAG's parameters.
-    :raises UsageError: naming each, with the nearest name that exists.
+    :raises UsageError: when a parameter is not known; the message names it and the nearest name that exists.
     """
     names = sorted(set(conf or {}) - set(known))
     if names:
@@ -93,6 +93,6 @@ def reject_unknown(conf: Mapping[str, object] | None, known: Mapping[str, object
 
 
 def reject_unknown_of(context: Context) -> None:
-    """Refuse the run of a task's context as :func:`reject_unknown` does."""
+    """Apply :func:`reject_unknown` to the run of a task's context."""
     run = context["dag_run"]
     reject_unknown(run.conf, context["dag"].params)

@@ -1,4 +1,4 @@
-"""Airflow connections as URLs and as connections of ours."""
+"""Turns connections of Airflow into URLs and into our own connections."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _POSTGRES_EXTRAS = frozenset(
 )  # fmt: skip
 _REDIS_EXTRAS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"})
 
-# These shape other users' view of the same connection and change nothing for us: a cluster is found out by asking it.
+# Extras for other users of the connection, which change nothing for us: we ask the server whether it is a cluster.
 _POSTGRES_IGNORED = frozenset({"cursor", "sqlalchemy_query", "sqlalchemy_scheme"})
 _REDIS_IGNORED = frozenset({"cluster", "startup_nodes"})
 _REDIS_READ = frozenset({"db", "ssl"})
 _REDIS_DEFAULTS = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
-"""A form sends these with TLS on or off: they are no sign that somebody believes in TLS."""
+"""A form sends these with TLS on or off, so they do not show that TLS is wanted."""
 
 _NO_PASSWORD = frozenset({"", "none", "false"})
-"""Words that Airflow's own Redis hook takes for the absence of a password."""
+"""Words that Airflow's own Redis hook reads as no password."""
 
 
 def get_connection(conn_id: str, *, kinds: Iterable[str], example: str) -> Connection:
     """Return a connection of Airflow.
 
-    :param kinds: connection types that will do.
-    :param example: URI that shows how to make one.
-    :raises UsageError: when it does not exist or is of another type, with the command that makes one.
+    :param kinds: accepted connection types.
+    :param example: URI of an example, for the error message.
+    :raises UsageError: when it does not exist or is of another type; the message shows the command that adds one.
     """
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -64,7 +64,7 @@ def get_connection(conn_id: str, *, kinds: Iterable[str], example: str) -> Conne
     wanted = sorted(kinds)
     if connection.conn_type not in wanted:
         raise UsageError(
-            f"connection {conn_id!r} is of type {connection.conn_type!r}, and has to be {' or '.join(wanted)}"
+            f"connection {conn_id!r} is of type {connection.conn_type!r}: it must be {' or '.join(wanted)}"
         )
     return connection
 
@@ -72,7 +72,7 @@ def get_connection(conn_id: str, *, kinds: Iterable[str], example: str) -> Conne
 def _allowed_extras(
     conn_id: str, extras: Mapping[str, Any], *, allowed: frozenset[str], ignored: frozenset[str]
 ) -> dict[str, str]:
-    # An extra that is misspelt and silently dropped could leave a connection without TLS.
+    # If a misspelt extra were ignored, a connection could be without TLS unnoticed.
     unknown = sorted(set(extras) - allowed - ignored)
     if unknown:
         raise UsageError(
@@ -82,7 +82,7 @@ def _allowed_extras(
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in sorted(extras.items())
-        # A form sends the fields that were left empty, too.
+        # A form also sends empty fields.
         if name in allowed and value not in (None, "")
     }
 
@@ -91,7 +91,7 @@ def _authority(connection: Connection, password: str | None, *, port: int) -> st
     user = "" if not connection.login else quote(connection.login, safe="")
     secret = "" if password is None else f":{quote(password, safe='')}"
     if password is not None:
-        # Airflow masks the password as it stands; in a URL it may look different.
+        # Airflow masks the password only in its own form; in a URL it may be encoded.
         mask_secret(quote(password, safe=""))
     host = connection.host or "localhost"
     if host.startswith("/"):
@@ -103,11 +103,11 @@ def _authority(connection: Connection, password: str | None, *, port: int) -> st
 
 
 def _tested(conn_id: str, url: Callable[[], str], examine: Callable[[str], list[Finding]]) -> tuple[bool, str]:
-    """Say what Airflow's Test button shows; errors and findings hold no password."""
+    """Return the result that Airflow's Test button shows; errors and findings hold no password."""
     try:
         found = Examination(findings=tuple(examine(url())))
     except QueuekeeperError as error:
-        # The button tests a copy under a name that nobody has chosen.
+        # The button tests a copy of the connection under a generated name.
         return False, str(error).replace(f"connection {conn_id!r}", "this connection")
     versions = [
         f"{finding.subject}: {finding.found}" for finding in found.findings if finding.check.startswith("version")
@@ -130,7 +130,7 @@ def _current_run() -> audit.AirflowRun | None:
     return audit.AirflowRun(dag_id=run.dag_id, run_id=run.run_id)
 
 
-# What is recorded within a task is found again from the run: every task of ours opens its records by these hooks.
+# Entries of the audit name the run that made them: all tasks open their records by these hooks.
 audit.find_runs_by(_current_run)
 
 
@@ -142,7 +142,7 @@ class QueuekeeperPostgresHook(PostgresHook):
     hook_name = "Queuekeeper PostgreSQL"
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
-        """Say which server answers, and whether it is fit; this is Airflow's Test button."""
+        """Return which server answers and whether it is fit, for Airflow's Test button."""
         return _tested(self.get_conn_id(), lambda: self.url, examine_postgres)
 
     @property
@@ -164,19 +164,19 @@ class QueuekeeperPostgresHook(PostgresHook):
 
     @contextmanager
     def connect(self, *, autocommit: bool = True) -> Iterator[postgres.Connection]:
-        """Open a connection of ours for the length of a ``with`` block."""
+        """Open one of our connections for a ``with`` block."""
         with postgres.connect(self.url, autocommit=autocommit) as connection:
             yield connection
 
     @contextmanager
     def ledger(self) -> Iterator[MigrationLedger]:
-        """Open the records of migrations for the length of a ``with`` block."""
+        """Open the records of migrations for a ``with`` block."""
         with self.connect() as connection:
             yield MigrationLedger(connection)
 
     @contextmanager
     def maintenance_runs(self) -> Iterator[MaintenanceRuns]:
-        """Open the records of cleanups and remedies for the length of a ``with`` block."""
+        """Open the records of maintenance runs for a ``with`` block."""
         with self.connect() as connection:
             yield MaintenanceRuns(connection)
 
@@ -192,7 +192,7 @@ class QueuekeeperRedisHook(RedisHook):
         super().__init__(redis_conn_id, **kwargs)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Say which servers answer, and whether they are fit; this is Airflow's Test button."""
+        """Return which servers answer and whether they are fit, for Airflow's Test button."""
         return _tested(self.redis_conn_id, lambda: self.url, examine_redis)
 
     @property
@@ -220,14 +220,14 @@ class QueuekeeperRedisHook(RedisHook):
             password = None
         database = str(found.get("db") or connection.schema or 0)
         if not database.isdigit():
-            raise UsageError(f"connection {self.redis_conn_id!r} names database {database!r}: it has to be a number")
+            raise UsageError(f"connection {self.redis_conn_id!r} names database {database!r}: it must be a number")
         scheme = "rediss" if encrypted else "redis"
         options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
         return f"{scheme}://{_authority(connection, password, port=6379)}/{database}{options}"
 
     @contextmanager
     def connect(self) -> Iterator[redis_client.RedisClient]:
-        """Open a client of ours for the length of a ``with`` block."""
+        """Open one of our clients for a ``with`` block."""
         client = redis_client.connect(self.url)
         try:
             yield client
@@ -236,18 +236,18 @@ class QueuekeeperRedisHook(RedisHook):
 
     @contextmanager
     def compacted_queues(self, *, key_prefix: str = "", rules: QueueRules | None = None) -> Iterator[CompactedQueues]:
-        """Open the compacted queues for the length of a ``with`` block.
+        """Open the compacted queues for a ``with`` block.
 
-        :param rules: bounds of each queue, for who appends.
+        :param rules: bounds of each queue, which apply when it is appended to.
         """
         with self.connect() as client:
             yield CompactedQueues(client, prefix=key_prefix, rules=rules)
 
     @contextmanager
     def fanout_queues(self, *, key_prefix: str = "", rules: FanoutRules | None = None) -> Iterator[FanoutQueues]:
-        """Open the fan-out queues for the length of a ``with`` block.
+        """Open the fan-out queues for a ``with`` block.
 
-        :param rules: bounds of what is published.
+        :param rules: bounds that apply when a message is published.
         """
         with self.connect() as client:
             yield FanoutQueues(client, prefix=key_prefix, rules=rules)

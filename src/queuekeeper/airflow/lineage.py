@@ -1,6 +1,6 @@
-"""Names what a task reads and writes as OpenLineage does; only its provider for Airflow calls this, where installed.
+"""Names what a task reads and writes for OpenLineage; only its provider for Airflow, if installed, calls this.
 
-Names are made of hosts, ports, databases and tables: no user and no password is among them.
+Names consist of hosts, ports, databases and tables, and hold no user and no password.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def lineage(*, inputs: Sequence[InputDataset], outputs: Sequence[OutputDataset]) -> Lineage:
-    """Return what OpenLineage's provider asks an operator for."""
-    from airflow.providers.openlineage.extractors import OperatorLineage  # noqa: PLC0415 - an option
+    """Return inputs and outputs as the object that OpenLineage's provider expects from an operator."""
+    from airflow.providers.openlineage.extractors import OperatorLineage  # noqa: PLC0415 - optional
 
     return OperatorLineage(inputs=list(inputs), outputs=list(outputs))
 
@@ -29,8 +29,8 @@ def postgres_table(conn_id: str, table: str, *, rows: int | None = None) -> Inpu
     """Return a table that is read.
 
     :param conn_id: connection of the database.
-    :param table: as ``schema.name``.
-    :param rows: how many were read, once that is known.
+    :param table: table as ``schema.name``.
+    :param rows: number of rows that were read, once it is known.
     """
     from openlineage.client.generated.base import InputDataset  # noqa: PLC0415
     from openlineage.client.generated.input_statistics_input_dataset import (  # noqa: PLC0415
@@ -49,10 +49,10 @@ def postgres_table(conn_id: str, table: str, *, rows: int | None = None) -> Inpu
 
 
 def redis_sessions(conn_id: str, *, key_prefix: str, rows: int | None = None) -> OutputDataset:
-    """Return the sessions below a key prefix, which are written.
+    """Return the sessions of a key prefix, which are written.
 
     :param conn_id: connection of the server or cluster.
-    :param rows: how many messages were written, once that is known.
+    :param rows: number of messages that were written, once it is known.
     """
     parts = urlsplit(QueuekeeperRedisHook(conn_id).url)
     namespace = f"redis://{_address(parts.hostname, parts.port)}"

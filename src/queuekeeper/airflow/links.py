@@ -1,4 +1,4 @@
-"""Buttons on the pages of tasks."""
+"""Adds buttons to the pages of tasks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 class ReportLink(BaseOperatorLink):
-    """Leads from a task to the report of its run.
+    """Links a task to the report of its run.
 
-    :param kind: of the reports that the task writes.
+    :param kind: kind of the reports that the task writes.
     """
 
     def __init__(self, kind: ReportKind) -> None:
         self.kind = kind
 
     def __reduce__(self) -> tuple[type[ReportLink], tuple[ReportKind]]:
-        """Copy with the kind, which Airflow's own class would leave out."""
+        """Copy the link with its kind, which Airflow's own class would omit."""
         return ReportLink, (self.kind,)
 
     @property
     def name(self) -> str:
-        """Words on the button."""
+        """Text on the button."""
         return self.kind.words
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:

@@ -1,4 +1,4 @@
-"""Tells the notifiers that Airflow's configuration names of questions that wait and of tasks that have failed."""
+"""Calls the notifiers of Airflow's configuration when a question waits or a task has failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTION = f"option {NOTIFIERS} of section [{CONFIGURATION}] in Airflow's configu
 
 
 class Event(StrEnum):
-    """What a notifier can be told of."""
+    """Events for which a notifier is called."""
 
     APPROVAL = "approval"
     """A person is asked."""
@@ -27,7 +27,7 @@ class Event(StrEnum):
     """A quality run has found something critical."""
 
     FAILURE = "failure"
-    """Any task of a DAG of ours has failed, and is not tried again."""
+    """A task of one of our DAGs has failed and is not retried."""
 
 
 class _Entry(BaseModel):
@@ -39,12 +39,12 @@ class _Entry(BaseModel):
 
 
 class ConfiguredNotifier(BaseNotifier):
-    """Makes a notifier of a configured class for each message, and goes on when it cannot be told.
+    """Makes a notifier of a configured class for each message; a failure of the notifier is only logged.
 
-    A new one each time: a notifier keeps what its templates were rendered to.
+    A new notifier is made each time, because a notifier keeps its rendered templates.
 
     :param notifier: name of the class.
-    :param arguments: what it is made with; templates are rendered by the notifier.
+    :param arguments: arguments of the class; the notifier renders templates in them.
     """
 
     def __init__(self, notifier: str, arguments: dict[str, Any]) -> None:
@@ -53,12 +53,12 @@ class ConfiguredNotifier(BaseNotifier):
         self.arguments = arguments
 
     def __call__(self, *args: Any) -> None:
-        """Tell the notifier."""
+        """Call the notifier."""
         try:
             pkgutil.resolve_name(self.notifier)(**deepcopy(self.arguments))(*args)
         except Exception:
-            # Neither a question nor the record of a failure may be lost to a mail server that is down.
-            self.log.exception("%s could not be told", self.notifier)
+            # A question and the record of a failure must not be lost because a mail server is down.
+            self.log.exception("%s could not be called", self.notifier)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConfiguredNotifier) and (self.notifier, self.arguments) == (
@@ -67,14 +67,14 @@ class ConfiguredNotifier(BaseNotifier):
         )
 
     def __repr__(self) -> str:
-        # Stands in the serialized DAG: the same at each parse, and without arguments.
+        # This is part of the serialized DAG: it is the same at each parse, and without arguments.
         return f"ConfiguredNotifier({self.notifier})"
 
 
 def notifiers(event: Event) -> list[ConfiguredNotifier]:
-    """Return who is told of an event.
+    """Return the notifiers of an event.
 
-    :raises UsageError: when the configuration is not a list of notifiers that can be made.
+    :raises UsageError: when the configuration is not a list of notifiers, or one of them cannot be made.
     """
     text = conf.get(CONFIGURATION, NOTIFIERS, fallback="") or ""
     if not text.strip():

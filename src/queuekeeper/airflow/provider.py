@@ -1,6 +1,6 @@
-"""Tells Airflow what this package adds: connection types with their forms, hooks, operators, links and settings.
+"""Describes to Airflow what this package adds: connection types with their forms, hooks, operators, links, settings.
 
-Airflow reads this at the start of every command, so nothing here imports Airflow.
+Airflow reads this at the start of every command, so this module does not import Airflow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 POSTGRES_TYPE = "queuekeeper_postgres"
 REDIS_TYPE = "queuekeeper_redis"
-"""Connection types with a form and a test of ours; the types ``postgres`` and ``redis`` do as well."""
+"""Connection types with our own form and test; the types ``postgres`` and ``redis`` are accepted, too."""
 
 CONFIGURATION = "queuekeeper"
 NOTIFIERS = "notifiers"
@@ -21,7 +21,7 @@ _OPERATORS = Path(__file__).parent / "operators"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Return the metadata by which Airflow knows this package; the entry point ``apache_airflow_provider`` names it."""
+    """Return the provider metadata for Airflow, which finds this by the entry point ``apache_airflow_provider``."""
     return {
         "package-name": "queuekeeper",
         "name": "Queuekeeper",
@@ -70,8 +70,8 @@ def _postgres() -> dict[str, Any]:
         "conn-fields": {
             "sslmode": _text(
                 "TLS mode",
-                "One of disable, allow, prefer, require, verify-ca, verify-full. Use verify-full unless the server is "
-                "on the same machine; prefer holds when it is empty.",
+                "One of disable, allow, prefer, require, verify-ca, verify-full. Empty: prefer. Use verify-full unless "
+                "the server is on the same machine.",
             ),
             "sslrootcert": _text(
                 "CA certificate path", "File on every worker that the server's certificate is signed by."
@@ -119,13 +119,13 @@ def _redis() -> dict[str, Any]:
             ),
             "ssl_cert_reqs": _text(
                 "Server certificate",
-                "Whether it is checked: required, optional or none.",
+                "Check of the server's certificate: required, optional or none.",
                 enum=["required", "optional", "none"],
                 default="required",
             ),
             "ssl_check_hostname": {
                 "label": "Check the host name",
-                "description": "Whether the server's certificate has to name its host.",
+                "description": "Whether the server's certificate must name its host.",
                 "schema": {"type": ["boolean", "null"], "default": True},
             },
             "ssl_certfile": _text("Client certificate path", "Only where the server asks for a certificate."),
@@ -137,9 +137,9 @@ def _redis() -> dict[str, Any]:
 def _notifiers_option() -> dict[str, Any]:
     return {
         "description": (
-            "Whom Queuekeeper's DAGs tell that a person is asked (approval), that a quality gate has failed "
-            "(quality_gate) or that any task has failed for good (failure): a JSON list of notifiers, each with its "
-            "class, its arguments and the events it is told. Passwords belong into the connection that it names."
+            "Notifiers that Queuekeeper's DAGs call when a person is asked (approval), a quality gate has failed "
+            "(quality_gate) or any task has failed for good (failure): a JSON list, each with its class, its arguments "
+            "and its events. Passwords belong in the connection that a notifier names."
         ),
         "version_added": "0.1.0",
         "type": "string",

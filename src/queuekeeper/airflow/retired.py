@@ -1,4 +1,4 @@
-"""Old names of operators that go with the next release; ``StoreCallOperator`` does what they do."""
+"""Old names of operators, which the next release removes; ``StoreCallOperator`` replaces them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ CALLS = {
     "ResumeFanoutQueueOperator": "fanout.resume",
     "VerifyFanoutQueueOperator": "fanout.verify",
 }
-"""Each with the call that it makes; its arguments are those of the call, but for ``queue_name``, which is ``queue``."""
+"""Old name -> call that it makes. Arguments are those of the call; only ``queue_name`` is now ``queue``."""
 
 RENAMED = {"queue": "queue_name"}
 
 
 def names_of(module: str) -> Callable[[str], Any]:
-    """Return what a module does for its old names.
+    """Return the ``__getattr__`` of a module, which resolves its old names.
 
-    :param module: such as ``queuekeeper.airflow.operators.fanout``.
+    :param module: name of the module, such as ``queuekeeper.airflow.operators.fanout``.
     """
 
     def found(name: str) -> Any:
@@ -62,14 +62,14 @@ def _operator(module: str, name: str) -> type[StoreCallOperator]:
     def __init__(self: StoreCallOperator, **kwargs: Any) -> None:  # noqa: N807 - of the class below
         arguments = {argument: kwargs.pop(known) for known, argument in old.items() if known in kwargs}
         warn(
-            f"{name} goes with the next release: write StoreCallOperator(call={call!r}, arguments={arguments!r}) of "
-            f"{StoreCallOperator.__module__}",
+            f"{name} is removed by the next release: write StoreCallOperator(call={call!r}, arguments={arguments!r}) "
+            f"of {StoreCallOperator.__module__}",
             DeprecationWarning,
             stacklevel=3,
         )
         StoreCallOperator.__init__(self, call=call, arguments=arguments, **kwargs)
 
-    # Airflow asks for what a task may be given, for mapped tasks and for what DAGs give all of theirs.
+    # Airflow reads the signature for mapped tasks and for default arguments.
     own = [Parameter(each, Parameter.KEYWORD_ONLY, default=None) for each in old]
     __init__.__signature__ = Signature(  # type: ignore[attr-defined]
         [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), *own, Parameter("kwargs", Parameter.VAR_KEYWORD)]

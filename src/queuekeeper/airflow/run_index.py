@@ -1,4 +1,4 @@
-"""Notes which report belongs to which run, as small files beside the reports, and where the plugin shows them."""
+"""Records which report belongs to which run, in small files beside the reports, and where the plugin shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queuekeeper.places import make_folder, write_whole
 from queuekeeper.report.files import ReportFiles, read_in, writing
 
 PREFIX = "/queuekeeper"
-"""Where the plugin's pages are mounted, below Airflow's own base address."""
+"""Path of the plugin's pages below Airflow's own base address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,17 @@ def base_path() -> str:
 
 
 def forms_url() -> str:
-    """Return the address below which the plugin opens forms of DAGs.
+    """Return the base address of the plugin's forms of DAGs.
 
-    A report is a file that may be read anywhere, so it names the whole address where Airflow knows its own; where it
-    does not, the path, which serves those who read the report in Airflow.
+    It is a full address if Airflow's configuration has one, since a report may be read anywhere. Otherwise it is a
+    path, which works in Airflow alone.
     """
     base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
     return f"{base}{PREFIX}/trigger"
 
 
 def remember(directory: Path, *, dag_id: str, run_id: str, files: ReportFiles) -> None:
-    """Note that a run's report is now this one.
+    """Record these files as the report of a run.
 
     :param directory: folder of the reports.
     """

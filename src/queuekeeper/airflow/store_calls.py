@@ -1,6 +1,6 @@
-"""What a task can have done to one session or one queue: each call, with the arguments of the functions behind it.
+"""Calls that a task can make to one session or one queue, each with the arguments of the functions behind it.
 
-Contents stay out of arguments and results, which Airflow keeps in its database: they are in files of the worker.
+Airflow stores arguments and results in its database, so contents of messages are in files of the worker instead.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.transfer import SessionStore
 
 SHOWN = 20
-"""As many messages of a session, and as many findings, go through Airflow's database."""
+"""Largest number of messages of a session, and of findings, in a result, which Airflow stores in its database."""
 
 SHOWN_CONSUMERS = 100
-"""As many, those who owe most, are described in a result."""
+"""Number of consumers in a result: those that owe the most acks."""
 
 
 @dataclass(frozen=True)
 class StoreCall:
-    """A call; its arguments are all that its functions take behind the first.
+    """A call, whose arguments are those of its functions without the first one.
 
-    :param opens: opens the store for the length of a ``with`` block.
-    :param subject: what the log calls what it is about, made of arguments.
-    :param does: does it in the store, and returns what it came to.
-    :param told: what the log says then, made of arguments and result.
-    :param options: whose arguments ``does`` takes as well.
+    :param opens: opens the store for a ``with`` block.
+    :param subject: format of the subject in the log, filled with arguments.
+    :param does: makes the call to the store and returns the result.
+    :param told: format of the result in the log, filled with arguments and result.
+    :param options: function or record whose arguments ``does`` takes, too.
     """
 
     opens: Callable[..., AbstractContextManager[Any]]
@@ -60,7 +60,7 @@ class StoreCall:
 
     @cached_property
     def arguments(self) -> Mapping[str, Described]:
-        """Arguments by name. A call that can only count does so unless it is told otherwise."""
+        """Arguments by name. A call with the argument ``dry_run`` has the default ``True``."""
         found = {}
         for function in filter(None, (self.does, self.options, self.opens)):
             hints = get_type_hints(function)
@@ -72,9 +72,9 @@ class StoreCall:
         return found
 
     def check_names(self, given: Collection[str]) -> None:
-        """Refuse arguments that there are not, or too few.
+        """Check the names of the given arguments.
 
-        :raises UsageError: naming them.
+        :raises UsageError: when an argument is unknown or missing; the message names it.
         """
         if wrong := sorted(set(given) - set(self.arguments)):
             raise UsageError(unknown(wrong, self.arguments, owner="this call"))
@@ -82,10 +82,10 @@ class StoreCall:
             raise UsageError(f"this call needs {', '.join(missing)}")
 
     def run(self, task: StoresOperator, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-        """Do it, and return what it came to, and what the log says of it.
+        """Make the call, and return its result and the line for the log.
 
-        :param given: arguments by name, which may be texts that templates have made.
-        :raises UsageError: when no value can be made of a text; otherwise as the store refuses it.
+        :param given: arguments by name, which may be texts from templates.
+        :raises UsageError: when a text is not a valid value; other errors are those of the store.
         """
         self.check_names(given)
         values = {
@@ -103,7 +103,7 @@ class StoreCall:
 
 
 def _read(argument: Described, value: Any) -> Any:
-    """Return the value that a text stands for; a number that is asked for as a text becomes one."""
+    """Return the value of a text; a number for an argument of type text becomes a text."""
     if argument.kind is Kind.TEXT and type(value) is int:
         return str(value)
     read = argument.of_text(value) if isinstance(value, str) else value
@@ -138,13 +138,13 @@ def _inspect_session(store: SessionStore, *, client_id: str, offset: int = 0, li
 def _peek(
     store: SessionStore, *, client_id: str, packet_id: int, content_path: str = "", replace: bool = False
 ) -> dict[str, Any]:
-    """Describe a message; its content goes into a file that only its owner can read, where one is named."""
+    """Describe a message; if a file is named, the content is written to it, readable only by its owner."""
     message = store.peek(client_id, packet_id=packet_id)
     if message is None:
         held_by = "redis" if isinstance(store, RedisSessionStore) else "postgres"
         raise UsageError(
             f"{held_by} holds no message of {client_id!r} with packet id {packet_id}: it may have been "
-            "confirmed or have expired; sessions.inspect describes those that are there"
+            "acknowledged or have expired; sessions.inspect describes the messages that are there"
         )
     if content_path:
         transfer.peek_into_file(message, Path(content_path), replace=replace)
@@ -156,7 +156,7 @@ def _purge_session(store: SessionStore, *, client_id: str, dry_run: bool) -> Any
 
 
 def _export_session(store: SessionStore, *, client_id: str, path: str, replace: bool = False) -> dict[str, Any]:
-    """Write a session into a file; records that nobody can read fail it, so that nothing is purged because of it."""
+    """Write a session to a file; fail if a record cannot be read, so that a later task does not purge the session."""
     report = transfer.export_session_to_file(store, client_id, Path(path), replace=replace)
     if report.unreadable:
         raise CheckFailed(
@@ -301,13 +301,13 @@ CALLS: Mapping[str, StoreCall] = {
     "fanout.resume": _queue(FanoutQueues.resume, "resumed for {consumer!r}, changed {changed}"),
     "fanout.verify": _queue(_verify_fanout, "{checked} looked at, {found} wrong"),
 }
-"""What there is, by store and by the verb that the store itself has for it."""
+"""All calls by name: the store, and the verb that the store itself uses."""
 
 
 def call_of(name: str) -> StoreCall:
     """Return a call.
 
-    :raises UsageError: naming those that there are.
+    :raises UsageError: when there is no such call; the message names all calls.
     """
     if name not in CALLS:
         raise UsageError(f"there is no call {name!r}: name one of {', '.join(CALLS)}")

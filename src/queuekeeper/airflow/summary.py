@@ -1,4 +1,4 @@
-"""A plan in short, for the person who approves it; no client id, no payload."""
+"""Summarises a plan for the person who approves it, without client ids and payloads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUARANTINED = {
         Mode.ONLINE,
         BadRows.QUARANTINE,
     ): "moved to queuekeeper.session_quarantine for repair; their clients move",
-    (Mode.ONLINE, BadRows.LEAVE): "left as they are; their clients stay in PostgreSQL until they are mended",
+    (Mode.ONLINE, BadRows.LEAVE): "left as they are; their clients stay in PostgreSQL until the rows are corrected",
 }
 _SCATTERED = {
     BadRows.QUARANTINE: " (no cluster can hold such a client: PostgreSQL serves it until the commit, which moves its "
@@ -30,9 +30,9 @@ _SCATTERED = {
 
 
 def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
-    """Return a plan in short, as Markdown.
+    """Return the summary of a plan as Markdown.
 
-    :param servers: the masters it will be copied to.
+    :param servers: masters to which the plan will copy.
     """
     told = plan.facts()
     reasons: dict[str, int] = told["quarantined_by_reason"]
@@ -50,7 +50,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
         ("Clients with messages", f"{number(told['clients'])}, longest queue {number(told['longest_queue'])}"),
         ("Messages", f"{number(told['messages'])}, payloads {size(told['payload_bytes'])}"),
         ("**To copy**", f"**{number(told['to_copy'])}**"),
-        ("Expired", f"{number(told['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
+        ("Expired", f"{number(told['expired'])} (not copied; the lifetime is {life} if the publisher set none)"),
         ("Trimmed", f"{number(told['trimmed'])} (not copied: beyond {number(parameters.limit)} per session)"),
         ("Quarantined", f"{number(told['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
         ("Redis memory", f"{size(told['forecast_bytes'])} forecast, {size(used)} in use{limit}"),

@@ -1,4 +1,4 @@
-"""Ends a task whose worker was killed: it would otherwise go on unseen, and meet its own retry on another worker."""
+"""Ends a task whose worker was killed, which would otherwise continue beside its own retry on another worker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LOOK_S = 1.0
 
 
 class SupervisedOperator(BaseOperator):
-    """A task that ends, with all that it has started, soon after the process of its worker that started it is gone.
+    """A task that ends, with all that it has started, soon after the worker process that started it has ended.
 
-    Airflow gives a task a process group of its own: a signal that kills those of a worker leaves the task alive.
+    Airflow gives a task its own process group, so a signal to the worker's process group leaves the task alive.
     """
 
     def pre_execute(self, context: Context | Any) -> None:
-        """Begin to look whether the process that started this one is still there."""
+        """Start to watch the process that started this one."""
         super().pre_execute(context)
         if not is_supervised():
             return

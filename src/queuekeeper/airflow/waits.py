@@ -1,4 +1,4 @@
-"""Lets a task wait without a worker: it looks, parks in the triggerer, and looks again."""
+"""Lets a task wait without a worker slot: it checks, defers to the triggerer, and checks again."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 LOOK_S = 60
-"""How often a task that waits looks again."""
+"""Seconds between two checks of a waiting task."""
 
 
 class LooksAgain(SupervisedOperator):
-    """A task whose ``execute`` may be called again and again until what it waits for has come.
+    """A task whose ``execute`` is called repeatedly until the condition that it waits for holds.
 
-    What it has to know from one look to the next is in the database, so a look may be on any worker.
+    The database holds the state between two checks, so any worker can run the next one.
     """
 
     looks_again = False
-    """Whether this is not the first look."""
+    """Whether this is not the first check."""
 
     waits_since_ms: int | None = None
-    """Since when it has waited, where the look before has said so."""
+    """Start of the wait in milliseconds, if the check before has passed it on."""
 
     def park(self, *, at_most_s: float = LOOK_S, since_ms: int | None = None) -> NoReturn:
-        """End this look; the triggerer asks for the next one.
+        """End this check and defer; the triggerer starts the next one.
 
-        :param at_most_s: how long to wait at most.
-        :param since_ms: what the next look finds as ``waits_since_ms``; Airflow keeps it, for one try of the task.
+        :param at_most_s: longest time until the next check, in seconds.
+        :param since_ms: value of ``waits_since_ms`` in the next check; Airflow keeps it for one try of the task.
         """
         self.defer(
             trigger=TimeDeltaTrigger(timedelta(seconds=min(LOOK_S, at_most_s))),
@@ -41,10 +41,10 @@ class LooksAgain(SupervisedOperator):
         )
 
     def look_again(self, context: Context, event: Any = None, since_ms: int | None = None) -> Any:
-        """Go on when the triggerer says that it is time to.
+        """Resume when the triggerer starts the next check.
 
-        :param event: the instant; the database knows better how long it has been.
-        :param since_ms: what the look before has left.
+        :param event: instant of the trigger, which is not used: the database has the state.
+        :param since_ms: value that the check before has passed on.
         """
         self.looks_again, self.waits_since_ms = True, since_ms
         return self.execute(context)

@@ -1,7 +1,7 @@
-"""Explains one queue, serial by serial: what its stores hold, what became of the rest, and what nobody can say.
+"""Explains one queue, serial by serial: which messages the stores hold, and what happened to the others.
 
-Reading and judging are apart: :func:`explain` works on what :func:`read_queue` has read, and does no input or output.
-Nothing here shows a payload or a topic, but for :func:`reveal_message`, which leaves an entry in the audit first.
+:func:`read_queue` reads, and :func:`explain` judges what was read without input or output. Only :func:`reveal_message`
+shows a payload and a topic, after it has written an entry into the audit.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 _DEFAULTS = MigrationParameters()
 
 DEFAULT_LIMIT = 1_000
-"""Messages that are read of each store; the oldest come first."""
+"""Number of messages that are read from each store, the oldest first."""
 
 _REASON_LETTERS = range(10, 501)
 
 
 class Fate(StrEnum):
-    """What became of a message."""
+    """What happened to a message."""
 
     WAITING = "waiting"  # to be delivered
     SENT = "sent"  # delivered, and not acknowledged yet
-    RELEASED = "released"  # the client has sent PUBREC; PUBCOMP is owed
-    NOT_COPIED = "not copied"  # in PostgreSQL, and no migration has come to it
+    RELEASED = "released"  # the client has sent PUBREC, and not PUBCOMP yet
+    NOT_COPIED = "not copied"  # it is in PostgreSQL, and no migration has copied it yet
     ACKED = "acked"
     EXPIRED = "expired"
     TRIMMED = "trimmed"
     QUARANTINED = "quarantined"
-    UNDELIVERABLE = "undeliverable"  # it is there and breaks a rule: nobody can deliver it as it is
-    UNKNOWN = "unknown"  # it should be there, or nobody keeps a record: look into it
+    UNDELIVERABLE = "undeliverable"  # it is stored, but breaks a rule and cannot be delivered as it is
+    UNKNOWN = "unknown"  # it should be stored, or no record says what happened: investigate it
 
     @property
     def is_gap(self) -> bool:
-        """Whether the message is not delivered any more."""
+        """Whether the message will not be delivered any more."""
         return self in (
             Fate.ACKED, Fate.EXPIRED, Fate.TRIMMED, Fate.QUARANTINED, Fate.UNDELIVERABLE, Fate.UNKNOWN
         )  # fmt: skip
@@ -56,11 +56,11 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Aside:
-    """A row or record of the client that was put aside.
+    """A row or record of the client in quarantine.
 
-    :param place: migration plan, or store, that did so.
+    :param place: migration plan or store that put it there.
     :param kind: ``message`` or ``session``.
-    :param serial: none for a session.
+    :param serial: ``None`` for a session.
     """
 
     place: str
@@ -73,11 +73,11 @@ class Aside:
 
 @dataclass(frozen=True, kw_only=True)
 class SerialLine:
-    """A message, or messages that follow each other and have gone the same way.
+    """A message, or successive messages of the same fate.
 
     :param why: the evidence, in a sentence.
-    :param source: row of PostgreSQL; none where there is none, and for several messages.
-    :param target: reference and payload of Redis; likewise.
+    :param source: row in PostgreSQL; ``None`` if there is none, or if the line stands for several messages.
+    :param target: reference and payload in Redis; ``None`` in the same cases.
     """
 
     first_serial: int
@@ -89,13 +89,13 @@ class SerialLine:
 
     @property
     def messages(self) -> int:
-        """How many serials the line stands for."""
+        """Number of serials that the line stands for."""
         return self.last_serial - self.first_serial + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueReading:
-    """What was read of one queue.
+    """What the stores hold of one queue.
 
     :param problems: store -> why it was not reached.
     """
@@ -110,12 +110,12 @@ class QueueReading:
 class Explanation:
     """One queue explained.
 
-    :param client_hash: the client's name in reports and in the audit.
-    :param served_from: store that the queue is delivered from; none when neither has it.
-    :param lines: in the order of serials.
-    :param counts: fate -> messages.
-    :param complete: whether all that the stores hold was read.
-    :param problems: store -> why it was not reached; what it holds is then missing from the lines.
+    :param client_hash: name of the client in reports and in the audit.
+    :param served_from: store that the queue is delivered from; ``None`` when neither has it.
+    :param lines: lines in the order of serials.
+    :param counts: fate -> number of messages.
+    :param complete: whether both stores were read to their end.
+    :param problems: store -> why it was not reached; the lines lack the messages of that store.
     :param advice: what to do next.
     """
 
@@ -133,11 +133,11 @@ class Explanation:
 
     @property
     def unknown(self) -> int:
-        """Messages of which nobody can say what became of them."""
+        """Number of messages whose fate is unknown."""
         return self.counts.get(Fate.UNKNOWN, 0)
 
     def to_json(self) -> str:
-        """Return the explanation as evidence: with the client's hash in place of its id, without topics."""
+        """Return the explanation as evidence: with the hash of the client id instead of the id, without topics."""
         found = asdict(self)
         for view in (found["source"], found["target"]):
             if view is not None:
@@ -149,7 +149,7 @@ class Explanation:
         return json.dumps(found, ensure_ascii=False, sort_keys=True)
 
     def evidence_hash(self) -> str:
-        """Return the SHA-256 of the evidence, by which a copy of it is known again."""
+        """Return the SHA-256 of the evidence, by which a copy of it can be verified."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
@@ -162,11 +162,11 @@ def read_queue(
     limit: int = DEFAULT_LIMIT,
     problems: Mapping[str, str] | None = None,
 ) -> QueueReading:
-    """Read one queue in both stores; a store that fails is named, and the other one is read all the same.
+    """Read one queue in both stores; when one store fails, the result names it, and the other store is still read.
 
-    :param connection: none when PostgreSQL is not reached; ``problems`` says why.
-    :param client: none when Redis is not reached; likewise.
-    :param limit: messages to read of each store, 1 to 10,000.
+    :param connection: ``None`` when PostgreSQL is not reached; ``problems`` then says why.
+    :param client: ``None`` when Redis is not reached; ``problems`` then says why.
+    :param limit: number of messages to read from each store, 1 to 10,000.
     :raises UsageError: when the client id is empty or too long, or the limit is out of range.
     """
     found = dict(problems or {})
@@ -175,7 +175,7 @@ def read_queue(
         try:
             return read()
         except QueuekeeperError as error:
-            # What a cluster cannot serve may be in the other store all the same.
+            # PostgreSQL may hold a queue that a cluster cannot serve.
             if isinstance(error, UsageError) and not isinstance(error, ScatteredClient):
                 raise
             found[name] = str(error)
@@ -210,10 +210,10 @@ def explain(
     session_limit: int = _DEFAULTS.limit,
     default_ttl_s: int = _DEFAULTS.default_ttl_s,
 ) -> Explanation:
-    """Work out what became of each message.
+    """Work out the fate of each message.
 
     :param session_limit: live messages per session that the migration keeps.
-    :param default_ttl_s: life of a message without an expiry interval.
+    :param default_ttl_s: lifetime of a message without an expiry interval, in seconds.
     """
     judge = _Judge(reading, now_ms=now_ms, session_limit=session_limit, default_ttl_ms=default_ttl_s * 1_000)
     lines = tuple(judge.lines())
@@ -239,7 +239,7 @@ def _advice(served_from: Store | None, counts: Mapping[str, int], reading: Queue
     if reading.problems:
         return f"Not everything was reached ({', '.join(sorted(reading.problems))}): explain the queue again later."
     if served_from is None and not counts:
-        return "Neither store knows this client: check the id, letter by letter; ids are case-sensitive."
+        return "Neither store knows this client: check the spelling of the id. Ids are case-sensitive."
     if counts.get(Fate.UNKNOWN):
         return (
             "Some messages are unaccounted for. Run queue_quality on this client's cohort, and keep this evidence "
@@ -247,20 +247,20 @@ def _advice(served_from: Store | None, counts: Mapping[str, int], reading: Queue
         )
     if counts.get(Fate.UNDELIVERABLE):
         return (
-            "Messages break a rule, so that nobody can deliver them: mend the rows, or let a fetch or a migration put "
-            "them in quarantine."
+            "Messages break a rule and cannot be delivered: correct the rows, or let a fetch or a migration put them "
+            "in quarantine."
         )
     if counts.get(Fate.QUARANTINED):
-        return "Messages wait in quarantine: repair what their reason names, then replay them."
+        return "Messages are in quarantine: correct what their reason names, then replay them."
     if counts.get(Fate.NOT_COPIED):
         return "Messages still wait to be copied: run session_migration, or look at its plan."
     return "Every message is accounted for."
 
 
 class _Judge:
-    """Puts both stores side by side.
+    """Compares both stores.
 
-    :ivar horizon: last serial that both stores were read up to; none when they were read to their end.
+    :ivar horizon: last serial up to which both stores were read; ``None`` when they were read to their end.
     """
 
     def __init__(self, reading: QueueReading, *, now_ms: int, session_limit: int, default_ttl_ms: int) -> None:
@@ -274,11 +274,11 @@ class _Judge:
         cut = [view.page[-1].serial for view in (self._source, self._target) if view and view.page and view.next_offset]
         self.horizon = min(cut, default=None)
         live = [serial for serial, row in sorted(self._rows.items()) if self._end_ms(row) > now_ms]
-        # With a part of the rows only, nobody can tell which of them are the newest.
+        # Unless all rows were read, the newest ones are not known.
         self._over_limit = set(live[:-session_limit]) if self.horizon is None else set[int]()
 
     def lines(self) -> list[SerialLine]:
-        """Return a line per message that is known, and one per gap between them."""
+        """Return a line per known message and per gap between them."""
         references = list(self._target.page) if self._target else []
         known = {each.serial for each in references} | set(self._rows) | set(self._aside)
         found = [self._referred(each) for each in references]
@@ -299,15 +299,18 @@ class _Judge:
             return Fate.UNKNOWN, "Redis holds it, but the queue is served from PostgreSQL."
         match reference.problem:
             case Problem.DANGLING if row is not None and self._end_ms(row) > self._now_ms:
-                return Fate.UNKNOWN, "Its payload is gone from Redis before the end of the life that PostgreSQL states."
+                return Fate.UNKNOWN, "Its payload is gone from Redis, though by PostgreSQL the message has not expired."
             case Problem.DANGLING:
-                return Fate.EXPIRED, "Its payload is gone from Redis; only the reference is left. A cleanup removes it."
+                return (
+                    Fate.EXPIRED,
+                    "Its payload is gone from Redis; only the reference is left, which a cleanup removes.",
+                )
             case Problem.FOREIGN:
-                return Fate.UNKNOWN, "Its reference names a key that is none of this client."
+                return Fate.UNKNOWN, "Its reference names a key of another client."
             case Problem.UNREADABLE if reference.reason is not None:
                 return Fate.UNDELIVERABLE, _broken(reference)
             case Problem.UNREADABLE:
-                return Fate.UNKNOWN, "Its payload is there, and nobody can read it."
+                return Fate.UNKNOWN, "Its payload is there, but cannot be read."
         fate, why = self._fate_of_present(reference)
         if reference.expires_at_ms is None:
             why += " It would never expire."
@@ -329,22 +332,22 @@ class _Judge:
             done = "; it was replayed since" if aside.status == "replayed" else ""
             words = aside.reason.replace("_", " ")
             why = f"{words}: {aside.detail}" if aside.detail else words
-            return self._line(serial, Fate.QUARANTINED, f"Put aside by {aside.place}, {why}{done}.", row=row)
+            return self._line(serial, Fate.QUARANTINED, f"Put in quarantine by {aside.place}, {why}{done}.", row=row)
         assert row is not None  # serials come from references, rows and what was put aside
         fate, why = self._fate_of_row(row)
         return self._line(serial, fate, why, row=row)
 
     def _fate_of_row(self, row: MessageView) -> tuple[Fate, str]:
         if row.reason is not None:
-            # As a plan judges it: before its life.
+            # A plan, too, judges the row before its expiry.
             return Fate.UNDELIVERABLE, _broken(row)
         expired = self._end_ms(row) <= self._now_ms
         if self.served_from == "postgres":
             if expired:
-                return Fate.EXPIRED, "Its life is over; the row is still there."
+                return Fate.EXPIRED, "It has expired; the row is still there."
             return self._fate_of_present(row)
         if expired:
-            return Fate.EXPIRED, "Its life was over before it could be delivered from Redis."
+            return Fate.EXPIRED, "It expired before it could be delivered from Redis."
         target = self._target
         imported = target.imported if target else None
         if imported is None or imported.state != "done":
@@ -353,11 +356,14 @@ class _Judge:
             return Fate.TRIMMED, "The session had more live messages than are kept; the oldest were left behind."
         assert target is not None  # it was imported
         if target.delivered_serial is not None and row.serial <= target.delivered_serial:
-            return Fate.ACKED, "It was sent from Redis and is gone from there: acknowledged."
+            return Fate.ACKED, "It was sent from Redis and is no longer there: it was acknowledged."
         if imported.touched and target.counts is not None and target.counts.trimmed:
             return Fate.TRIMMED, f"Redis has trimmed {target.counts.trimmed:,} messages of this session since."
         if imported.touched and (not target.page or row.serial < target.page[0].serial):
-            return Fate.ACKED, "The session was used since the migration, and this is older than all that waits there."
+            return (
+                Fate.ACKED,
+                "The session was used since the migration, and this message is older than all that wait there.",
+            )
         return Fate.UNKNOWN, "The migration has copied the session, and the message is not in Redis."
 
     # --- gaps --------------------------------------------------------------------------------------------------
@@ -387,14 +393,14 @@ class _Judge:
         counts, delivered = self._owner.counts, self._owner.delivered_serial
         if delivered is not None and last <= delivered:
             return SerialLine(
-                first_serial=first, last_serial=last, fate=Fate.ACKED, why="Sent, and gone since: acknowledged."
+                first_serial=first, last_serial=last, fate=Fate.ACKED, why="Sent, and no longer stored: acknowledged."
             )
         if counts is None or delivered is None:
             fate, why = (
                 Fate.UNKNOWN,
                 (
-                    "Gone without a record: acknowledged out of order, swept after the end of their life, or lost. The "
-                    "broker that wrote the session keeps no count."
+                    "Gone without a record: acknowledged out of order, removed after expiry, or lost. The broker that "
+                    "wrote the session keeps no counts."
                 ),
             )
         elif counts.trimmed:
@@ -402,9 +408,12 @@ class _Judge:
         elif counts.expired:
             fate, why = Fate.EXPIRED, f"Never sent; {counts.expired:,} messages of this session have expired."
         elif counts.quarantined:
-            fate, why = Fate.QUARANTINED, f"Never sent; {counts.quarantined:,} records of this session were put aside."
+            fate, why = (
+                Fate.QUARANTINED,
+                f"Never sent; {counts.quarantined:,} records of this session are in quarantine.",
+            )
         else:
-            fate, why = Fate.UNKNOWN, "Never sent, and gone; the store counts none as trimmed, expired or put aside."
+            fate, why = Fate.UNKNOWN, "Never sent, and gone; the store counts none as trimmed, expired or quarantined."
         return SerialLine(first_serial=first, last_serial=last, fate=fate, why=why)
 
     # --- inside ------------------------------------------------------------------------------------------------
@@ -422,8 +431,8 @@ class _Judge:
 
 
 def _broken(message: MessageView) -> str:
-    assert message.reason is not None  # who asks has seen it
-    return f"It is there, and nobody can deliver it: {message.reason.replace('_', ' ')}."
+    assert message.reason is not None  # the callers have checked it
+    return f"It is there, but cannot be delivered: {message.reason.replace('_', ' ')}."
 
 
 def _served_from(source: SessionView | None, target: SessionView | None) -> Store | None:
@@ -444,14 +453,14 @@ def reveal_message(
     hash_key: bytes,
     key_prefix: str = "",
 ) -> PendingMessage | None:
-    """Return one message with its payload, once an entry of the audit says who saw it and why.
+    """Return one message with its payload, after an entry in the audit names the reader and the reason.
 
     :param reason: 10 to 500 printable characters.
-    :param connection: the control database, and the store itself where that is PostgreSQL.
-    :param client: Redis, where the message is there.
-    :returns: none when no message has this packet id; that somebody looked stays on record.
-    :raises UsageError: when the reason is too short, too long or not printable, or it is no packet id.
-    :raises RefusedError: when the entry cannot be written, so that nothing is shown; or nobody can read the record.
+    :param connection: control database, which is also the store if the message is in PostgreSQL.
+    :param client: Redis, if the message is there.
+    :returns: ``None`` when no message has this packet id; the entry in the audit stays.
+    :raises UsageError: when the reason is too short, too long or not printable, or the packet id is not valid.
+    :raises RefusedError: when the entry cannot be written, so that nothing is shown, or the record cannot be read.
     """
     why = reason.strip()
     if len(why) not in _REASON_LETTERS or not why.isprintable():

@@ -1,1 +1,1 @@
-"""Operators: each keeps its arguments as given, makes its hooks when it runs, calls one function and returns counts."""
+"""Operators: each keeps its arguments unchanged, makes its hooks at run time, calls one function and returns counts."""

@@ -1,4 +1,4 @@
-"""Asks a person whether a plan is carried out, and reads the answer."""
+"""Asks a person to approve or reject a plan, and reads the answer."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 APPROVE = "Approve"
 REJECT = "Reject"
 NOBODY = "nobody"
-"""Stands in the audit where a person would, when nobody has answered."""
+"""Name in the audit instead of a person's when nobody has answered."""
 
 
 class ApprovePlanOperator(AsksOperator, HITLOperator):
     """Ask a person to approve or reject a plan. Without an answer in time, the plan is rejected.
 
-    The answer counts once a later task has read it, see :func:`take_answer`. A program that answers should look again:
-    an answer within a second or two of the question can cross Airflow's own note that the task has parked; Airflow 3.3
-    then tries the task again, and the question is asked anew.
+    The answer counts once a later task has read it, see :func:`take_answer`. A program that answers should check again
+    later: an answer in the first two seconds can coincide with the deferral of the task. Airflow 3.3 then retries the
+    task, and the question is asked again.
 
     :param subject: the question in one line (templated).
     :param body: what the person needs to know, as Markdown (templated).
-    :param store: what was not written to when the answer is no.
-    :param notifiers: who is told that a person is asked; those of Airflow's configuration when absent.
+    :param store: store named in messages as not written to, when nobody approves.
+    :param notifiers: notifiers that are called when a person is asked; by default those of Airflow's configuration.
     """
 
     template_fields: Collection[str] = HITLOperator.template_fields
     timeout_minutes = Ask(Approval, name="approval_timeout_minutes")
-    # A dry run skips the question and all that follows.
+    # A dry run skips the question and all later tasks.
     plan_only = Ask(DryRun, name="dry_run")
 
     def __init__(
@@ -66,10 +66,10 @@ class ApprovePlanOperator(AsksOperator, HITLOperator):
         self.store = store
 
     def execute(self, context: Context) -> Any:
-        """Ask, or skip where the plan is the end of it."""
+        """Ask, or skip if the run ends with the plan."""
         if self.read(DryRun).dry_run:
             raise AirflowSkipException(
-                f"it ends with the plan: a dry run, or nothing to do; nothing was written to {self.store}"
+                f"the run ends with the plan: a dry run, or nothing to do; nothing was written to {self.store}"
             )
         self.response_timeout = timedelta(minutes=self.read(Approval).approval_timeout_minutes)
         return super().execute(context)
@@ -82,26 +82,26 @@ def take_answer(
     note: Callable[[Answer], None],
     store: str = "Redis",
 ) -> Answer:
-    """Put the answer to a question on record, whatever it was, and return it when it is an approval.
+    """Record the answer to a question, whatever it is, and return it if it is an approval.
 
-    Every task that acts on an answer reads it by this function, so that the audit has all answers.
+    Every task that acts on an answer calls this function, so that the audit has all answers.
 
-    :param subject: plan or run that was asked about.
-    :param decision: the answer as Airflow hands it over; none when the question was never answered.
-    :param note: puts it on record.
-    :param store: what was not written to when nobody approved.
-    :raises RefusedError: unless somebody approved.
+    :param subject: plan or run that the question was about.
+    :param decision: the answer as Airflow returns it; ``None`` when the question was never answered.
+    :param note: writes the answer into the audit.
+    :param store: store named in messages as not written to.
+    :raises RefusedError: unless a person has approved.
     """
     run = current_run()
     answer = answer_of(decision, facts={} if run is None else asdict(run))
     note(answer)
     nothing = f"nothing was written to {store}; trigger the DAG again for a new plan"
     if not decision:
-        # Somebody marked the task as a success by hand: that is no approval.
-        raise RefusedError(f"nobody answered whether plan {subject} may run: {nothing}")
+        # Somebody marked the task as a success by hand, which is not an approval.
+        raise RefusedError(f"nobody answered the question about plan {subject}: {nothing}")
     if answer.action is Action.UNANSWERED:
         agreed = list(decision.get("chosen_options") or []) == [APPROVE]
-        how = "approved without a name to it" if agreed else "rejected, as nobody answered in time"
+        how = "approved without a name" if agreed else "rejected, as nobody answered in time"
         raise RefusedError(f"plan {subject} was {how}: {nothing}")
     if answer.action is Action.REJECT:
         raise RefusedError(f"plan {subject} was rejected by {answer.actor}: {nothing}")
@@ -109,9 +109,9 @@ def take_answer(
 
 
 def answer_of(decision: Mapping[str, Any] | None, *, facts: Mapping[str, Any]) -> Answer:
-    """Return an answer as the audit has it; an approval without a name to it is no answer.
+    """Return an answer as the audit records it; an approval without a name does not count as an answer.
 
-    :param facts: where it was given.
+    :param facts: DAG, run and task of the question.
     """
     found = decision or {}
     user = found.get("responded_by_user") or {}

@@ -1,4 +1,4 @@
-"""Operators that are asked something: they take parameters of jobs from the form, by templates made of the models."""
+"""Operators whose arguments are parameters of jobs: without a value they read the DAG's form by templates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Asked = TypeVar("Asked", bound=Parameters)
 
 @dataclass(frozen=True)
 class Ask:
-    """An argument of an operator that is a parameter of a model, which says what it means and reads it (templated).
+    """An argument of an operator that a model declares and reads as a parameter (templated).
 
-    :param model: declares the parameter.
-    :param name: of the parameter, where the argument has another one.
-    :param default: what the argument is when it is left out; without it, what the DAG's form says.
+    :param model: model that declares the parameter.
+    :param name: name of the parameter, if the argument has another name.
+    :param default: value of the argument when it is left out; without a default, the value in the DAG's form.
     """
 
     model: type[Parameters]
@@ -30,7 +30,7 @@ class Ask:
 
 
 class AsksOperator(SupervisedOperator):
-    """Takes a templated argument for each :class:`Ask` of its class and of its bases."""
+    """Takes a templated argument for each :class:`Ask` of its class and its base classes."""
 
     asks: ClassVar[Mapping[str, Ask]] = {}
 
@@ -53,7 +53,7 @@ class AsksOperator(SupervisedOperator):
             setattr(self, name, value)
 
     def read(self, model: type[Asked]) -> Asked:
-        """Return the parameters of a model, once Airflow has rendered them; what nothing is said about has its default.
+        """Return the parameters of a model after Airflow has rendered them; the others have their defaults.
 
         :raises UsageError: when a value is refused.
         """
@@ -64,7 +64,7 @@ class AsksOperator(SupervisedOperator):
 
 
 def _naming(names: Sequence[str], make: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that names these, too: it tells Airflow what ``default_args`` and mapped tasks may say."""
+    """Return a constructor whose signature has these names, too, for ``default_args`` and mapped tasks."""
 
     def __init__(self: Any, **kwargs: Any) -> None:  # noqa: N807 - of the class that asks
         make(self, **kwargs)
@@ -79,7 +79,7 @@ def _naming(names: Sequence[str], make: Callable[..., None]) -> Callable[..., No
 class AskedOperator(AsksOperator):
     """Takes all parameters of its models.
 
-    :param parameters: values by name, each as its model reads it from a text; what is not named is taken from the DAG's
+    :param parameters: values by name, each as its model reads it from a text. Other parameters are taken from the DAG's
         form (templated).
     """
 

@@ -1,4 +1,4 @@
-"""Looks at the event broker as a task."""
+"""Checks the state of the event broker as a task."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class WatchBrokerOperator(AskedOperator, DatabaseOperator):
-    """Look at the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written."""
+    """Check the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written."""
 
     template_fields: Sequence[str] = (*AskedOperator.template_fields, *DatabaseOperator.template_fields)
     models = (UpkeepLimits,)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return how the broker stands, and what needs a look."""
+        """Return the state of the broker, and what needs attention."""
         limits = self.read(UpkeepLimits)
         with self.connect() as connection:
             watch = watch_broker(connection, limits=limits)

@@ -1,4 +1,4 @@
-"""Any job as tasks: plan, question, shares, report. Which job it is, is said by its name; the engine does the rest."""
+"""Runs any job as tasks: plan, question, shares, report. The job is chosen by its name; the engine does the work."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 RUN_KEY = "maintenance_run_id"
-"""Under this name the plan hands the id of its run on."""
+"""XCom key under which the plan's task leaves the id of its run."""
 
 
 class JobOperator(StoresOperator):
-    """What all tasks of a job are given.
+    """Arguments of all tasks of a job.
 
-    :param job: its name, such as ``fanout_repair`` (templated).
-    :param postgres_conn_id: where plan, approval and progress are kept (templated).
-    :param redis_conn_id: what is worked on (templated).
+    :param job: name of the job, such as ``fanout_repair`` (templated).
+    :param postgres_conn_id: connection of the database that records plan, approval and progress (templated).
+    :param redis_conn_id: connection of the Redis that the job works on (templated).
     """
 
     template_fields: Sequence[str] = ("job", *StoresOperator.template_fields)
@@ -72,11 +72,11 @@ class JobOperator(StoresOperator):
         return job_of(self.job)
 
     def store(self) -> AbstractContextManager[RedisClient | None]:
-        """Open Redis for the length of a ``with`` block, for a job that works there."""
+        """Open Redis for a ``with`` block, if the job works on Redis."""
         return self.redis_hook.connect() if self.kind.on_redis else nullcontext()
 
     def engine(self, client: RedisClient | None, runs: MaintenanceRuns) -> Engine:
-        """Return the engine, at work on a store."""
+        """Return an engine that works on the store."""
         settings = task_settings()
         return Engine(
             job=self.kind,
@@ -84,16 +84,16 @@ class JobOperator(StoresOperator):
             undo_directory=settings.undo,
             database=runs.connection,
             name_client=client_namer(settings),
-            # A worker is given back.
+            # A paused task gives its worker slot back.
             stays=False,
             say=self.say,
         )
 
     def take_approval(self, runs: MaintenanceRuns, run_id: str, decision: Any, *, note: bool = True) -> None:
-        """Read the answer about a run, check that its plan may still be carried out, and note who agreed.
+        """Read the answer about a run, check that its plan may still be carried out, and record who approved.
 
-        :param decision: what the question returned.
-        :param note: whether the answer goes into the audit; once is enough.
+        :param decision: return value of the question's task.
+        :param note: whether to write the answer into the audit, which is needed only once.
         """
         answer = take_answer(run_id, decision, note=lambda given: runs.note_answer(run_id, given) if note else None)
         runs.approve_current(run_id, answer, now_ms=system_clock())
@@ -101,17 +101,17 @@ class JobOperator(StoresOperator):
 
 
 class PlanJobOperator(AskedOperator, JobOperator):
-    """Count what a job would do and write it down; nothing is changed.
+    """Plan a job: count what it would do, and record the plan; nothing is changed.
 
     As the first task of its DAG it also refuses parameters that the form does not have.
 
-    :param job: its name, such as ``fanout_repair``.
+    :param job: name of the job, such as ``fanout_repair``.
     """
 
     template_fields: Sequence[str] = (*AskedOperator.template_fields, *JobOperator.template_fields)
     models: tuple[type[Parameters], ...] = ()
     plan_only = Ask(DryRun, name="dry_run")
-    # A form need not have it.
+    # Not every form has this parameter.
     undo_retention_days: Any = Ask(UndoRetention, default="{{ params.undo_retention_days | default('') }}")
 
     def __init__(self, *, job: str, **kwargs: Any) -> None:
@@ -119,11 +119,11 @@ class PlanJobOperator(AskedOperator, JobOperator):
         super().__init__(job=job, **kwargs)
 
     def kinds(self) -> Collection[str]:
-        """Return the jobs that the task may be of: their old undo files are removed."""
+        """Return the jobs whose old undo files the task removes."""
         return [self.job]
 
     def execute(self, context: Context) -> list[dict[str, str]]:
-        """Return run and share of each task that is to work; none in a dry run, or when there is nothing to do."""
+        """Return run and share for each task that will work; empty in a dry run, or when there is nothing to do."""
         job = self.kind
         run_id, plan = self.make_plan(context)
         is_over = self.read(DryRun).dry_run or (plan.empty and not job.works_when_empty)
@@ -131,14 +131,14 @@ class PlanJobOperator(AskedOperator, JobOperator):
         return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
     def make_plan(self, context: Context) -> tuple[str, AnyPlan]:
-        """Plan, write it down, and return it with the id of its run."""
+        """Plan, record the plan, and return it with the id of its run."""
         reject_unknown_of(context)
         job = self.kind
         parameters = self.read(job.Parameters)
         kept = (self.read(UndoRetention) if self.undo_retention_days else UndoRetention()).undo_retention_days
         for kind in self.kinds():
             if old := remove_old_undo_files(task_settings().undo, kind=kind, days=kept, now_ms=system_clock()):
-                self.log.info("%s undo files of %s were older than %s days and are gone", old, kind, kept)
+                self.log.info("%s undo files of %s were older than %s days and were removed", old, kind, kept)
         with self.postgres_hook.connect() as connection:
             migrate(connection)
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
@@ -153,9 +153,9 @@ class PlanJobOperator(AskedOperator, JobOperator):
 
 
 class SummariseJobOperator(JobOperator):
-    """Put the plan of a job in a few lines, for the person who is asked.
+    """Summarise the plan of a job for the person who is asked.
 
-    :param maintenance_run_id: the run (templated).
+    :param maintenance_run_id: id of the run (templated).
     """
 
     template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY)
@@ -165,7 +165,7 @@ class SummariseJobOperator(JobOperator):
         self.maintenance_run_id = maintenance_run_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return what a command tells of the plan in few lines, and Markdown."""
+        """Return the summary of the plan that commands print, and the same as Markdown."""
         with self.postgres_hook.maintenance_runs() as runs:
             plan = load_plan(self.kind, runs, self.maintenance_run_id)
         rows = [("Run", f"`{self.maintenance_run_id}`"), *self.kind.plan_rows(plan)]
@@ -179,10 +179,10 @@ class SummariseJobOperator(JobOperator):
 
 
 class CheckJobApprovalOperator(JobOperator):
-    """Read the answer, check that the plan may still be carried out, note who agreed, and share out the work.
+    """Read the answer, check that the plan may still be carried out, record who approved, and divide the work.
 
-    :param maintenance_run_id: run that was put before the person (templated).
-    :param decision: what :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` returned (templated).
+    :param maintenance_run_id: id of the run that the person was asked about (templated).
+    :param decision: return value of :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` (templated).
     """
 
     template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "decision")
@@ -193,7 +193,7 @@ class CheckJobApprovalOperator(JobOperator):
         self.decision = decision
 
     def execute(self, context: Context) -> list[dict[str, str]]:
-        """Return run and share of each task that is to work."""
+        """Return run and share for each task that will work."""
         run_id = self.maintenance_run_id
         with self.postgres_hook.maintenance_runs() as runs:
             plan = load_plan(self.kind, runs, run_id)
@@ -203,9 +203,9 @@ class CheckJobApprovalOperator(JobOperator):
 
 
 class DatabaseOperator(AsksOperator):
-    """What tasks are given that work on PostgreSQL alone.
+    """Arguments of tasks that work on PostgreSQL alone.
 
-    :param postgres_conn_id: database, with schema ``queuekeeper`` where there is one (templated).
+    :param postgres_conn_id: connection of the database, which also holds the schema ``queuekeeper`` (templated).
     """
 
     template_fields: Sequence[str] = ("postgres_conn_id",)
@@ -217,38 +217,38 @@ class DatabaseOperator(AsksOperator):
 
     @property
     def only_plans(self) -> bool:
-        """Whether nothing is to be changed."""
+        """Whether the run is a dry run."""
         return self.read(DryRun).dry_run
 
     def connect(self) -> AbstractContextManager[Connection]:
-        """Open the database for the length of a ``with`` block."""
+        """Open the database for a ``with`` block."""
         return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
 
 
 class PausableOperator(LooksAgain):
-    """A task that gives its worker back while its run is paused; the triggerer has it look again each minute."""
+    """A task that gives its worker slot back while its run is paused; the triggerer resumes it each minute to check."""
 
     @abstractmethod
     def work(self, context: Context) -> Any:
-        """Do it, in a way that can be called again when it was broken off.
+        """Do the task's work; it must be safe to call again after an interruption.
 
         :raises RunPaused: when the run is paused.
         """
 
     def execute(self, context: Context) -> Any:
-        """Return what was done."""
+        """Return the result of the work."""
         try:
             return self.work(context)
         except RunPaused as paused:
-            self.log.info("%s: this task gives its worker back, and looks again in a minute", paused)
+            self.log.info("%s: this task gives its worker slot back, and checks again in a minute", paused)
             self.park()
 
 
 class ApplyJobShareOperator(PausableOperator, JobOperator):
-    """Do one share of a plan; repeating it goes on where it stopped.
+    """Do one share of a plan; a repeated task continues where it stopped.
 
-    :param maintenance_run_id: the run (templated).
-    :param share: one of the plan's; mapped (templated).
+    :param maintenance_run_id: id of the run (templated).
+    :param share: one of the plan's shares; mapped (templated).
     """
 
     template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "share")
@@ -259,23 +259,23 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
         self.share = share
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Return what was done; a share that is not done fails the task once that is noted."""
+        """Return the result; if the share is not finished, record that and fail the task."""
         self.log.info("%s %s for run %s", self.kind.words.title, self.share, self.maintenance_run_id)
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
             report = self.engine(client, runs).apply(runs, self.maintenance_run_id, self.share)
         self.log.info("%s: %s", self.share, report.counts)
         if report.undo_file:
-            self.log.info("What can be taken back stands in %s", report.undo_file)
+            self.log.info("The undo file is %s", report.undo_file)
         if not report.done:
-            raise CheckFailed(f"{self.share} is not done: {report.stopped}")
+            raise CheckFailed(f"{self.share} is not finished: {report.stopped}")
         return brief(report)
 
 
 class ApplyPlannedShareOperator(ApplyJobShareOperator):
-    """Do one share of a plan in a task of its own; it is skipped where nothing is to be done.
+    """Do one share of a plan in a task of its own, which is skipped if there is nothing to do.
 
-    :param share: one of the job's.
-    :param planned: what :class:`PlanJobOperator` returned (templated).
+    :param share: one of the job's shares.
+    :param planned: return value of :class:`PlanJobOperator` (templated).
     """
 
     template_fields: Sequence[str] = (*ApplyJobShareOperator.template_fields, "planned")
@@ -290,16 +290,16 @@ class ApplyPlannedShareOperator(ApplyJobShareOperator):
             if each["share"] == self.share:
                 self.maintenance_run_id = each[RUN_KEY]
                 return super().work(context)
-        raise AirflowSkipException("nothing is to be done")
+        raise AirflowSkipException("there is nothing to do")
 
 
 class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
-    """Look a second time, and write what was planned, done and left as HTML and JSON.
+    """Check the store again, and write what was planned, done and left as HTML and JSON.
 
-    :cvar reports: kind of all of its reports, where the form chooses the job.
+    :cvar reports: kind of all its reports, if the form chooses the job.
 
-    :param maintenance_run_id: the run; empty when there is no plan (templated).
-    :param given: what another task has found for the report; none: the job looks itself (templated).
+    :param maintenance_run_id: id of the run; empty when there is no plan (templated).
+    :param given: findings of another task for the report; without it, the job checks the store itself (templated).
     """
 
     template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "given")
@@ -313,9 +313,9 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
         self.operator_extra_links = (ReportLink(self.reports or self.kind.report),)
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Return what it came to, and where the files are.
+        """Return the verdict, and the places of the files.
 
-        :raises CheckFailed: once the report is written, when there was something that could not be worked on.
+        :raises CheckFailed: after the report is written, if the job could not work on some parts.
         """
         if not self.maintenance_run_id:
             raise AirflowSkipException("there is no plan, so there is nothing to report")
@@ -344,13 +344,13 @@ def plan_do_report(
 ) -> None:
     """Make the tasks of a job: a plan, a question if the job asks, a task per share, a report, the verdict.
 
-    :param do: task that works on a share; or the names of shares, each of which is a task of this name.
-    :param done: task that is green when all that had to be done was done.
-    :param question: what a person is asked, with ``{count}`` for the number of changes; else that of the job's words.
-    :param limit: how long plan and report may take where nobody is asked: a run on a schedule must not hold up the next
-        ones for long.
-    :param watch: task that looks at the store before the report. The report gets what it returns and says what must not
-        wait; then the run is red.
+    :param do: id of the task that works on a share; or the names of shares, each of which is a task of this id.
+    :param done: id of the task that succeeds only if all shares succeeded.
+    :param question: question to a person, with ``{count}`` for the number of changes; by default that of the job.
+    :param limit: time limit of plan and report if nobody is asked, so that a scheduled run does not delay the next one
+        for long.
+    :param watch: task that checks the store before the report. The report gets its return value; if that names trouble
+        that must not wait, the run fails.
     """
     kind = job_of(job)
     common: dict[str, Any] = {"job": job, "pool": Pool.REDIS if kind.on_redis else Pool.POSTGRES}
@@ -370,8 +370,8 @@ def plan_do_report(
         if isinstance(do, str)
         else [ApplyPlannedShareOperator(task_id=each, share=each, planned=agreed.output, **short) for each in do]
     )
-    # What was done is of interest most when a share was not finished. Without an approval there is nothing to report;
-    # where nobody is asked, the plan is all there is when nothing is to be done, and in a dry run.
+    # A report is needed most when a share failed. Without an approval there is nothing to report. A run that asks
+    # nobody and has no work, such as a dry run, reports its plan.
     report = ReportJobOperator(
         task_id="report",
         maintenance_run_id=run_id,
@@ -379,7 +379,7 @@ def plan_do_report(
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS if kind.asks else TriggerRule.ALL_DONE,
         **short,
     )
-    # The run's own verdict: a report alone must not turn a share that failed green. No share may be there to be done.
+    # This task decides the run's state: the report must not hide a failed share. There may be no share at all.
     rule = TriggerRule.ALL_SUCCESS if kind.asks else TriggerRule.NONE_FAILED
     verdict_of_run = (
         EmptyOperator(task_id=done, trigger_rule=rule)
@@ -397,7 +397,7 @@ def plan_do_report(
 
 
 def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> CheckJobApprovalOperator:
-    """Have a person asked about a plan, and return the task that shares the work out once the answer is yes."""
+    """Make the tasks that ask a person about a plan, and return the task that divides the work after an approval."""
     summary = "ti.xcom_pull(task_ids='summarise_plan')"
     summarise = SummariseJobOperator(task_id="summarise_plan", job=job, maintenance_run_id=run_id, pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
@@ -415,16 +415,16 @@ def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> Check
 
 
 def publish(files: ReportFiles, context: Context) -> dict[str, str]:
-    """Note that a run's report is now this one, and return where its files are, with the hash of its page."""
+    """Record these files as the report of a run, and return their places and the hash of the page."""
     run = context["dag_run"]
     remember(files.html.parent, dag_id=run.dag_id, run_id=run.run_id, files=files)
     return {"html": str(files.html), "json": str(files.json), "sha256": files.sha256}
 
 
 class CheckReportOperator(SupervisedOperator):
-    """Fail the run where its report says that something must not wait; the report alone does not.
+    """Fail the run if its report names trouble that must not wait; the task that writes the report does not fail.
 
-    :param report: what the task that has written it returned: ``trouble``, a sentence, and ``html`` (templated).
+    :param report: return value of the report's task: ``trouble``, a sentence, and ``html`` (templated).
     """
 
     template_fields: Sequence[str] = ("report",)
@@ -434,7 +434,7 @@ class CheckReportOperator(SupervisedOperator):
         self.report = report
 
     def execute(self, context: Context) -> None:
-        """Fail with what must not wait, if anything."""
+        """Fail with the trouble that the report names, if it names any."""
         if self.report is None:
             raise AirflowSkipException("there was nothing to report")
         if self.report["trouble"]:

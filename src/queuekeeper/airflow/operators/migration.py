@@ -1,4 +1,4 @@
-"""The three Spark steps of a migration as tasks."""
+"""Runs the three Spark steps of a migration as tasks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
-    """Read the source once and write down what a migration would do; nothing is written to Redis.
+    """Read the source once and record what a migration would do; nothing is written to Redis.
 
     As the first task of its DAG it also refuses parameters that the form does not have.
 
-    :param run_id: under which the plan is found again (templated).
+    :param run_id: id of the run, by which later tasks find the plan (templated).
     """
 
     template_fields: Sequence[str] = (
@@ -53,7 +53,7 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
         self.run_id = run_id
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
-        """Return who asks, and the parameters of the plan, once those of later steps are known to be right."""
+        """Check the parameters of later steps, and return the requester and the parameters of the plan."""
         reject_unknown_of(context)
         given = context["params"]
         OnlineWish.of_texts({name: given[name] for name in describe(OnlineWish) if name in given})
@@ -61,12 +61,12 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
 
 
 class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
-    """Copy cohorts of an approved plan to Redis; repeating it changes nothing and finishes what was left.
+    """Copy cohorts of an approved plan to Redis; a repeated task skips what is copied and copies the rest.
 
-    While the migration is paused, Spark has ended and the task holds no worker; it looks again once a minute.
+    While the migration is paused, Spark does not run and the task holds no worker slot; it checks again once a minute.
 
-    :param plan_id: the plan (templated).
-    :param cohorts: such as ``0-23``; mapped over groups (templated).
+    :param plan_id: id of the plan (templated).
+    :param cohorts: cohorts such as ``0-23``; mapped over groups (templated).
     """
 
     template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id", "cohorts")
@@ -77,7 +77,7 @@ class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
         self.cohorts = cohorts
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Return what the copy did since the last pause; one that is paused does not start Spark.
+        """Return what the copy did since the last pause; while the migration is paused, Spark is not started.
 
         :raises RunPaused: when the migration is paused.
         """
@@ -89,7 +89,7 @@ class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
         return report
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
-        """Return plan and cohorts; what goes on leaves out what is copied."""
+        """Return plan and cohorts; the job itself skips copied cohorts."""
         manner = CopyManner(gives_way=True, only_missing=self.looks_again)
         return PlanChoice(plan_id=self.plan_id), CohortChoice(cohorts=self.cohorts), manner
 
@@ -98,7 +98,7 @@ class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
         return self._lineage()
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Lineage:
-        """Return the same, with the number of messages that were written."""
+        """Return the same with the number of messages that were written."""
         return self._lineage(rows=self.result.get("messages_written"))
 
     def _lineage(self, *, rows: int | None = None) -> Lineage:
@@ -114,10 +114,10 @@ class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
 class VerifyMigrationOperator(QueuekeeperSparkOperator):
     """Read both stores again, compare them client by client and write the ledger; a difference fails the task.
 
-    With devices connected both stores change while they are read: then it is skipped, and ``catch_up`` compares.
+    With devices connected, both stores change while they are read: this task is skipped, and ``catch_up`` compares.
 
-    :param plan_id: the plan (templated).
-    :param mode: whether devices are served meanwhile (templated).
+    :param plan_id: id of the plan (templated).
+    :param mode: mode of the migration, which says whether devices are connected (templated).
     """
 
     template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id", "mode")
@@ -130,7 +130,7 @@ class VerifyMigrationOperator(QueuekeeperSparkOperator):
         self.mode = mode
 
     def execute(self, context: Context) -> Any:
-        """Compare, or leave it to the steps that compare each client while it is still."""
+        """Compare, or skip if later steps compare each client while its writers wait."""
         if self.mode == Mode.ONLINE:
             raise AirflowSkipException("devices are connected: each client is compared by itself")
         return super().execute(context)

@@ -1,4 +1,4 @@
-"""Tells the plan of a migration in short, and shares out its cohorts once a person has approved it."""
+"""Summarises the plan of a migration, and divides its cohorts among tasks after a person has approved it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class SummarisePlanOperator(StoresOperator):
-    """Read the plan of a run and return what a command tells of it, and the same as Markdown.
+    """Read the plan of a run and return the summary that commands print, and the same as Markdown.
 
-    :param run_id: run that made the plan (templated).
-    :param postgres_conn_id: where plans are kept (templated).
-    :param redis_conn_id: target, asked for its memory (templated).
+    :param run_id: id of the run that made the plan (templated).
+    :param postgres_conn_id: connection of the database that records plans (templated).
+    :param redis_conn_id: connection of the target, whose memory is read (templated).
     """
 
     template_fields: Sequence[str] = ("run_id", *StoresOperator.template_fields)
@@ -44,7 +44,7 @@ class SummarisePlanOperator(StoresOperator):
         self.run_id = run_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return plan and Markdown."""
+        """Return the summary of the plan, and the same as Markdown."""
         with self.postgres_hook.ledger() as ledger:
             plan = ledger.load_plan(ledger.plan_of_run(self.run_id))
         if plan.state is PlanState.REFUSED:
@@ -56,11 +56,11 @@ class SummarisePlanOperator(StoresOperator):
 
 
 class CheckApprovalOperator(AsksOperator):
-    """Read the answer, check that the plan still describes the source, note who agreed, and share out the cohorts.
+    """Read the answer, check that the plan still describes the source, record who approved, and divide the cohorts.
 
-    :param plan_id: plan that was put before the person (templated).
-    :param decision: what :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` returned (templated).
-    :param postgres_conn_id: source and control database (templated).
+    :param plan_id: id of the plan that the person was asked about (templated).
+    :param decision: return value of :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` (templated).
+    :param postgres_conn_id: connection of source and control database (templated).
     """
 
     template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "postgres_conn_id")
@@ -103,11 +103,11 @@ class CheckApprovalOperator(AsksOperator):
 
 
 def check_plan(plan: MigrationPlan, answer: Answer, connection: Connection, *, asked_for: str) -> None:
-    """Check that a plan still describes source, wishes and code.
+    """Check that source, parameters and code are still those of the plan.
 
     :param answer: the approval.
-    :param asked_for: plan of the run that wants to copy.
-    :raises StalePlan: naming what has changed.
+    :param asked_for: id of the newest plan of the run that wants to copy.
+    :raises StalePlan: when one of them has changed; the message names it.
     """
     if asked_for != plan.plan_id:
         raise StalePlan(
@@ -119,12 +119,12 @@ def check_plan(plan: MigrationPlan, answer: Answer, connection: Connection, *, a
 
 
 def cohort_groups(plan: MigrationPlan, *, groups: int) -> list[str]:
-    """Share the chosen cohorts among tasks, in order and so that each copies about as many messages.
+    """Divide the chosen cohorts among tasks, in order and so that each task copies about as many messages.
 
-    :param groups: how many tasks to aim for; there are never more than cohorts.
+    :param groups: desired number of tasks; there are never more tasks than cohorts.
     """
     chosen = list(plan.chosen_cohorts)
-    # A cohort without messages still costs a look at its sessions.
+    # A cohort without messages still costs the reading of its sessions.
     weights = {cohort.cohort: cohort.to_copy + cohort.sessions + 1 for cohort in chosen}
     left = [cohort.cohort for cohort in chosen]
     result: list[str] = []

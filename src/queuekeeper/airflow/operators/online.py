@@ -1,4 +1,4 @@
-"""Steps of a migration while devices are connected as tasks."""
+"""Runs the steps of a migration with connected devices as tasks."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 
 class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
-    """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
+    """A step of a migration with connected devices; it is skipped when the broker is stopped.
 
-    While the migration is paused, clients at hand are finished and the task holds no worker; it looks again once a
-    minute, and goes on: a step in which clients change their owner with the clients that are left, any other step with
-    all.
+    While the migration is paused, the task finishes the clients that it has begun, gives its worker slot back, and
+    checks again once a minute. After the pause, a step that changes owners continues with the clients that are left,
+    and any other step starts again with all.
 
-    :cvar rests: whether no part of the step is done while the migration is paused.
+    :cvar rests: whether the step does nothing while the migration is paused.
 
-    :param plan_id: the plan (templated).
-    :param mode: whether devices are served meanwhile (templated).
-    :param cohorts: cohorts to work on; all that have reached this step when empty (templated).
-    :param postgres_conn_id: source and control database (templated).
-    :param redis_conn_id: target (templated).
+    :param plan_id: id of the plan (templated).
+    :param mode: mode of the migration, which says whether devices are connected (templated).
+    :param cohorts: cohorts to work on; if empty, all that have reached this step (templated).
+    :param postgres_conn_id: connection of source and control database (templated).
+    :param redis_conn_id: connection of the target (templated).
     """
 
     template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", *StoresOperator.template_fields)
@@ -56,7 +56,7 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
         self.cohorts = cohorts
 
     def work(self, context: Context) -> Any:
-        """Do the step, or what a pause has left of it, or skip it.
+        """Do the step, or the rest of it after a pause, or skip it.
 
         :raises RunPaused: when the migration is paused.
         """
@@ -73,24 +73,24 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
             actor=f"{run.triggering_user_name or 'a schedule'} (run {run.run_id})",
             lease_ms=self.read(Lease).lease_ms,
             tell=self.log.info,
-            # A worker is given back.
+            # A paused task gives its worker slot back.
             stays=False,
         )
         return self.step(driver)
 
     @abstractmethod
     def step(self, driver: OnlineDriver) -> Any:
-        """Do the step and return what it came to, since the last pause."""
+        """Do the step and return what was done since the last pause."""
 
     def chosen(self) -> list[int] | None:
-        """Return the cohorts to work on; None means all that have reached this step."""
+        """Return the cohorts to work on; ``None`` means all that have reached this step."""
         if not self.cohorts:
             return None
         with self.postgres_hook.ledger() as ledger:
             return list(parse_cohorts(self.cohorts, count=len(ledger.load_plan(self.plan_id).cohorts)))
 
     def told(self, report: StepReport) -> dict[str, Any]:
-        """Write a report to the log and return it; clients are named in the log of the step only.
+        """Write a report to the log and return it; only the step's own log names clients.
 
         :raises CheckFailed: when clients could not be moved.
         """
@@ -111,14 +111,14 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
 
 
 class ArmCohortsOperator(OnlineOperator):
-    """Have every writer look who owns a client; with the broker stopped nobody writes, and it does nothing."""
+    """Make every writer check who owns a client; with the broker stopped nobody writes, and the task does nothing."""
 
     require_trigger = Ask(OnlineWish)
 
     def execute(self, context: Context) -> Any:
         """Arm the chosen cohorts of the plan."""
         if self.mode != Mode.ONLINE:
-            self.log.info("The broker is stopped: nobody has to ask who owns a session")
+            self.log.info("The broker is stopped: no writer has to check who owns a session")
             return None
         return super().execute(context)
 
@@ -128,38 +128,38 @@ class ArmCohortsOperator(OnlineOperator):
 
 
 class CatchUpOperator(OnlineOperator):
-    """Make the copies equal to what PostgreSQL holds, then compare every client."""
+    """Bring the copies up to date with PostgreSQL, then compare every client."""
 
     rests = True
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Copy what has changed since the copy, and compare."""
+        """Copy what has changed since the first copy, and compare."""
         self.told(driver.catch_up(self.chosen()))
         return self.told(driver.verify(self.chosen()))
 
 
 class RehearseOperator(OnlineOperator):
-    """Take the canary to Redis and back, before any other client may follow."""
+    """Move the canary to Redis and back, before any other client is moved."""
 
     rests = True
     canary_percent = Ask(OnlineWish)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Take the canary to Redis and back."""
+        """Move the canary to Redis and back."""
         canary = driver.choose_canary(self.read(OnlineWish).canary_percent)
         self.log.info("The canary: cohorts %s", ", ".join(map(str, canary)))
         return [self.told(report) for report in driver.rehearse()]
 
 
 class CutOverOperator(OnlineOperator):
-    """Give clients to Redis, a share of the cohorts at a time, the canary first."""
+    """Move clients to Redis, a share of the cohorts at a time, the canary first."""
 
     rests = True
     steps_percent = Ask(OnlineWish, name="canary_steps_percent")
     approval_limit_minutes = Ask(OnlineWish)
 
     def execute(self, context: Context) -> Any:
-        """Check the approval first; a pause after that makes it no older."""
+        """Check the approval first; a later pause does not make it expire."""
         if self.mode == Mode.ONLINE and not self.looks_again:
             minutes = self.read(OnlineWish).approval_limit_minutes
             with self.postgres_hook.ledger() as ledger:
@@ -167,7 +167,7 @@ class CutOverOperator(OnlineOperator):
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Cut over step by step; the mirror is brought up to date after each."""
+        """Move the clients step by step; the mirror is brought up to date after each step."""
         found = []
         for percent in steps_of(self.read(OnlineWish).canary_steps_percent):
             report = driver.cut_over_share(percent)
@@ -181,17 +181,17 @@ class CutOverOperator(OnlineOperator):
 
 
 class SoakOperator(OnlineOperator):
-    """Watch all cohorts on Redis for a while with the mirror at work.
+    """Watch all cohorts on Redis for the soak time while the mirror works.
 
-    It holds no worker while it waits: it looks once a minute, and the triggerer keeps the time. When the soak began is
-    in the database, so a task that is tried again or cleared goes on where it was. A pause stops neither time nor
-    mirror; clients are compared once it is over.
+    While it waits, the task holds no worker slot: the triggerer resumes it once a minute. The database records when the
+    soak began, so a task that is retried or cleared continues. A pause stops neither the soak time nor the mirror;
+    clients are compared after the pause.
     """
 
     soak_minutes = Ask(OnlineWish)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Look, and wait for the next look; compare every client in the end."""
+        """Check the mirror and wait for the next check; compare every client at the end."""
         report = driver.look_at_soak(minutes=self.read(OnlineWish).soak_minutes)
         if not report.is_over:
             self.log.info(
@@ -204,9 +204,9 @@ class SoakOperator(OnlineOperator):
 
 
 class AnsweredOnlineOperator(OnlineOperator):
-    """A step that a person has to agree to.
+    """A step that needs a person's approval.
 
-    :param decision: what the person answered (templated).
+    :param decision: return value of the question's task (templated).
     """
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision")
@@ -217,11 +217,11 @@ class AnsweredOnlineOperator(OnlineOperator):
         self.decision = decision
 
     def take_answer(self, context: Context, *, kind: str, store: str = "Redis") -> None:
-        """Note what a person answered.
+        """Record the answer of a person.
 
-        :param kind: of the question, for the audit.
-        :param store: what was not written to when the answer is no.
-        :raises RefusedError: unless somebody approved.
+        :param kind: kind of the question, for the audit.
+        :param store: store named in messages as not written to.
+        :raises RefusedError: unless a person has approved.
         """
         with self.postgres_hook.connect() as connection:
             answer = take_answer(
@@ -235,7 +235,7 @@ class AnsweredOnlineOperator(OnlineOperator):
 
 
 class CommitOperator(AnsweredOnlineOperator):
-    """End the mirror after a person has agreed that there shall be no way back."""
+    """End the mirror after a person has approved that there is no way back."""
 
     def execute(self, context: Context) -> Any:
         """Check the answer first."""
@@ -249,32 +249,32 @@ class CommitOperator(AnsweredOnlineOperator):
 
 
 class LookAtCohortsOperator(OnlineOperator):
-    """Say what a rollback would give back to PostgreSQL, and how far the mirror is; nothing is changed."""
+    """Report what a rollback would return to PostgreSQL, and how far the mirror is; nothing is changed."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(mode=str(Mode.ONLINE), **kwargs)
 
     def execute(self, context: Context) -> Any:
-        """Refuse parameters that the form does not have, then look."""
+        """Refuse parameters that the form does not have, then do the step."""
         reject_unknown_of(context)
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Return how many clients there are, and the same as Markdown."""
+        """Return the number of clients, and the same as Markdown."""
         found = driver.on_redis(self.chosen())
         lag = driver.mirror(found, dry_run=True)
         markdown = (
             f"Plan {self.plan_id}: {lag.clients:,} clients of {len(found):,} cohorts are on Redis. The mirror is "
-            f"{lag.lag_s:,.1f} s behind for {lag.behind:,} of them. Fences last {driver.lease_ms:,} ms at most."
+            f"{lag.lag_s:,.1f} s behind for {lag.behind:,} of them. A fence lasts at most {driver.lease_ms:,} ms."
         )
         self.log.info("%s", markdown)
         return {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s, "markdown": markdown}
 
 
 class RollBackOperator(AnsweredOnlineOperator):
-    """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
+    """Return the clients of cohorts to PostgreSQL, with all that Redis holds of them.
 
-    While the mirror is too far behind it holds no worker: it brings it up to date and looks once a minute.
+    While the mirror is too far behind, the task holds no worker slot; once a minute it brings the mirror up to date.
     """
 
     rests = True
@@ -291,7 +291,7 @@ class RollBackOperator(AnsweredOnlineOperator):
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Bring the mirror up to date, or wait until PostgreSQL lets it; then give the clients back."""
+        """Bring the mirror up to date, or wait until PostgreSQL accepts the changes; then return the clients."""
         wish, chosen = self.read(RollbackWish), self.chosen()
         now_ms = system_clock()
         since_ms = self.waits_since_ms or now_ms

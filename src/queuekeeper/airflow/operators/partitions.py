@@ -1,4 +1,4 @@
-"""Maintenance of partitions as tasks, table by table."""
+"""Maintains partitions as tasks, table by table."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ if TYPE_CHECKING:
 
 STORE = "PostgreSQL"
 ASKED = "asked"
-"""Name under which a task that asks leaves the id of the question that it showed."""
+"""XCom key under which a task that asks leaves the id of the question that it showed."""
 
 OUTCOME = "outcome"
-"""Name under which a task leaves what it did, also when it fails afterwards; results of failed tasks are not kept."""
+"""XCom key under which a task leaves its report; unlike a return value, it is kept if the task fails."""
 
 
 class PartitionOperator(DatabaseOperator):
-    """What tasks of the maintenance of partitions are given.
+    """Arguments of tasks that maintain partitions.
 
-    :param table: name of the table, for a task that plans for one; mapped (templated).
-    :param planned: what such a task returned, for one that does what it has planned (templated).
+    :param table: name of the table, for a task that plans; mapped (templated).
+    :param planned: return value of the task that planned, for a task that carries the plan out (templated).
     """
 
     template_fields: Sequence[str] = (*DatabaseOperator.template_fields, "table", "planned")
@@ -76,22 +76,22 @@ class PartitionOperator(DatabaseOperator):
         self.planned = planned
 
     def end_dry_run(self) -> None:
-        """Skip this task and what follows when only plans were wanted."""
+        """Skip this task and all later ones in a dry run."""
         if self.only_plans:
             raise AirflowSkipException(f"a dry run ends with the plan: nothing was written to {STORE}")
 
 
 class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
-    """Say which tables are to be maintained; as the first task it also refuses parameters that the form does not have.
+    """List the tables to maintain; as the first task, also refuse parameters that the form does not have.
 
-    :param parameters: ``tables``, some of those that have a policy; without any, all (templated).
+    :param parameters: ``tables``, names of tables that have a policy; if empty, all of these (templated).
     """
 
     template_fields: Sequence[str] = (*AskedOperator.template_fields, *PartitionOperator.template_fields)
     models = (PartitionWish,)
 
     def execute(self, context: Context) -> list[str]:
-        """Return names of tables."""
+        """Return the names of the tables."""
         reject_unknown_of(context)
         wanted = self.read(PartitionWish).tables
         with self.connect() as connection:
@@ -100,13 +100,13 @@ class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
                 policy.table for policy in load_policies(connection)
             ]
         if not tables:
-            raise AirflowSkipException("no table has a policy: set one by `queuekeeper partitions set`")
+            raise AirflowSkipException("no table has a policy: set one with `queuekeeper partitions set`")
         self.log.info("Maintaining %s", ", ".join(tables))
         return tables
 
 
 class PlanPartitionsOperator(PartitionOperator):
-    """Plan for one table, which is not written to.
+    """Plan the maintenance of one table, which is not written to.
 
     :param purpose: ``creation``, ``retirement`` or ``drop``.
     """
@@ -136,21 +136,21 @@ class PlanPartitionsOperator(PartitionOperator):
 
 
 class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
-    """Do what :class:`PlanPartitionsOperator` has planned; nobody is asked.
+    """Carry out a plan of :class:`PlanPartitionsOperator` without an approval.
 
-    Where the table has changed since a creation was planned, it is planned again once. While the run is paused, the
-    task holds no worker.
+    If the table has changed since a creation was planned, it is planned again once. While the run is paused, the task
+    holds no worker slot.
     """
 
     def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
-        """Return the plan, the person who has agreed to it, and the run that it is kept under, if it is."""
+        """Return the plan, the person who approved it, if any, and the id of the run that records it, or empty."""
         return plan_of(self.planned), None, ""
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Return what became of each step; one that is not done fails the task.
+        """Return the result of each step; a step that is not done fails the task.
 
-        :raises AirflowException: when others were in the way: trying again may help.
-        :raises StalePlan: when a table is no longer what the plan saw.
+        :raises AirflowException: when other sessions blocked a step, so that a retry may help.
+        :raises StalePlan: when a table has changed since the plan.
         :raises RefusedError: when the server refused a step.
         """
         self.end_dry_run()
@@ -168,14 +168,14 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
         if report.paused:
             raise RunPaused(f"{report.table}: {words}")
         if report.stale:
-            raise StalePlan(f"{report.table} is no longer what the plan saw: trigger the DAG again ({words})")
+            raise StalePlan(f"{report.table} has changed since the plan: trigger the DAG again ({words})")
         if not report.done:
             raise AirflowException(f"{report.table}: {words}")
         self.log.info("%s: %s steps done", report.table, len(report.outcomes))
         return brief(report)
 
     def _carry_out(self, connection: Connection, plan: PartitionPlan, context: Context, **run: Any) -> ApplyReport:
-        """Carry out a plan and leave its report for others, whatever became of it."""
+        """Carry out a plan and leave its report for later tasks, whether it succeeds or not."""
         dag_run_id = context["dag_run"].run_id
         try:
             report = carry_out(connection, plan, dag_run_id=dag_run_id, say=self.log.info, **run)
@@ -186,13 +186,13 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
 
 
 class PlanArchiveOperator(PartitionOperator):
-    """Say which partitions in quarantine need an archive; without any, no slot of Spark is waited for.
+    """List the partitions in quarantine that need an archive; if there are none, no Spark slot is waited for.
 
-    While another run archives, this one leaves it to a later run: runs that wait for Spark would hold up creation.
+    While another run archives, this task is skipped and a later run archives, since waiting would delay creation.
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the records of those in quarantine that have no archive yet and need one."""
+        """Return the records of partitions in quarantine that need an archive and have none."""
         self.end_dry_run()
         with self.connect() as connection:
             policy = load_policy(connection, self.table)
@@ -213,13 +213,13 @@ class PlanArchiveOperator(PartitionOperator):
 
 
 class PlanQuestionOperator(PlanPartitionsOperator):
-    """Plan what a person has to agree to, and note the question; nothing is written to a table.
+    """Plan steps that need an approval, and record the question; nothing is written to a table.
 
-    A retirement asks only where consumers are to be passed; what passes none has been retired before. While another run
-    waits for an answer of the same kind, or acts on one, this one does not ask: runs that wait would hold up the
-    creation of partitions.
+    A retirement needs an approval only for partitions that consumers have not read; others were retired before. While
+    another run waits for an answer of the same kind, or acts on one, this run does not ask, since waiting would delay
+    the creation of partitions.
 
-    :param asking: tasks that wait for an answer of this kind, or act on it.
+    :param asking: ids of the tasks that wait for an answer of this kind, or act on it.
     """
 
     override_consumers = Ask(PartitionWish)
@@ -229,10 +229,10 @@ class PlanQuestionOperator(PlanPartitionsOperator):
         self.asking = tuple(asking)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the plan and the question; without one, why nobody is asked."""
+        """Return the plan and the question, or the reason why nobody is asked."""
         passes = self.read(PartitionWish).override_consumers
         if self.purpose is Purpose.RETIREMENT and not passes:
-            raise AirflowSkipException("no consumer is to be passed")
+            raise AirflowSkipException("override_consumers is off: no consumer is passed over")
         question, unasked = "", ""
         with self.connect() as connection:
             plan = self.plan(connection)
@@ -241,15 +241,15 @@ class PlanQuestionOperator(PlanPartitionsOperator):
             if self.only_plans:
                 unasked = "a dry run ends with the plan"
             elif plan.empty:
-                unasked = "there is nothing to agree to"
+                unasked = "there is nothing to approve"
             elif _others_at_work(context, *self.asking):
-                unasked = "another run waits for an answer, or acts on it; this is left to a later run"
+                unasked = "another run waits for an answer or acts on it; a later run asks again"
             else:
                 question = save_run(MaintenanceRuns(connection), plan, dag_run_id=context["dag_run"].run_id)
         count = f"{number(len(plan.steps))} partition{'' if len(plan.steps) == 1 else 's'}"
         is_drop = plan.purpose is Purpose.DROP
         words = (
-            f"drop {count} for good ({size(plan.bytes)})" if is_drop else f"take {count} that consumers have not read"
+            f"drop {count} for good ({size(plan.bytes)})" if is_drop else f"retire {count} that consumers have not read"
         )
         return {
             **brief(plan),
@@ -264,7 +264,7 @@ _AT_WORK = sorted(set(TaskInstanceState) - {"success", "failed", "upstream_faile
 
 
 def _others_at_work(context: Context, *task_ids: str) -> bool:
-    """Say whether another run has begun one of these tasks and not ended it. Airflow forgets none that was killed."""
+    """Return whether another run has begun one of these tasks and not ended it; Airflow ends tasks that were killed."""
     run = context["dag_run"]
 
     def count(run_ids: list[str] | None) -> int:
@@ -276,10 +276,10 @@ def _others_at_work(context: Context, *task_ids: str) -> bool:
 
 
 class ApprovePartitionsOperator(ApprovePlanOperator):
-    """Ask a person, and leave the id of what was shown beside the answer; without a question, skip what follows.
+    """Ask a person, and leave the id of the question beside the answer; without a question, skip the later tasks.
 
     :param question: id of the question; empty when nobody has to be asked (templated).
-    :param unasked: why not (templated).
+    :param unasked: reason why nobody is asked (templated).
     """
 
     template_fields: Collection[str] = (*ApprovePlanOperator.template_fields, "question", "unasked")
@@ -293,16 +293,16 @@ class ApprovePartitionsOperator(ApprovePlanOperator):
         """Ask, or skip."""
         if not self.question:
             raise AirflowSkipException(f"nobody is asked: {self.unasked}")
-        # Before the answer: by then the plan may be another one, and so would be what is rendered.
+        # Stored before the answer: later the plan may have changed, and with it the rendered template.
         context["ti"].xcom_push(key=ASKED, value=self.question)
         return super().execute(context)
 
 
 class AnsweredOperator(PartitionOperator):
-    """What tasks are given that do what :class:`PlanQuestionOperator` has planned and a person has agreed to.
+    """Arguments of tasks that carry out a plan of :class:`PlanQuestionOperator` after a person has approved it.
 
     :param asked: id of the question that the person was shown (templated).
-    :param decision: what :class:`ApprovePartitionsOperator` returned (templated).
+    :param decision: return value of :class:`ApprovePartitionsOperator` (templated).
     """
 
     template_fields: Sequence[str] = (*PartitionOperator.template_fields, "asked", "decision")
@@ -313,10 +313,10 @@ class AnsweredOperator(PartitionOperator):
         self.decision = decision
 
     def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
-        """Note who has agreed, and return the plan, the person and the run.
+        """Record the answer, and return the plan, the person and the run.
 
         :raises StalePlan: when the plan is not the one that the person was shown.
-        :raises RefusedError: unless somebody has agreed.
+        :raises RefusedError: unless a person has approved.
         """
         question = self.planned["question"]
         runs = MaintenanceRuns(connection)
@@ -334,15 +334,15 @@ class AnsweredOperator(PartitionOperator):
 
 
 class ApplyApprovedOperator(AnsweredOperator, ApplyPartitionsOperator):
-    """Retire past consumers, or drop, what a person has agreed to."""
+    """Retire unread partitions, or drop partitions, after a person has approved."""
 
 
 class ArchivePartitionsOperator(QueuekeeperSparkOperator):
     """Archive the retired partitions of one table.
 
-    :param retired: what :class:`PlanArchiveOperator` returned (templated).
-    :param directory: folder that all of Spark can reach, or its URL in an object store; empty for that of the settings
-        (templated).
+    :param retired: return value of :class:`PlanArchiveOperator` (templated).
+    :param directory: folder that all workers of Spark can reach, or a URL in an object store; if empty, that of the
+        settings (templated).
     """
 
     template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "retired", "directory")
@@ -361,12 +361,12 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
         self.directory = directory
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
-        """Return which partitions to archive, and where."""
+        """Return the partitions to archive, and the folder."""
         if self.directory:
             name, directory = "archive_directory", shared_place(self.directory, name="archive_directory")
         else:
             name, directory = "QUEUEKEEPER_ARCHIVES_DIR", task_settings("archives_dir").archives
-        # What cannot be opened is told before Spark starts.
+        # A folder that cannot be opened is refused before Spark starts.
         archive_place(directory, name=name)
         return (ArchiveWish(retired_ids=tuple(map(str, self.retired["to_archive"])), directory=str(directory)),)
 
@@ -375,7 +375,7 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
         return lineage(inputs=[postgres_table(self.postgres_conn_id, self.retired["table"])], outputs=[])
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Lineage:
-        """Return each partition with its rows, and the folder of files that it is in now."""
+        """Return each partition with its rows, and the folder of its archive."""
         archives = self.result.get("archives", ())
         return lineage(
             inputs=[postgres_table(self.postgres_conn_id, each["partition"], rows=each["rows"]) for each in archives],
@@ -387,10 +387,10 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
 
 
 class VerifyArchivesOperator(AnsweredOperator):
-    """Read the archives of what is to be dropped once more, and compare them with the tables as they are now."""
+    """Read the archives of partitions that are to be dropped once more, and compare them with the present tables."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the records of what was compared; one that differs fails the task, and nothing is dropped."""
+        """Return the records of the compared partitions; a difference fails the task, and nothing is dropped."""
         verified = []
         with self.connect() as connection:
             drop, *_ = self.agreed(connection)
@@ -408,9 +408,9 @@ class VerifyArchivesOperator(AnsweredOperator):
 
 
 class ReportPartitionsOperator(PartitionOperator):
-    """Look at all tables once more and write what was found and done.
+    """Check all tables once more and report what was found and done.
 
-    :param tables: what :class:`ListPartitionedTablesOperator` returned (templated).
+    :param tables: return value of :class:`ListPartitionedTablesOperator` (templated).
     """
 
     template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
@@ -421,10 +421,10 @@ class ReportPartitionsOperator(PartitionOperator):
         self.tables = tables
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the verdict and where the files are."""
+        """Return the verdict and the places of the files."""
         tables = list(self.tables or ())
         if not tables:
-            raise AirflowSkipException("no table was to be maintained")
+            raise AirflowSkipException("there was no table to maintain")
         with self.connect() as connection:
             found = tuple(self._table(connection, table, index, context) for index, table in enumerate(tables))
         run = context["dag_run"]
@@ -471,10 +471,10 @@ _TASKS = {
     "override": ("retirement.plan_override", "retirement.override"),
     Purpose.DROP.value: ("retirement.plan_drop", "retirement.drop"),
 }
-"""What is planned and done for a table, and the tasks that do it."""
+"""Purpose of a plan -> the tasks that plan it and carry it out."""
 
 
 def _retired_id(value: int | None) -> int:
     if value is None:
-        raise CheckFailed("a step of a drop names no record of the quarantine: plan again")
+        raise CheckFailed("a drop step names no record of a partition in quarantine: plan again")
     return value

@@ -1,4 +1,4 @@
-"""Profile, check, report and publish the quality of queues as tasks."""
+"""Profiles, checks, reports and publishes the quality of queues as tasks."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 def id_of(context: Context, *more: str) -> str:
-    """Return a name of 16 hex digits that stays the same when a task of a run is tried again."""
+    """Return an id of 16 hex digits that stays the same when a task of a run is retried."""
     run = context["dag_run"]
     return hashlib.sha256(json.dumps([run.dag_id, run.run_id, *more]).encode()).hexdigest()[:16]
 
 
 def turn_at(context: Context, wish: QualityWish) -> int:
-    """Return which turn a fast run reads: the form's, or that of the run's time."""
+    """Return the turn that a fast run reads: that of the form, or that of the run's time."""
     run = context["dag_run"]
     return turn_of(run.logical_date or run.run_after) if wish.turn is None else wish.turn
 
@@ -75,7 +75,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
         place = ProfilePlace.of_texts(
             {
                 "store": self.store,
-                # A task that is tried again replaces what it has written.
+                # A task that is retried replaces the profile of the earlier try.
                 "profile_id": id_of(context, self.store),
                 "parquet_directory": wish.parquet_directory,
             }
@@ -84,25 +84,25 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
         return place, ProfileParameters(**asdict(rules), **chosen)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Return what was read, in numbers."""
+        """Return the totals of the profile."""
         reject_unknown_of(context)
         wish = self.read(QualityWish)
         if self.store not in PROFILED.get(wish.stores, ()):
-            raise AirflowSkipException(f"this run is about {wish.stores}")
+            raise AirflowSkipException(f"this run judges {wish.stores}")
         # Great Expectations takes seconds to import, which no other task should pay for.
         from queuekeeper.quality.judge.run import judging  # noqa: PLC0415
 
-        # Before the stores are read: what cannot be judged need not be profiled.
+        # Checked before the stores are read: a store that cannot be judged need not be profiled.
         judging(PROFILED[wish.stores], compare=wish.compare)
         return super().execute(context)
 
 
 class RunQualityOperator(AskedOperator, StoresOperator):
-    """Judge the profiles of a run by the suites; what is found is kept, and fails the run in a later task.
+    """Judge the profiles of a run by the suites and record the findings; a later task fails the run.
 
-    :param profiles: what the profile tasks returned; none for one that was skipped (templated).
-    :param postgres_conn_id: control database (templated).
-    :param redis_conn_id: servers that are asked about themselves, when the run is about Redis (templated).
+    :param profiles: return values of the profile tasks; ``None`` for a task that was skipped (templated).
+    :param postgres_conn_id: connection of the control database (templated).
+    :param redis_conn_id: connection of the Redis servers, whose settings are read if the run judges Redis (templated).
     """
 
     template_fields: Sequence[str] = (*AskedOperator.template_fields, "profiles", *StoresOperator.template_fields)
@@ -115,7 +115,7 @@ class RunQualityOperator(AskedOperator, StoresOperator):
         self.profiles = profiles
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the verdict and what did not pass, without any client."""
+        """Return the verdict and the checks that did not pass, without any client."""
         # Great Expectations takes seconds to import, which no other task should pay for.
         from queuekeeper.quality.judge.run import QUEUE_SUITES, judging, run_quality  # noqa: PLC0415
 
@@ -157,11 +157,11 @@ class RunQualityOperator(AskedOperator, StoresOperator):
 
 
 class ReportQualityOperator(StoresOperator):
-    """Write what a judgement found, good or bad, as HTML and JSON.
+    """Write the report of a quality run, passed or failed, as HTML and JSON.
 
-    :param quality_run_id: the judgement (templated).
-    :param postgres_conn_id: where its records are kept (templated).
-    :param redis_conn_id: with the former, what the forms of remedies are filled with (templated).
+    :param quality_run_id: id of the quality run (templated).
+    :param postgres_conn_id: connection of the control database; also filled into forms of remedies (templated).
+    :param redis_conn_id: connection that is filled into forms of remedies (templated).
     """
 
     template_fields: Sequence[str] = ("quality_run_id", *StoresOperator.template_fields)
@@ -172,8 +172,8 @@ class ReportQualityOperator(StoresOperator):
         self.quality_run_id = quality_run_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the verdict and where the files are."""
-        # Only this task draws.
+        """Return the verdict and the places of the files."""
+        # Only this task draws charts.
         from queuekeeper.quality.report.gather import build_report, write_report  # noqa: PLC0415
 
         with self.postgres_hook.connect() as connection:
@@ -190,14 +190,14 @@ class ReportQualityOperator(StoresOperator):
 
 
 class PublishQualityOperator(SupervisedOperator):
-    """Tell dependents that the queues are in order, or fail and leave them waiting.
+    """Publish that the queues are in order, or fail so that dependent DAGs wait.
 
-    A critical finding fails the task, and so does one of an earlier fast run whose cohorts nobody has read again. A run
-    about events, partitions, compacted or fan-out queues alone has nothing to say of sessions: where it finds nothing
-    critical, it is skipped.
+    A critical finding fails the task; so does a critical finding of an earlier fast run whose cohorts no run has read
+    again. A run that judges only events, partitions, compacted or fan-out queues says nothing about sessions: without a
+    critical finding, the task is skipped.
 
-    :param judgement: what the check returned (templated).
-    :param postgres_conn_id: where its records are kept (templated).
+    :param judgement: return value of :class:`RunQualityOperator` (templated).
+    :param postgres_conn_id: connection of the control database (templated).
     """
 
     template_fields: Sequence[str] = ("judgement", "postgres_conn_id")
@@ -211,7 +211,7 @@ class PublishQualityOperator(SupervisedOperator):
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return what dependents are told."""
+        """Return the verdict that dependents get."""
         judgement: Mapping[str, Any] = self.judgement
         verdict, findings = Verdict(judgement["verdict"]), judgement["findings"]
         if verdict is Verdict.FAILED:
@@ -222,10 +222,10 @@ class PublishQualityOperator(SupervisedOperator):
             ]
             raise AirflowFailException(
                 f"The queues are not in order; dependents of {SESSION_QUALITY.uri} wait. "
-                f"{'; '.join(worst)}. The report of this run says what mends it"
+                f"{'; '.join(worst)}. The report of this run says how to repair them"
             )
         if not judgement["stores"]:
-            raise AirflowSkipException(f"nobody looked at sessions: {SESSION_QUALITY.uri} stays as it is")
+            raise AirflowSkipException(f"this run has not judged sessions: {SESSION_QUALITY.uri} stays as it is")
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
             standing = standing_failures(QualityStore(connection), now=now)
@@ -233,8 +233,8 @@ class PublishQualityOperator(SupervisedOperator):
             names = ", ".join(failure.quality_run_id for failure in standing[:5])
             raise AirflowFailException(
                 f"This run is in order, but cohorts that failed in {len(standing)} earlier runs ({names}) have not "
-                f"been read since as thoroughly; dependents of {SESSION_QUALITY.uri} wait. Mend them and make a full "
-                "run with the same stores, contents and comparison, of all queues"
+                f"been read since as thoroughly; dependents of {SESSION_QUALITY.uri} wait. Repair them and make a full "
+                "run of all queues with the same stores, contents and comparison"
             )
         told = {
             "quality_run_id": judgement["quality_run_id"],

@@ -1,4 +1,4 @@
-"""Remedies as tasks: which job it is, the form says."""
+"""Runs remedies as tasks; the form chooses the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PlanRepairOperator(PlanJobOperator):
-    """Look at the queues that failed the remedy's check and keep what would be changed as a plan.
+    """Read the queues that failed the remedy's check, and record what would be changed as a plan.
 
     Nothing is written to Redis.
 
@@ -35,19 +35,19 @@ class PlanRepairOperator(PlanJobOperator):
         return describe(RepairWish)["remedy"].choices or ()
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Return the run's id and how much there is to do."""
+        """Return the id of the run and the number of changes."""
         self.job = self.read(RepairWish).remedy
         run_id, plan = self.make_plan(context)
         return brief(PlannedRun(job=self.kind, maintenance_run_id=run_id, plan=plan))
 
 
 class ApplyRepairOperator(ApplyJobShareOperator):
-    """Read the answer, note who agreed, and do what the plan says; a task that is tried again does the rest.
+    """Read the answer, record who approved, and carry out the plan; a repeated task does the rest.
 
-    Of a run that is done it returns the report once more, and writes nothing.
+    When the run is done already, the task returns its report again and writes nothing.
 
-    :param run_id: maintenance run that was put before the person (templated).
-    :param decision: what the question returned (templated).
+    :param run_id: id of the maintenance run that the person was asked about (templated).
+    :param decision: return value of the question's task (templated).
     """
 
     template_fields: Sequence[str] = (*ApplyJobShareOperator.template_fields, "decision")
@@ -63,13 +63,13 @@ class ApplyRepairOperator(ApplyJobShareOperator):
             run = runs.load(run_id)
             self.job = run.kind
             if run.state is not RunState.DONE:
-                # A pause may last a night, with many looks.
+                # The answer is recorded once, although a paused task checks again many times.
                 self.take_approval(runs, run_id, self.decision, note=not self.looks_again)
         return super().work(context)
 
 
 class ReportRepairOperator(ReportJobOperator):
-    """Look a second time, and write what was planned, done and left."""
+    """Check the queues again, and write what was planned, done and left."""
 
     reports = REPORT
 

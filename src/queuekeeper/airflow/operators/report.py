@@ -1,4 +1,4 @@
-"""Writes the report of a migration as files and notes where they are."""
+"""Writes the report of a migration as files and records their places."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class ReportMigrationOperator(StoresOperator):
-    """Write what a migration did, balanced or not, as HTML and JSON.
+    """Write the report of a migration, balanced or not, as HTML and JSON.
 
-    :param plan_id: the plan (templated).
-    :param postgres_conn_id: where its records are kept (templated).
-    :param redis_conn_id: target, asked for the memory it really uses (templated).
+    :param plan_id: id of the plan (templated).
+    :param postgres_conn_id: connection of the control database (templated).
+    :param redis_conn_id: connection of the target, whose use of memory is read (templated).
     """
 
     template_fields: Sequence[str] = ("plan_id", *StoresOperator.template_fields)
@@ -35,7 +35,7 @@ class ReportMigrationOperator(StoresOperator):
         self.plan_id = plan_id
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return the verdict and where the files are."""
+        """Return the verdict and the places of the files."""
         with (
             self.postgres_hook.connect() as connection,
             self.redis_hook.connect() as client,

@@ -1,4 +1,4 @@
-"""Runs one application of ``spark_jobs/`` as a task: secrets, exit codes, results and ends."""
+"""Runs an application of ``spark_jobs/`` as a task, and handles its secrets, exit codes, result and end."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _CONF = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-_CLUSTER_MODE = "it is about drivers in deploy mode cluster, and a job's driver is its task"
+_CLUSTER_MODE = "it is for drivers in deploy mode cluster, and a job's driver runs in its task"
 _NOT_TAKEN = {
     "application": "the job names its file in spark_jobs/",
-    "application_args": "a job's arguments are made from its form",
+    "application_args": "the arguments of a job come from its form",
     "conn_id": "the connection is spark_conn_id",
     "java_class": "jobs are written in Python",
     "status_poll_interval": _CLUSTER_MODE,
@@ -49,14 +49,14 @@ _NOT_TAKEN = {
     "reconnect_on_retry": _CLUSTER_MODE,
     "durable": _CLUSTER_MODE,
 }
-"""Arguments of the provider's operator that a job has no use for, and why."""
+"""Arguments of the provider's operator that are refused -> why."""
 
 _SECRET_VARIABLES = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
-"""A job knows nothing of Airflow, so it is not given Airflow's keys, database and other connections either."""
+"""Prefixes of environment variables that a job does not get: Airflow's keys, database and other connections."""
 
 
 class QueuekeeperSparkHook(SparkSubmitHook):
-    """Runs ``spark-submit`` in client mode with an environment of its own, and catches the job's last word."""
+    """Runs ``spark-submit`` in client mode with its own environment, and keeps the job's last line."""
 
     def __init__(self, *, environment: dict[str, str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -70,18 +70,18 @@ class QueuekeeperSparkHook(SparkSubmitHook):
 
     @property
     def deploy_mode(self) -> str:
-        """Where the driver runs."""
+        """Deploy mode, which says where the driver runs."""
         return self._connection["deploy_mode"] or "client"
 
     @property
     def master(self) -> str:
-        """Where the executors run."""
+        """Master of Spark, where the executors run."""
         return str(self._connection["master"])
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Run the application; its environment never passes through a command line."""
-        # Standard input of a task is its line to the supervisor: a driver that inherited it would keep the
-        # supervisor waiting after the task itself was killed.
+        """Run the application; its environment never appears in a command line."""
+        # The standard input of a task is connected to the supervisor. If the driver inherited it, the supervisor would
+        # wait for the driver after the task was killed.
         try:
             environment = self._environment | {name: str(value) for name, value in (self._env_vars or {}).items()}
             return super().submit(application, env=environment, stdin=subprocess.DEVNULL, **kwargs)
@@ -91,7 +91,7 @@ class QueuekeeperSparkHook(SparkSubmitHook):
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command: list[str] = super()._build_spark_submit_command(application)
-        # Else `submit` puts the task's own environment, with Airflow's secrets, in place of the job's.
+        # Otherwise `submit` uses the task's own environment, which has Airflow's secrets, instead of the job's.
         self._env = None
         return command
 
@@ -109,19 +109,19 @@ class QueuekeeperSparkHook(SparkSubmitHook):
 class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
     """Run a file of ``spark_jobs/`` and return its last JSON line.
 
-    A job that refuses (exit code 2, 3 or 4) or whose check failed (1, with a result) fails for good. Anything else,
-    such as a killed driver or a server that was lost, may be retried: every job can be repeated.
+    A job that refuses (exit code 2, 3 or 4) or whose check failed (1, with a result) fails for good. After any other
+    failure, such as a killed driver or a lost server, the task may be retried: every job can be repeated.
 
-    :param job: file name of the application (fixed by subclasses).
+    :param job: file name of the application (set by subclasses).
     :param spark_jobs: folder of the applications; see :func:`queuekeeper.airflow.defaults.spark_jobs`.
-    :param postgres_conn_id: source and control database (templated).
-    :param redis_conn_id: target; none for a job that has no use for it (templated).
-    :param spark_conn_id: where Spark runs, in client mode (templated).
-    :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors too.
-    :param name: of the application, as Spark shows it; ``queuekeeper-`` and the job when absent.
+    :param postgres_conn_id: connection of source and control database (templated).
+    :param redis_conn_id: connection of the target; ``None`` for a job that does not use it (templated).
+    :param spark_conn_id: connection of Spark, in client mode (templated).
+    :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors, too.
+    :param name: name of the application in Spark; by default ``queuekeeper-`` and the name of the job.
 
-    All other arguments are those of the provider's ``SparkSubmitOperator``, templated as there. Those that are about
-    drivers in deploy mode cluster, or that the job sets itself, are refused by name.
+    All other arguments are those of the provider's ``SparkSubmitOperator``, templated as there. Arguments for drivers
+    in deploy mode cluster, and arguments that the job sets itself, are refused by name.
     """
 
     template_fields: Sequence[str] = (
@@ -163,19 +163,19 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
 
     @abstractmethod
     def wishes(self, context: Context) -> Sequence[Parameters]:
-        """Return what the application is asked, in the models that it takes; no secret, since it is logged."""
+        """Return the parameters of the application as its models; they are logged, so they must hold no secret."""
 
     def arguments(self, context: Context) -> list[str]:
-        """Return the application's arguments, as its models read them."""
+        """Return the command-line arguments of the application."""
         return [argument for wish in self.wishes(context) for argument in wish.to_argv()]
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
-        """Run the application, stream its output to the log and return what it reports."""
+        """Run the application, write its output to the log and return its result."""
         # What is not shared would be missed by later tasks, on other workers.
         task_settings()
         application = Path(self.spark_jobs) / self.job
         if not application.is_file():
-            raise UsageError(f"there is no Spark application {application}: deploy spark_jobs/ beside dags/")
+            raise UsageError(f"there is no Spark application {application}: deploy the folder spark_jobs/ beside dags/")
         self.application = str(application)
         self.application_args = self.arguments(context)
         self._unhook()
@@ -185,40 +185,40 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
         except AirflowException as error:
             self._fail(self._hook, error)
         if self._hook is None or self._hook.result is None:
-            raise AirflowException(f"{self.job} ended without a result: its last line has to be a JSON object")
+            raise AirflowException(f"{self.job} ended without a result: its last line must be a JSON object")
         self.log.info("%s ended well", self.job)
         return self._hook.result
 
     def _unhook(self) -> None:
-        """Have the provider's operator make a hook anew, once OpenLineage has put into ``conf`` what it has to."""
+        """Drop the hook, so that a new one is made with what OpenLineage adds to ``conf``."""
         self._hook = None
 
     @property
     def result(self) -> dict[str, Any]:
-        """What the application has reported; empty until it has ended."""
+        """Result of the application; empty until it has ended."""
         return (None if self._hook is None else self._hook.result) or {}
 
     def on_kill(self) -> None:
-        """Stop ``spark-submit`` when the task is stopped; there may be none yet."""
+        """Stop ``spark-submit``, if it has been started, when the task is stopped."""
         if self._hook is not None:
             self._hook.on_kill()
 
     def _get_hook(self) -> QueuekeeperSparkHook:
-        # The provider takes YARN for a connection that does not exist.
+        # The provider would use YARN if the connection does not exist.
         connection = get_connection(
             self.spark_conn_id, kinds=("spark", "yarn", "k8s"), example=r"'spark://local%5B2%5D?deploy-mode=client'"
         )
         binary = Path(sys.executable).parent / "spark-submit"
-        # All that the provider's operator takes; it keeps an argument under its name, with or without a line before it.
+        # Arguments of the provider's operator, which keeps each under its name, with or without a leading underscore.
         given = {
             name: getattr(self, name, getattr(self, f"_{name}", None))
             for name in inspect.signature(SparkSubmitHook).parameters
         }
-        # As it was rendered: the provider's operator keeps what it was made with.
+        # The rendered value: the provider's operator keeps the one before rendering.
         given["conn_id"] = self.spark_conn_id
         given["conf"] = {**_CONF, **(self.conf or {})}
         if given["spark_binary"] is None and "spark-binary" not in connection.extra_dejson and binary.is_file():
-            # The PySpark of this environment, unless operator or connection asks for another.
+            # The PySpark of this environment, unless operator or connection names another one.
             given["spark_binary"] = str(binary)
         environment = self._environment()
         try:
@@ -228,8 +228,8 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
             raise UsageError(f"connection {self.spark_conn_id!r}: {error}") from None
         if hook.deploy_mode != "client":
             raise UsageError(
-                f"connection {self.spark_conn_id!r} has deploy-mode {hook.deploy_mode!r}: only client mode keeps "
-                "passwords off the command line and ends the driver with its task"
+                f"connection {self.spark_conn_id!r} has deploy-mode {hook.deploy_mode!r}: set it to client, as only "
+                "client mode keeps passwords off the command line and ends the driver with its task"
             )
         if is_local(hook.master):
             hook._environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -248,11 +248,11 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
         }
 
     def _fail(self, hook: QueuekeeperSparkHook | None, error: AirflowException) -> NoReturn:
-        if hook is None:  # before there was a driver
+        if hook is None:  # no driver was started
             raise error
         code = hook.exit_code
         if (hook.result or {}).get("error") == ServerUnavailable.__name__:
-            # It may be back for the next try, which goes on where this one stopped.
+            # The server may be back for the next try, which continues where this one stopped.
             words = _words(hook.result, error)
             raise AirflowException(f"{self.job} lost a server; it can be repeated: {words}") from None
         if code in _NEVER_RETRIED or (code == CheckFailed.exit_code and hook.result is not None):

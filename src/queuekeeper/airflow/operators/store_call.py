@@ -1,4 +1,4 @@
-"""One call of a store as a task: of one session, one compacted queue or one fan-out queue."""
+"""Makes one call to a store as a task: for one session, one compacted queue or one fan-out queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StoreCallOperator(StoresOperator):
-    """Have a store do one thing with one session or queue, and return what it came to, without any content.
+    """Make one call to a store for one session or queue, and return its result, without contents of messages.
 
     For example::
 
@@ -23,13 +23,13 @@ class StoreCallOperator(StoresOperator):
             arguments={"client_id": "{{ params.client }}", "dry_run": "{{ params.dry_run }}"},
         )
 
-    A call that takes ``dry_run`` only counts unless it is ``False``.
+    A call with the argument ``dry_run`` only counts, unless the argument is ``False``.
 
     :param call: one of ``queuekeeper.airflow.store_calls.CALLS``, such as ``fanout.publish``.
-    :param arguments: those of the call by name, as values or as texts (templated). All calls take ``key_prefix``, which
-        is put before every Redis key, and those of sessions ``store``, ``redis`` or ``postgres``.
-    :param postgres_conn_id: where sessions of TBMQ 1.x are (templated).
-    :param redis_conn_id: where those of TBMQ 2.x and queues are (templated).
+    :param arguments: arguments of the call by name, as values or texts (templated). All calls take ``key_prefix``, the
+        prefix of every Redis key; calls of sessions also take ``store``, ``redis`` (the default) or ``postgres``.
+    :param postgres_conn_id: connection of the database with sessions of TBMQ 1.x (templated).
+    :param redis_conn_id: connection of the Redis with sessions of TBMQ 2.x and with queues (templated).
     """
 
     template_fields: Sequence[str] = ("arguments", *StoresOperator.template_fields)
@@ -37,13 +37,13 @@ class StoreCallOperator(StoresOperator):
     def __init__(self, *, call: str, arguments: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         found = call_of(call)
-        if isinstance(arguments, Mapping):  # else it is what another task has returned
+        if isinstance(arguments, Mapping):  # otherwise it is the return value of another task
             found.check_names(arguments)
         self.call = call
         self.arguments = arguments
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return what it came to."""
+        """Return the result of the call."""
         self.log.info("%s: %s", self.call, ", ".join(f"{name} {value!r}" for name, value in self.arguments.items()))
         facts, told = call_of(self.call).run(self, self.arguments)
         self.log.info("%s", told)

@@ -1,4 +1,4 @@
-"""What tasks have in common that use both stores."""
+"""Base of tasks that use both stores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from queuekeeper.airflow.supervised import SupervisedOperator
 
 
 class StoresOperator(SupervisedOperator):
-    """What all tasks are given that use both stores.
+    """Arguments of all tasks that use both stores.
 
-    :param postgres_conn_id: where records are kept, and sessions of TBMQ 1.x are (templated).
-    :param redis_conn_id: where sessions of TBMQ 2.x and other queues are (templated).
+    :param postgres_conn_id: connection of the database with records and sessions of TBMQ 1.x (templated).
+    :param redis_conn_id: connection of the Redis with sessions of TBMQ 2.x and other queues (templated).
     """
 
     template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id")

@@ -1,4 +1,4 @@
-"""Queuekeeper's place in Airflow's UI: pages in the navigation, and tabs on every run and task."""
+"""Adds Queuekeeper to Airflow's UI: pages in the navigation, and tabs on every run and task."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queuekeeper.airflow.run_index import PREFIX, base_path
 
 
 class QueuekeeperPlugin(AirflowPlugin):
-    """What Airflow is told of Queuekeeper."""
+    """Describes the plugin to Airflow."""
 
     name = "queuekeeper"
 
@@ -49,7 +49,7 @@ class QueuekeeperPlugin(AirflowPlugin):
 
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Pages behind Airflow's sign-in; made for the API server only, since every task loads plugins too."""
+        """Pages behind Airflow's sign-in; only the API server makes them, although every task loads plugins, too."""
         from queuekeeper.airflow.plugin.pages import pages  # noqa: PLC0415 - would slow down every task
 
         return [{"app": pages(), "url_prefix": PREFIX, "name": "queuekeeper"}]

@@ -1,4 +1,4 @@
-"""The audit: who approved, changed and saw what, whether the chain holds, and all of it as a file."""
+"""Shows the audit: who approved, changed and saw what, whether the chain is intact, and all entries as a file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
             with stores.postgres() as connection:
                 yield from audit.export(connection)
 
-        # Opened here, so that a database that is down is a clear answer and not half a file.
+        # Opened here, so that a database that is down gives a clear answer and not half a file.
         stream = lines()
         first = next(stream, "")
 
@@ -89,11 +89,11 @@ def _day(text: str, name: str, *, later: timedelta = timedelta()) -> datetime | 
         day = date.fromisoformat(text)
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + later
     except (ValueError, OverflowError):
-        raise HTTPException(422, f"{name} is no day: write it as 2026-01-31.") from None
+        raise HTTPException(422, f"{name} is not a day: write it as 2026-01-31.") from None
 
 
 def effect_words(entry: audit.AuditEntry) -> list[tuple[str, str]]:
-    """Return an effect as names and values."""
+    """Return the effect of an entry as names and values."""
     try:
         found = json.loads(entry.effect)
     except ValueError:

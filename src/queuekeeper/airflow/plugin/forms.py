@@ -1,4 +1,4 @@
-"""Forms of DAGs, filled in by a link: Airflow 3.3 has them, too, but no address that opens one with values."""
+"""Shows forms of DAGs that a link fills in; Airflow 3.3 has no address that opens its own form with values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PYTHON: Mapping[str, Any] = {
 
 
 class Kind(StrEnum):
-    """How a parameter is asked for."""
+    """Kind of input of a parameter."""
 
     CHOICE = "choice"
     FLAG = "flag"
@@ -36,10 +36,10 @@ class Kind(StrEnum):
 class Field:
     """One parameter of a DAG.
 
-    :param text: its value as it stands in the form.
-    :param changed: whether the link has given it another value than its default.
-    :param options: of a choice: value as JSON, and words.
-    :param section: part of the form that it begins; empty where it goes on with the one before.
+    :param text: text of its value in the form.
+    :param changed: whether the link gives it another value than its default.
+    :param options: options of a choice: value as JSON, and words.
+    :param section: section of the form that begins with it; empty if it belongs to the section before.
     """
 
     name: str
@@ -59,7 +59,7 @@ def fields(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) ->
     """Return a form.
 
     :param params: a DAG's parameters as Airflow's REST API describes them.
-    :param given: values to fill in; values without a parameter are left to :func:`unknown`.
+    :param given: values to fill in; :func:`unknown` reports values without a parameter.
     """
     found, before = [], ""
     for name, param in params.items():
@@ -75,18 +75,18 @@ def unknown(params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
 
 
 def misfits(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what is wrong with a link: values that their fields cannot show as they are."""
+    """Return the mistakes in a link: values that do not fit the type of their fields."""
     return tuple(
-        f"{name} is {json.dumps(value)}: it has to be {_wanted(params[name]['schema'])}"
+        f"{name} is {json.dumps(value)}: it must be {_wanted(params[name]['schema'])}"
         for name, value in given.items()
         if name in params and not _fits(params[name]["schema"], value)
     )
 
 
 def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the values that a person has sent, and what is wrong with them; Airflow itself checks their limits.
+    """Return the values that a person has sent, and the mistakes in them; Airflow itself checks their limits.
 
-    :param form: name of a field -> its text; a flag that is off is not there.
+    :param form: name of a field -> its text; a flag that is off is missing.
     """
     values: dict[str, Any] = {}
     problems = []
@@ -94,29 +94,29 @@ def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tu
         try:
             values[name] = _value(_kind(param["schema"]), form.get(name), nullable=_nullable(param["schema"]))
         except ValueError as error:
-            # What was typed stays in the form.
+            # Keep the typed text in the form.
             values[name] = form.get(name)
             problems.append(f"{param['schema'].get('title') or name}: {error}")
     return values, tuple(problems)
 
 
 def read_json(text: str) -> Any:
-    """Return what a text of JSON says.
+    """Return the value of a JSON text.
 
-    :raises ValueError: when it is none, or could not be sent on as JSON: ``NaN``, half a character, lists without end.
+    :raises ValueError: when it is not JSON, or could not be sent as JSON: ``NaN``, half a character, too deep lists.
     """
     try:
         found = json.loads(text)
         json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except RecursionError:
-        raise ValueError("too many values within others") from None
+        raise ValueError("the values are nested too deeply") from None
     return found
 
 
 def read_whole_number(text: str, *, problem: str) -> int:
     """Return a number that a person has sent, for its reader to check.
 
-    :param problem: what to answer (422) where it is none, or longer than any number that means something.
+    :param problem: answer (422) when the text is not a number, or is longer than any valid number.
     """
     # Python refuses to read thousands of digits.
     if not text.isdecimal() or len(text) > _DIGITS:
@@ -127,7 +127,7 @@ def read_whole_number(text: str, *, problem: str) -> int:
 async def read_body(request: Request) -> dict[str, str]:
     """Return the fields of a form that a browser has sent.
 
-    :raises HTTPException: when the body is none, too long, or holds U+0000, which no PostgreSQL takes (400).
+    :raises HTTPException: when the body is not a form, is too long, or holds U+0000, which PostgreSQL refuses (400).
     """
     try:
         body = await request.body()

@@ -1,4 +1,4 @@
-"""Migrations: all plans, one plan with its cohorts while it runs, its question, its pace, and where stores differ."""
+"""Shows migrations: all plans, one plan with cohorts, question and pace, and the differences of the stores."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _CELLS_PER_LIST = 256
 _LEFT_OUT = "left out"
 _SHOWN = 200
 
-# Drawing takes a tenth of a second, and figures that are in are the same for everybody who looks.
+# Drawing a chart takes a tenth of a second, and past figures are the same for every reader.
 _throughput_charts = lru_cache(maxsize=32)(throughput_charts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPage:
-    """What the page of a plan shows.
+    """Contents of the page of a plan.
 
-    :param online: where the clients are, when devices are connected; none with the broker stopped.
+    :param online: owners of the clients, when devices are connected; ``None`` with the broker stopped.
     :param throughput: step -> its chart, wide and narrow.
     """
 
@@ -77,9 +77,9 @@ class PlanPage:
 
 @dataclass(frozen=True, kw_only=True)
 class CohortPage:
-    """What the page of a cohort shows.
+    """Contents of the page of a cohort.
 
-    :param clients: keyed hash of a client -> its differences.
+    :param clients: keyed hash of a client id -> its differences.
     """
 
     cohort: CohortPlan
@@ -91,7 +91,7 @@ class CohortPage:
 def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_key: Callable[[], bytes]) -> APIRouter:
     """Return the routes of migrations.
 
-    :param hash_key: returns the key that names of clients are made with.
+    :param hash_key: returns the key of client hashes.
     """
     router = APIRouter()
 
@@ -121,7 +121,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             letters=letters(status),
             states=STATE_MARKS,
             counts=status.counts(),
-            # With devices connected each client is compared by itself, and the owners are what moves.
+            # With devices connected, each client is compared by itself, and the page shows its progress by owners.
             steps=[
                 (step, step_words(step)) for step in ((status.copy,) if found.online else (status.copy, status.verify))
             ],
@@ -160,8 +160,10 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             raise HTTPException(422, f"Answer {APPROVE} or {REJECT}.")
         asked = await asyncio.to_thread(_opened, stores, lambda connection: _plan_of_run(connection, run_id))
         if asked != plan_id:
-            # Between the page and the answer the run may have planned anew: then nobody has seen what it asks.
-            raise HTTPException(409, f"The run asks about another plan than {plan_id}: look at it again.")
+            # If the run has planned again since the page was made, nobody has seen its question.
+            raise HTTPException(
+                409, f"The run now asks about another plan than {plan_id}: open the page of its new plan."
+            )
         answered = await airflow.answer(request, MIGRATION_DAG, run_id, task_id, options=[option])
         if not answered.is_success:
             raise HTTPException(answered.status_code, detail(answered))
@@ -219,7 +221,7 @@ def _plan_of_run(connection: Connection, run_id: str) -> str:
 async def _question(
     airflow: RestApi, request: Request, status: MigrationStatus, online: OnlineStatus | None
 ) -> dict[str, Any] | None:
-    """Return what the plan's run asks, with its task, while it waits for an answer that can be taken."""
+    """Return the question of the plan's run, with its task, while it waits for an answer."""
     task_id = COMMIT_TASK if online is not None and OnlineState.SOAKING in online.states else APPROVAL_TASK
     if status.run_id is None or (status.is_final and task_id == APPROVAL_TASK):
         return None
@@ -275,19 +277,19 @@ def _cohort_page(connection: Connection, plan_id: str, cohort: int, hash_key: by
 
 
 def states(status: MigrationStatus) -> Iterable[tuple[int, str]]:
-    """Return each cohort with its state; those that are not copied are left out."""
+    """Return each cohort with its state, without cohorts that the plan does not copy."""
     chosen = set(status.chosen)
     return [(cohort, str(state) if cohort in chosen else _LEFT_OUT) for cohort, state in status.cohorts.items()]
 
 
 def letters(status: MigrationStatus) -> str:
-    """Return the state of every cohort as a letter, which is quick to send and to compare."""
+    """Return the state of every cohort as a letter, which is fast to send and to compare."""
     return "".join(_LETTERS[state] for _, state in states(status))
 
 
 def board(status: MigrationStatus) -> Markup:
     """Return the cells of the board; a template would take a second for ten thousand."""
-    # Numbers and words of ours only: nothing to escape. Arrow keys lead from cell to cell, so Tab meets the first only.
+    # Only our own numbers and words: nothing to escape. Arrow keys move from cell to cell, so Tab stops at the first.
     cells = [
         Markup(  # noqa: S704
             f'<li><a class="cell {_LETTERS[state]}" href="{status.plan_id}/cohorts/{cohort}"'
@@ -296,7 +298,7 @@ def board(status: MigrationStatus) -> Markup:
         )
         for at, (cohort, state) in enumerate(states(status))
     ]
-    # Browsers leave out of account what is out of sight, and it is far less work to see that of a list than of a cell.
+    # Browsers skip the layout of parts out of sight, which is far cheaper to decide for lists than for single cells.
     return Markup("").join(
         Markup("<ol>{}</ol>").format(Markup("").join(cells[start : start + _CELLS_PER_LIST]))
         for start in range(0, len(cells), _CELLS_PER_LIST)
@@ -304,14 +306,14 @@ def board(status: MigrationStatus) -> Markup:
 
 
 def step_words(step: StepStatus) -> str:
-    """Return how far a step is, in words with units."""
+    """Return the progress of a step, in words with units."""
     share = f"{100 * step.done // step.total} %" if step.total else "nothing to do"
     speed = "" if step.messages_per_s is None else f", {number(step.messages_per_s)} messages/s"
     return f"{number(step.done)} of {number(step.total)} messages ({share}){speed}; {step.left_words()}"
 
 
 def online_texts(online: OnlineStatus) -> dict[str, str]:
-    """Return where the clients are, by the place in the page that says so."""
+    """Return the owners of the clients as texts, by the id of the element in the page."""
     cohorts = ", ".join(f"{number(count)} {str(state).replace('_', ' ')}" for state, count in online.states.items())
     return {
         "online-cohorts": cohorts,
@@ -323,7 +325,7 @@ def online_texts(online: OnlineStatus) -> dict[str, str]:
 
 
 def live(status: MigrationStatus, online: OnlineStatus | None = None) -> dict[str, Any]:
-    """Return what the page's script puts into the page while a migration runs."""
+    """Return the values that the page's script shows while a migration runs."""
     counts = status.counts()
     return {
         "texts": {

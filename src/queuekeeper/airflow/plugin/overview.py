@@ -1,4 +1,4 @@
-"""The first page: the stores and their health, queue lengths, what waits, memory ahead, and what is at work."""
+"""Shows the first page: health of the stores, queue lengths, lag, forecast of memory, and current runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from queuekeeper.quality.report.model import PublishedReport
 from queuekeeper.quality.report.page import STORES, VERDICTS, depth_charts, memory_charts
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts
 
-# Drawing takes a tenth of a second, and the newest run is the same for everybody who looks.
+# Drawing a chart takes a tenth of a second, and the newest run is the same for every reader.
 _depth_charts = lru_cache(maxsize=16)(depth_charts)
 _memory_charts = lru_cache(maxsize=16)(memory_charts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresFacts:
-    """What PostgreSQL says of itself."""
+    """State of the PostgreSQL server."""
 
     address: str
     version: str
@@ -36,10 +36,10 @@ class PostgresFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """How much waits in the queues of one kind.
+    """Messages that wait in the queues of one kind.
 
-    :param age_words: what the age is of.
-    :param age_s: none when nothing waits.
+    :param age_words: words for what the age measures.
+    :param age_s: age in seconds; ``None`` when nothing waits.
     """
 
     kind: str
@@ -55,7 +55,7 @@ def routes(site: Site, stores: Stores) -> APIRouter:
 
     @router.get("/")
     def overview() -> Response:
-        # A store that hangs is waited for once, and not once for each of its parts.
+        # Wait once for a store that hangs, not once for each part of the page.
         latest, waiting, postgres, redis, plans = together(
             lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(_waiting),
@@ -82,7 +82,7 @@ def routes(site: Site, stores: Stores) -> APIRouter:
 
 
 def latest_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
-    """Return what the newest judgement of quality says; none when there is none yet."""
+    """Return the report of the newest quality run, or ``None`` when there is none yet."""
     runs = QualityStore(connection).runs(limit=1, finished=True)
     if not runs:
         return None

@@ -1,4 +1,4 @@
-"""The plugin's application: the pages of stores, migrations and quality, reports, and forms that a link fills in."""
+"""Makes the plugin's application: pages of stores, migrations and quality, reports, and forms that a link fills in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from queuekeeper.report.files import read_in, report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
 _LISTED = 200
-_UNPAUSE = "unpause-dag"  # no parameter can have this name: it is no identifier
+_UNPAUSE = "unpause-dag"  # no parameter can have this name: it is not an identifier
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -36,7 +36,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class ReportFile:
     """A report in the folder of reports.
 
-    :param subject_id: plan of a migration, or run of another kind.
+    :param subject_id: id of a migration's plan, or of another run.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ReportFile:
 
 
 def list_reports(directory: Path) -> list[ReportFile]:
-    """Return the reports of a folder, latest first; links and files of other names are none.
+    """Return the reports of a folder, latest first; links and files of other names are left out.
 
     :raises RefusedError: when the folder cannot be read.
     """
@@ -65,7 +65,7 @@ def list_reports(directory: Path) -> list[ReportFile]:
             )
             for name in names(directory, what="reports")
             if (known := report_name(name)) is not None
-            # An object store has neither links nor folders, and each question is a request.
+            # An object store has neither links nor folders, and each check would be a request.
             and (not on_disk(directory) or ((path := directory / name).is_file() and not path.is_symlink()))
         ]
 
@@ -83,22 +83,22 @@ def pages(
 ) -> FastAPI:
     """Return the plugin's application.
 
-    :param settings: say where reports are, and with which key clients are named; those of the process when absent.
-    :param guards: what is asked before a route answers.
+    :param settings: settings with the folder of reports and the key of client hashes; by default those of the process.
+    :param guards: checks of rights before a route answers.
     :param api: Airflow's own API, which decides about DAGs and runs.
-    :param stores: what the pages show.
+    :param stores: stores that the pages show.
     """
     airflow, chosen = api or RestApi(), settings or AirflowSettings()
     asked, opened, shown = guards or Guards(), stores or Stores(), site or Site()
 
     @cache
     def key() -> bytes:
-        # Made on first use: a home that cannot be written to costs the pages that name clients, and no others.
+        # Created on first use: if the home cannot be written to, only the pages that name clients fail.
         return hash_key(chosen)
 
     def folder() -> Path:
-        # Opened for each page: Airflow's connections are read there, which this process cannot do while it starts, and
-        # one that is made or mended later counts.
+        # Opened for each page, because this process cannot read Airflow's connections while it starts, and because a
+        # connection may be added or corrected later.
         return chosen.reports
 
     def report_of(run_id: str) -> str | None:
@@ -122,7 +122,7 @@ def pages(
     def static(name: str) -> Response:
         return shown.static(name)
 
-    # Without it an address that does not exist, or a wrong method, would be answered before anybody is asked.
+    # Without this route, an unknown address or a wrong method would be answered without a check of rights.
     @app.api_route("/{path:path}", methods=_METHODS)
     def nothing(path: str) -> Response:
         raise HTTPException(404, "There is no such page.")
@@ -143,7 +143,7 @@ def _reports(site: Site, folder: Callable[[], Path]) -> APIRouter:
 
     @router.get("/reports/{name}")
     def report(name: str) -> Response:
-        # Only what the list shows is served, so no name can lead out of the folder.
+        # Only files in the list are served, so no name can lead out of the folder.
         for found in list_reports(folder()):
             if found.name == name and (content := read_in(found.path.parent, found.path.read_bytes)) is not None:
                 return Response(content, media_type=_MEDIA[found.kind], headers=PLAIN_HEADERS)
@@ -177,11 +177,11 @@ def _forms(site: Site, airflow: RestApi, guards: Guards) -> APIRouter:
         except ValueError:
             given = None
         if not isinstance(given, dict):
-            raise HTTPException(400, "conf has to be a JSON object.")
+            raise HTTPException(400, "conf must be a JSON object.")
         dag = await _dag(airflow, request, dag_id)
         wrong = forms.misfits(dag["params"], given)
         if wrong:
-            # A form that showed another value than the link has would start what nobody asked for.
+            # A form with other values than the link's would start a run that nobody asked for.
             raise HTTPException(400, f"conf does not fit the form of {dag_id}: {'; '.join(wrong)}.")
         return form(dag_id, dag, given=given)
 
@@ -193,7 +193,7 @@ def _forms(site: Site, airflow: RestApi, guards: Guards) -> APIRouter:
         values, problems = forms.read(dag["params"], sent)
         if problems:
             return form(dag_id, dag, given=values, problems=problems)
-        # Checked by Airflow first: a DAG whose run is refused stays paused.
+        # Airflow checks the run first, so that a DAG whose run is refused stays paused.
         answer = await airflow.trigger(request, dag_id, conf=values)
         if answer.status_code in (400, 422):
             return form(dag_id, dag, given=values, problems=[detail(answer)])
@@ -215,16 +215,16 @@ def _forms(site: Site, airflow: RestApi, guards: Guards) -> APIRouter:
 
 
 async def _dag(airflow: RestApi, request: Request, dag_id: str) -> dict[str, Any]:
-    """Return a DAG of ours; what else an Airflow runs has forms of its own."""
+    """Return one of our DAGs; forms of other DAGs are not shown here."""
     answer = await airflow.dag(request, dag_id)
     _demand(answer)
     found: dict[str, Any] = answer.json()
     if Tag.QUEUEKEEPER not in {tag["name"] for tag in found["tags"]}:
-        raise HTTPException(404, f"{dag_id} is no DAG of Queuekeeper.")
+        raise HTTPException(404, f"{dag_id} is not a DAG of Queuekeeper.")
     return found
 
 
 def _demand(answer: httpx.Response) -> None:
-    """Pass on what Airflow refuses."""
+    """Pass on a refusal of Airflow."""
     if not answer.is_success:
         raise HTTPException(answer.status_code, detail(answer))

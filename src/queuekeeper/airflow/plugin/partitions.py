@@ -1,4 +1,4 @@
-"""Coverage of partitioned tables, drawn as bars: premade, live, retired, missing, with the marks that matter."""
+"""Shows the coverage of partitioned tables as bars: premade, live, retired, missing, with marks such as the present."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLOURS = ["var(--muted)", "var(--accent)", "var(--accent-soft)", "var(--bad)"]
 class Table:
     """One table on the page.
 
-    :param charts: wide and narrow; none where there is nothing to draw.
+    :param charts: wide and narrow chart; ``None`` if there is nothing to draw.
     """
 
     policy: PartitionPolicy
@@ -67,8 +67,8 @@ def _table(connection: Connection, policy: PartitionPolicy, now_ms: int) -> Tabl
 
 @lru_cache(maxsize=64)
 def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
-    """Return the bars of one table, wide and narrow; each state has a row of its own, so colour only repeats it."""
-    import altair as alt  # noqa: PLC0415 - seconds of imports, for who looks at a chart
+    """Return the bars of one table, wide and narrow; each state has its own row, so that colour only repeats it."""
+    import altair as alt  # noqa: PLC0415 - importing it takes seconds
 
     if not timeline.bars:
         return None
@@ -92,7 +92,7 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
     def chart(width: int) -> Any:
         shared = axis(width, count=8)
         if kind == "T":
-            # The bounds are kept in UTC, and are shown in it.
+            # The bounds are stored and shown in UTC.
             shared = alt.Axis(
                 grid=True, ticks=False, domain=False, labelPadding=8, tickCount=8 if width == WIDE_PX else 3
             )

@@ -1,4 +1,4 @@
-"""Quality of the queues: the newest verdict, each check over the last runs, how faults develop, the worst queues."""
+"""Shows the quality of the queues: newest verdict, checks over the last runs, trend of faults, worst queues."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def routes(site: Site, stores: Stores) -> APIRouter:
 
 @lru_cache(maxsize=16)
 def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
-    """Return how many checks failed in each run, by how bad it was, wide and narrow; none for less than two runs."""
-    import altair as alt  # noqa: PLC0415 - seconds of imports, for who looks at a chart
+    """Return the chart of failed checks by run and severity, wide and narrow; ``None`` for fewer than two runs."""
+    import altair as alt  # noqa: PLC0415 - importing it takes seconds
 
     if len(heat.runs) < 2:
         return None

@@ -1,4 +1,4 @@
-"""One queue explained, serial by serial; a payload is shown to who may see it, for a reason that stays on record."""
+"""Explains one queue, serial by serial, and shows a payload to users with the right, for a recorded reason."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _PAYLOAD_SHOWN = 4_096
 def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], bytes], key_prefix: str) -> APIRouter:
     """Return the routes of one queue.
 
-    :param hash_key: returns the key that names of clients are made with.
-    :param key_prefix: put before every Redis key.
+    :param hash_key: returns the key of client hashes.
+    :param key_prefix: prefix of every Redis key.
     """
     router = APIRouter()
 
@@ -59,7 +59,7 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
     def form() -> Response:
         return page(total=0)
 
-    # A client id in an address would stand in the log of every server on the way, so it is sent as a form.
+    # Servers log addresses, so the client id is sent as a form.
     @router.post("/queue")
     async def show(request: Request) -> Response:
         check_origin(request)
@@ -75,8 +75,8 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
         if client_id is None:
             raise HTTPException(
                 404,
-                "No profile of late knows a client of this hash: its rows were dropped, or another key made it. "
-                "Run queue_quality again, or ask for the queue by its client id.",
+                "No recorded profile has a client of this hash: its rows were dropped, or another key made the hash. "
+                "Run queue_quality again, or look for the queue by its client id.",
             )
         return explained(client_id, only_gaps=False)
 
@@ -85,7 +85,7 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
         check_origin(request)
         sent = await read_body(request)
         client_id, store = sent.get("client_id", ""), sent.get("store", "")
-        problem = "Name the store, redis or postgres, and the packet id, a whole number."
+        problem = "Give the store, redis or postgres, and the packet id, a whole number."
         packet_id = read_whole_number(sent.get("packet_id", "").strip(), problem=problem)
         if store not in ("redis", "postgres"):
             raise HTTPException(422, problem)
@@ -120,7 +120,7 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
 
 
 def payload_text(payload: bytes) -> tuple[str, str]:
-    """Return a payload as text, or as hexadecimal digits where it is no text, and the name of that form."""
+    """Return a payload as text, or as hexadecimal digits if it is not text, and the name of that form."""
     shown = payload[:_PAYLOAD_SHOWN]
     cut = f", the first {_PAYLOAD_SHOWN:,} bytes" if len(payload) > len(shown) else ""
     try:

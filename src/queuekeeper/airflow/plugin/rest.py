@@ -1,4 +1,4 @@
-"""Asks Airflow's own REST API, in this process, as the user who is looking at a page: it decides what they may do."""
+"""Calls Airflow's own REST API, in this process, as the user of the page, so that Airflow checks their rights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _CREDENTIALS = ("authorization", "cookie")
 
 
 def airflow_transport() -> httpx.AsyncBaseTransport:
-    """Return the way to the application that serves this page."""
-    # Internal to Airflow: the module that its API server was started from, so it is loaded and not made anew.
+    """Return the transport to the application that serves this page."""
+    # Internal to Airflow: its API server was started from this module, so the application exists already.
     from airflow.api_fastapi.main import app  # noqa: PLC0415
 
     return httpx.ASGITransport(app=app)
@@ -23,18 +23,18 @@ def airflow_transport() -> httpx.AsyncBaseTransport:
 class RestApi:
     """Airflow's public REST API.
 
-    :param transport: returns the way to it.
+    :param transport: returns the transport to it.
     """
 
     def __init__(self, transport: Callable[[], httpx.AsyncBaseTransport] = airflow_transport) -> None:
         self._transport = transport
 
     async def dag(self, request: Request, dag_id: str) -> httpx.Response:
-        """Ask for a DAG with its parameters."""
+        """Request a DAG with its parameters."""
         return await self._call(request, "GET", f"/dags/{_part(dag_id)}/details")
 
     async def unpause(self, request: Request, dag_id: str) -> httpx.Response:
-        """Let a DAG's runs start."""
+        """Unpause a DAG."""
         return await self._call(request, "PATCH", f"/dags/{_part(dag_id)}", body={"is_paused": False})
 
     async def trigger(self, request: Request, dag_id: str, *, conf: dict[str, Any]) -> httpx.Response:
@@ -43,22 +43,22 @@ class RestApi:
         return await self._call(request, "POST", f"/dags/{_part(dag_id)}/dagRuns", body=body)
 
     async def run(self, request: Request, dag_id: str, run_id: str) -> httpx.Response:
-        """Ask how a run stands."""
+        """Request the state of a run."""
         return await self._call(request, "GET", _run(dag_id, run_id))
 
     async def task(self, request: Request, dag_id: str, run_id: str, task_id: str) -> httpx.Response:
-        """Ask how a task of a run stands, one that is not mapped."""
+        """Request the state of a task of a run, which must not be mapped."""
         return await self._call(request, "GET", f"{_run(dag_id, run_id)}/taskInstances/{_part(task_id)}")
 
     async def question(self, request: Request, dag_id: str, run_id: str, task_id: str) -> httpx.Response:
-        """Ask what a task asks people."""
+        """Request the question that a task asks."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{_part(task_id)}/-1/hitlDetails"
         return await self._call(request, "GET", path)
 
     async def answer(
         self, request: Request, dag_id: str, run_id: str, task_id: str, *, options: list[str]
     ) -> httpx.Response:
-        """Answer what a task asks."""
+        """Answer the question of a task."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{_part(task_id)}/-1/hitlDetails"
         return await self._call(request, "PATCH", path, body={"chosen_options": options, "params_input": {}})
 
@@ -79,7 +79,7 @@ def _run(dag_id: str, run_id: str) -> str:
 
 
 def detail(answer: httpx.Response) -> str:
-    """Return what Airflow says about a request that it refused."""
+    """Return Airflow's message about a request that it refused."""
     try:
         found = answer.json().get("detail", answer.text)
     except (ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Tabs on a run and on a task: its report, how far it is, and what it left on record."""
+"""Shows tabs on a run and on a task: its report, its progress, and its entries in the audit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAGES = {
     "queue_quality": "quality",
     "partition_maintenance": "partitions",
 }
-"""DAG -> part of the site that shows what its runs are about."""
+"""DAG -> part of the site that shows the results of its runs."""
 
 
 def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports: Callable[[], Path]) -> APIRouter:
@@ -99,5 +99,5 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
 def _on_record(connection: Connection, run: audit.AirflowRun, plan_id: str | None) -> list[audit.AuditEntry]:
     if plan_id is None:
         return audit.of_run(connection, run, limit=_ENTRIES)
-    # A migration's plan may be older than the run that shows it, and is copied by programs that know no run.
+    # A migration's plan may be older than the run that shows it, and programs outside Airflow may copy it.
     return audit.latest(connection, wanted=audit.AuditFilter(subject=plan_id), limit=_ENTRIES)

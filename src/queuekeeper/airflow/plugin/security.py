@@ -1,4 +1,4 @@
-"""Who may see and do what on the plugin's pages: Airflow does not ask by itself, and its own check stands here."""
+"""Checks who may see and do what on the plugin's pages; Airflow does not check by itself."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _STEER = "start runs of {}, so you may not steer one either."
 
 
 def may_read_runs(user: SignedIn) -> None:
-    """Demand a signed-in user (401) who may look at runs of every DAG that writes reports (403)."""
+    """Require a signed-in user (401) who may see runs of every DAG that writes reports (403)."""
     for dag_id in REPORTING:
         _demand("GET", DagAccessEntity.RUN, dag_id, user, "see runs of {}.")
 
 
 def may_read_audit(user: SignedIn) -> None:
-    """Demand a user who may read Airflow's own audit log of the DAGs that write reports (403)."""
+    """Require a user who may read Airflow's own audit log of the DAGs that write reports (403)."""
     for dag_id in REPORTING:
         _demand("GET", DagAccessEntity.AUDIT_LOG, dag_id, user, "read the audit log of {}.")
 
 
 def may_run_migrations(user: SignedIn) -> None:
-    """Demand a user who may start runs of the migration (403): they may answer its question."""
+    """Require a user who may start runs of the migration, and so may answer its question (403)."""
     _demand("POST", DagAccessEntity.RUN, MIGRATION_DAG, user, _STEER)
 
 
 def may_steer(kind: str, user: SignedIn) -> None:
-    """Demand a user who may start runs of the DAG that carries out the kind of run in the address (403)."""
+    """Require a user who may start runs of the DAG for the kind of run in the address (403)."""
     try:
         dag_id = kind_of(kind).dag
     except UsageError:
@@ -56,14 +56,14 @@ def may_steer(kind: str, user: SignedIn) -> None:
 
 
 def may_start(dag_id: str, user: SignedIn) -> None:
-    """Demand a user who may start runs of the DAG in the address (403), before its form is looked at."""
+    """Require a user who may start runs of the DAG in the address (403), before its form is read."""
     _demand("POST", DagAccessEntity.RUN, dag_id, user, "start runs of {}.")
 
 
 def _demand(method: Literal["GET", "POST"], entity: DagAccessEntity, dag_id: str, user: SignedIn, words: str) -> None:
-    """Demand a right on a DAG (403).
+    """Require a right on a DAG (403).
 
-    :param words: what a user without it may not do, with braces for the DAG.
+    :param words: end of the sentence that begins with "You may not", with braces for the DAG.
     """
     allowed = get_auth_manager().is_authorized_dag(
         method=method, access_entity=entity, details=DagDetails(id=dag_id), user=user
@@ -73,7 +73,7 @@ def _demand(method: Literal["GET", "POST"], entity: DagAccessEntity, dag_id: str
 
 
 def may_reveal(user: SignedIn) -> None:
-    """Demand a user who may read the connections of both stores (403): with them they could read payloads anyway."""
+    """Require a user who may read the connections of both stores, and so could read payloads anyway (403)."""
     for conn_id in (POSTGRES_CONNECTION, REDIS_CONNECTION):
         allowed = get_auth_manager().is_authorized_connection(
             method="GET", details=ConnectionDetails(conn_id=conn_id), user=user
@@ -83,16 +83,16 @@ def may_reveal(user: SignedIn) -> None:
 
 
 def name_of_user(user: SignedIn) -> str:
-    """Return who is signed in, as the audit names them."""
+    """Return the name of the signed-in user in the audit."""
     return user.get_name()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guards:
-    """What is asked before a route answers; each raises an ``HTTPException`` where it is not allowed.
+    """Checks before a route answers; each raises an ``HTTPException`` if the user lacks the right.
 
-    :param read: asked before every route, also before a route that does not exist.
-    :param user: returns the name of who is signed in.
+    :param read: check before every route, even one that does not exist.
+    :param user: returns the name of the signed-in user.
     """
 
     read: Callable[..., Any] = may_read_runs
@@ -105,9 +105,9 @@ class Guards:
 
 
 def check_origin(request: Request) -> None:
-    """Refuse a form that another site sends in the name of whoever is signed in here (403)."""
+    """Refuse a form that another site sends in the name of the signed-in user (403)."""
     if "authorization" in request.headers:
-        # No browser sends a token by itself.
+        # A browser does not send a token by itself.
         return
     own = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
     if urlsplit(request.headers.get("origin", "")).netloc not in own - {None, ""}:

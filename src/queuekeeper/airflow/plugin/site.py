@@ -1,4 +1,4 @@
-"""What all pages share: templates, headers, static files and pages that say what is wrong."""
+"""Serves what all pages share: templates, headers, static files and error pages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SECTIONS = (
 """Address and name of the parts of the site."""
 
 PLAIN_HEADERS = {
-    # Reports hold their own style and pictures and no script: nothing else may run or be fetched.
+    # Reports hold their own styles and pictures and no script: nothing else may run or be loaded.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -68,15 +68,15 @@ _TITLES = {
 }
 _ADVICE = {
     401: "Your sign-in to Airflow has expired, or there was none. Reload Airflow itself and sign in; then come back.",
-    403: "Ask whoever runs Airflow for the permission, or somebody who has it to do this.",
-    500: "Nothing was changed as far as is known. The API server's log has the particulars.",
+    403: "Ask the administrator of Airflow for the permission, or ask a person who has it to do this.",
+    500: "As far as is known, nothing was changed. The API server's log has the details.",
 }
 
 
 def check_id(noun: str, run_id: str) -> None:
     """Answer 404 to an address whose id cannot be that of a run or a plan.
 
-    :param noun: what it names.
+    :param noun: ``run`` or ``plan``.
     """
     if not re.fullmatch(RUN_ID, run_id):
         raise HTTPException(404, f"A {noun}'s id has 16 digits from 0 to f: there is no such {noun}.")
@@ -85,7 +85,7 @@ def check_id(noun: str, run_id: str) -> None:
 class Site:
     """Renders pages.
 
-    :param clock: tells the time that pages are made at.
+    :param clock: returns the time at which a page is made.
     """
 
     def __init__(self, *, clock: Clock = system_clock) -> None:
@@ -109,8 +109,8 @@ class Site:
     def page(self, template: str, /, *, section: str = "", http_status: int = 200, **values: Any) -> HTMLResponse:
         """Return a page.
 
-        :param template: its file name.
-        :param section: part of the site that it belongs to.
+        :param template: file name of the template.
+        :param section: part of the site that the page belongs to.
         """
         nonce = secrets.token_urlsafe(16)
         text = self._templates.get_template(template).render(
@@ -127,18 +127,18 @@ class Site:
 
     @staticmethod
     def headers(nonce: str) -> dict[str, str]:
-        """Return the headers of a page: its own style sheet and script by their nonce, and nothing else."""
+        """Return the headers of a page, which allow its own style sheet and script by their nonce, and nothing else."""
         return PLAIN_HEADERS | {
             "Content-Security-Policy": f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
             "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
-            # With no referrer at all the browser would not say where a form comes from.
+            # Without any referrer the browser would not tell which page sends a form.
             "Referrer-Policy": "same-origin",
         }
 
     def static(self, name: str) -> Response:
         """Return a style sheet or a script.
 
-        :raises HTTPException: when there is none of this name (404).
+        :raises HTTPException: when there is no such file (404).
         """
         if name not in self._static:
             raise HTTPException(404, "There is no such file.")
@@ -146,7 +146,7 @@ class Site:
         return Response(self._static[name], media_type=_STATIC[name], headers=headers)
 
     def explain_errors(self, app: FastAPI) -> None:
-        """Let errors be answered by a page where a person looks, and by JSON where a program does."""
+        """Answer errors with a page for browsers, and with JSON for programs."""
 
         async def refused(request: Request, error: Exception) -> Response:
             assert isinstance(error, StarletteHTTPException)
@@ -155,7 +155,7 @@ class Site:
         async def invalid(request: Request, error: Exception) -> Response:
             assert isinstance(error, RequestValidationError)
             names = ", ".join(sorted({str(each["loc"][-1]) for each in error.errors()}))
-            return self._problem(request, 422, f"Not given, or not as it has to be: {names}.")
+            return self._problem(request, 422, f"Missing or not valid: {names}.")
 
         async def ours(request: Request, error: Exception) -> Response:
             assert isinstance(error, QueuekeeperError)
@@ -206,10 +206,10 @@ def moment(value: datetime | int | None) -> Markup:
 
 
 def markdown(text: str) -> Markup:
-    """Return Markdown as HTML: paragraphs, lists and tables; whatever looks like HTML in it stays text."""
+    """Return Markdown as HTML: paragraphs, lists and tables; HTML in it is shown as text."""
     blocks = _MARKDOWN.parse("\n".join(seen(line) for line in text.splitlines()))
     for block in blocks:
-        # What begins a line is what a spreadsheet may take for a formula; marks of lists and tables are none of it.
+        # Only text that begins a line can look like a formula to a spreadsheet; marks of lists and tables cannot.
         begins = True
         for part in block.children or ():
             if part.content and begins:
@@ -219,6 +219,6 @@ def markdown(text: str) -> Markup:
 
 
 def data(values: Mapping[str, Any]) -> Response:
-    """Return figures for the page's script."""
+    """Return values for the page's script."""
     text = json.dumps(values, ensure_ascii=False, default=str)
     return Response(text, media_type="application/json", headers=PLAIN_HEADERS)

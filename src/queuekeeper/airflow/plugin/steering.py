@@ -1,4 +1,4 @@
-"""Runs of every job: which there are, how far each is, and forms that pause it, let it go on, or change its pace."""
+"""Shows runs of every job with their progress, and forms that pause, resume or throttle them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _LISTED = 50
 
 
 def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str], str | None]) -> APIRouter:
-    """Return the routes of runs that can be told something.
+    """Return the routes of runs that can be paused, resumed and throttled.
 
-    :param report_of: names the latest report of a run, if there is one.
+    :param report_of: returns the name of the latest report of a run, if there is one.
     """
     router = APIRouter()
 
@@ -68,7 +68,7 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
         check_origin(request)
         per_s = (await read_body(request)).get("per_s")
         if per_s is None:
-            raise HTTPException(422, "Say the rate in the field per_s; an empty one lifts the throttle.")
+            raise HTTPException(422, "Give the rate in the field per_s; an empty field lifts the throttle.")
         return await _told(kind, run_id, lambda runs: set_pace(runs, run_id, per_s.strip() or "none", actor=actor))
 
     @router.post("/runs/{kind}/{run_id}/pause", dependencies=[Depends(guards.steer)])
@@ -76,7 +76,7 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
         check_origin(request)
         paused = (await read_body(request)).get("paused", "")
         if paused not in ("yes", "no"):
-            raise HTTPException(422, "Say whether it is to wait: yes or no.")
+            raise HTTPException(422, "Say whether the run is to be paused: yes or no.")
         return await _told(kind, run_id, lambda runs: set_waiting(runs, run_id, paused == "yes", actor=actor))
 
     async def _told(kind: str, run_id: str, tell: Callable[[Runs], object]) -> Response:
@@ -86,10 +86,10 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
                 try:
                     tell(Runs(connection))
                 except RefusedError as error:
-                    # It has ended since its page was loaded.
+                    # The run has ended since its page was loaded.
                     raise HTTPException(409, str(error)) from None
                 except UsageError as error:
-                    # The run is there: it is the order that will not do.
+                    # The run exists: the order is not valid.
                     raise HTTPException(422, str(error)) from None
 
         await asyncio.to_thread(work)
@@ -102,9 +102,9 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
 
 
 def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
-    """Return how far a run is, in a sentence.
+    """Return the progress of a run, as a sentence.
 
-    :param progress: none when no part of it has begun.
+    :param progress: ``None`` when no part of the run has begun.
     """
     if progress is None:
         return "No part of it has begun."
@@ -130,7 +130,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _named(connection: Connection, kind: str, run_id: str) -> MaintenanceRun:
-    """Return the run of an address, if it is of the kind for which its reader's rights were looked at."""
+    """Return the run of an address, if it is of the kind for which the user's rights were checked."""
     check_id("run", run_id)
     try:
         return Runs(connection).load(chosen(Runs(connection), run_id, kind))

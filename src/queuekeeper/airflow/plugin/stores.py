@@ -1,4 +1,4 @@
-"""Opens the stores for a page, by Airflow's connections, and keeps a store that is down from taking the page along."""
+"""Opens the stores for a page by Airflow's connections; if a store is down, the rest of the page is still shown."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _CONNECT_TIMEOUT_S = 3
 _REPLY_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_MS = 10_000
 _LOCK_TIMEOUT_MS = 2_000
-"""A lock that is held for longer is held for minutes: maintenance of others, or somebody who forgot a transaction."""
+"""A lock that lasts longer usually lasts minutes: other maintenance, or a forgotten transaction."""
 
 TOO_SLOW = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel(Generic[T]):
-    """A part of a page: what it shows, or why it cannot.
+    """A part of a page: its value, or why there is none.
 
     :param problem: empty when there is a value.
     """
@@ -47,7 +47,7 @@ class Stores:
 
     :param postgres_url: returns the address of source and control database.
     :param redis_url: returns the address of Redis.
-    :param statement_timeout_ms: for which a page waits for one answer of PostgreSQL.
+    :param statement_timeout_ms: longest time that a page waits for one answer of PostgreSQL.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Stores:
 
     @contextmanager
     def postgres(self) -> Iterator[Connection]:
-        """Open source and control database for the length of a ``with`` block; nobody waits for a page for long."""
+        """Open source and control database for a ``with`` block, with short time-outs."""
         url = _with_option(self._postgres_url(), "connect_timeout", _CONNECT_TIMEOUT_S)
         with postgres.connect(url, autocommit=True) as connection:
             connection.execute(
@@ -73,7 +73,7 @@ class Stores:
 
     @contextmanager
     def redis(self) -> Iterator[RedisClient]:
-        """Open Redis for the length of a ``with`` block; nobody waits for a page for long here, either."""
+        """Open Redis for a ``with`` block, with short time-outs."""
         client = redis_client.connect(_with_option(self._redis_url(), "socket_timeout", _REPLY_TIMEOUT_S))
         try:
             yield client
@@ -81,7 +81,7 @@ class Stores:
             client.close()
 
     def from_postgres(self, load: Callable[[Connection], T]) -> Panel[T]:
-        """Return what is loaded from PostgreSQL, or why it is not."""
+        """Return the value that is loaded from PostgreSQL, or why it could not be loaded."""
 
         def opened() -> T:
             with self.postgres() as connection:
@@ -90,7 +90,7 @@ class Stores:
         return panel(opened)
 
     def from_redis(self, load: Callable[[RedisClient], T]) -> Panel[T]:
-        """Return what is loaded from Redis, or why it is not."""
+        """Return the value that is loaded from Redis, or why it could not be loaded."""
 
         def opened() -> T:
             with self.redis() as client:
@@ -100,27 +100,27 @@ class Stores:
 
 
 def _with_option(url: str, name: str, value: int) -> str:
-    """Return an address with an option, unless it has one of this name."""
+    """Return an address with an option added, unless it has that option already."""
     return url if f"{name}=" in url else f"{url}{'&' if '?' in url else '?'}{name}={value}"
 
 
 def together(*loads: Callable[[], Panel[Any]]) -> list[Panel[Any]]:
-    """Return parts of a page that are loaded side by side: a page takes as long as its slowest part."""
+    """Load parts of a page at the same time and return them; the page takes as long as its slowest part."""
     with ThreadPoolExecutor(len(loads)) as threads:
         return list(threads.map(lambda load: load(), loads))
 
 
 def too_slow(error: Exception) -> str:
-    """Return what to say of an answer that did not come in time; empty for any other error."""
+    """Return the words for an answer that did not come in time; empty for any other error."""
     if isinstance(error, psycopg.errors.LockNotAvailable):
-        return "PostgreSQL is held up: another session holds a lock on a table; look again later."
+        return "PostgreSQL waits for another session, which holds a lock on a table: reload this page later."
     if isinstance(error, psycopg.errors.QueryCanceled):
-        return "PostgreSQL did not answer in time: it is busy; look again later."
+        return "PostgreSQL did not answer in time because it is busy: reload this page later."
     return ""
 
 
 def panel(load: Callable[[], T]) -> Panel[T]:
-    """Return what is loaded, or why it is not; what the reader is told holds no secret."""
+    """Return the loaded value, or why it could not be loaded, in words without secrets."""
     try:
         return Panel(value=load())
     except QueuekeeperError as error:
@@ -128,6 +128,6 @@ def panel(load: Callable[[], T]) -> Panel[T]:
     except TOO_SLOW as error:
         return Panel(problem=too_slow(error))
     except (psycopg.Error, redis.RedisError, OSError) as error:
-        # Their own words may quote what was sent.
+        # The error's own words may quote what was sent.
         _log.exception("A part of a page could not be loaded")
-        return Panel(problem=f"The store failed ({type(error).__name__}): the API server's log has the particulars.")
+        return Panel(problem=f"The store failed ({type(error).__name__}): the API server's log has the details.")

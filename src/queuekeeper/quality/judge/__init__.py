@@ -1,1 +1,1 @@
-"""Judges rows of queues by expectation suites and keeps what was found."""
+"""Judges rows of queues by expectation suites and keeps the findings."""

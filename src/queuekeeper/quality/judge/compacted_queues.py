@@ -1,4 +1,4 @@
-"""Reads what the suite of compacted queues judges, a row of numbers per queue, in bounded steps."""
+"""Reads compacted queues for their suite in bounded steps: one row of numbers per queue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FAULTS = {
     "stray_in_flight": "cursor_faults",
     "wrong_bytes": "wrong_bytes",
 }
-"""Rule of ``CompactedQueues.verify`` -> column; what is not named here is a fault of an index."""
+"""Rule of ``CompactedQueues.verify`` -> column; every other rule counts as a fault of an index."""
 
 _NOTHING = dict.fromkeys((*_FAULTS.values(), "index_faults"), 0)
 
@@ -50,10 +50,10 @@ def profile_compacted_queues(
     part: int | None,
     pace: Callable[[int], None] = lambda _: None,
 ) -> QueueSums:
-    """Put a row of numbers for each queue on record, in the place of those of an earlier try.
+    """Record one row of numbers per queue; the rows of an earlier try are replaced.
 
-    :param part: only the queues of this part of the registry; none for all. The names of all keys pass by in either.
-    :param pace: told how many members were looked at.
+    :param part: part of the registry to read; ``None`` reads all. Both go through the names of all keys.
+    :param pace: called with the number of members that were read; may wait.
     """
     reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
     return save_rows(
@@ -80,7 +80,7 @@ class _Reader:
         self._beats = [registry.heartbeat(part) for part in range(COMPACTED_REGISTRIES)]
 
     def rows(self, part: int | None) -> Iterator[dict[str, Any]]:
-        """Yield a row per queue; SCAN finds those too that no registry knows."""
+        """Yield a row per queue; SCAN also finds queues that no registry lists."""
         seen: set[str] = set()
         for page in scan_queues(self._client, prefix=self._prefix):
             for client_id in page:
@@ -91,13 +91,13 @@ class _Reader:
                         yield row
 
     def _row(self, client_id: str) -> dict[str, Any] | None:
-        """Return what is found in a queue; none when it has gone since."""
+        """Return the row of a queue, or ``None`` when the queue was removed meanwhile."""
         registry_key = compacted_registry_key(client_id, prefix=self._prefix)
         with redis_errors(address_of(self._client)):
             registered = self._client.zscore(registry_key, client_id) is not None
         beat = self._beats[client_slot(client_id) % COMPACTED_REGISTRIES]
         row: dict[str, Any] = {
-            # PostgreSQL's text has no zero characters.
+            # A text in PostgreSQL cannot hold zero characters.
             "client_id": client_id.replace("\0", "\\0"),
             "client_hash": client_hash(client_id, key=self._hash_key),
             "registered": int(registered),
@@ -140,7 +140,7 @@ class _Reader:
         )
 
     def _overdue_s(self, client_id: str, view: QueueView, beat: PartHeartbeat | None) -> float:
-        """Return for how long the oldest due message of a queue has been due, by the rules of the last collection."""
+        """Return for how many seconds the oldest due message has been due, by the rules of the last collection."""
         after_sequence, more = 0, True
         while more:
             page = self._queues.find_due(
@@ -157,7 +157,7 @@ class _Reader:
                 life_ms = min(rules.tombstone_ms, rules.retention_ms) if early else rules.retention_ms
                 due_ms = row.appended_ms + life_ms
                 if early or rules.policy is RetentionPolicy.ACKED_ONLY:
-                    # It may have been due only since it was acknowledged.
+                    # The message may have become due only when it was acknowledged.
                     due_ms = max(due_ms, view.acked_ms or 0)
                 return max(0, self._now_ms - due_ms) / 1_000
             after_sequence, more = page.next_after_sequence, page.more

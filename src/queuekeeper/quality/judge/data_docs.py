@@ -1,4 +1,4 @@
-"""Great Expectations' Data Docs as files that need no other host: no scripts, fonts or style sheets from elsewhere."""
+"""Writes Data Docs of Great Expectations as files that load no scripts, fonts or style sheets from other hosts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.places import write_whole
 
 SHOWN_VALUES = 20
-"""How many values that break an expectation a page shows."""
+"""Largest number of values that a page shows of those that break an expectation."""
 
 
 def write_data_docs(directory: Path, *, suite: ExpectationSuite, result: ExpectationSuiteValidationResult) -> None:
-    """Write the pages of a suite and of what it found, and name them in ``index.html``.
+    """Write the pages of a suite and of its result, and list them in ``index.html``.
 
-    :param directory: made when it is not there; pages of other suites stay.
-    :raises RefusedError: when it cannot be written to.
+    :param directory: folder, which is created if it is missing; pages of other suites stay.
+    :raises RefusedError: when the folder cannot be written to.
     """
     found = ValidationResultsPageRenderer(run_info_at_end=True).render(_shortened(result))
     demanded = ExpectationSuitePageRenderer().render(suite)  # type: ignore[no-untyped-call]
-    # They would be folders apart on a site of Great Expectations' own.
+    # On a site that Great Expectations builds, the two pages are in different folders.
     page = _page(found).replace(f"../../../../expectations/{suite.name}.html", f"{suite.name}.suite.html")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -49,23 +49,23 @@ def write_data_docs(directory: Path, *, suite: ExpectationSuite, result: Expecta
 def _page(content: Any) -> str:
     view: Any = DefaultJinjaPageView()
     template = files("queuekeeper.quality.judge").joinpath("data_docs.html.j2").read_text("utf-8")
-    # Theirs loads scripts and style sheets from five hosts.
+    # The page template of Great Expectations loads scripts and style sheets from five hosts.
     view.env.loader = ChoiceLoader([DictLoader({"page.j2": template}), view.env.loader])
     page: str = view.render(content)
     return page
 
 
 def _shortened(result: ExpectationSuiteValidationResult) -> ExpectationSuiteValidationResult:
-    """Return a copy with the first of each list of values, and with one line of what went wrong inside a check."""
+    """Return a copy with the first values of each list, and with one line of each exception inside a check."""
     short = deepcopy(result)
     for each in short.results:
         for field in ("partial_unexpected_list", "partial_unexpected_counts", "partial_unexpected_index_list"):
             if each.result.get(field):
                 each.result[field] = each.result[field][:SHOWN_VALUES]
-        # Their tables show values as markup.
+        # The tables of Great Expectations render values as markup.
         each.result = _escaped(each.result)
         for account in _accounts(each.exception_info or {}):
-            # Text of drivers names web sites.
+            # Messages of database drivers name web sites.
             account["exception_message"] = next(iter(str(account.get("exception_message") or "").splitlines()), "")
             account["exception_traceback"] = ""
     return short

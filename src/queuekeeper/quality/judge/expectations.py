@@ -1,6 +1,6 @@
-"""``expect_queue_to_keep_rule``: a condition in SQL that each row of a profile keeps, on PostgreSQL and on Spark alike.
+"""Defines ``expect_queue_to_keep_rule``: an SQL condition that each row of a profile meets, on PostgreSQL and Spark.
 
-Importing this module makes the expectation known to Great Expectations, and takes as long as importing that.
+Importing this module registers the expectation with Great Expectations, which is imported too; that takes seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 
 class QueueKeepsRule(MulticolumnMapMetricProvider):
-    """Whether a row keeps a rule; a row that lacks the values to tell counts as keeping it."""
+    """Tells whether a row keeps a rule; a row without the values that the rule needs counts as keeping it."""
 
     condition_metric_name = "queue.keeps_rule"
     condition_domain_keys = ("batch_id", "table", "column_list", "row_condition", "condition_parser", "ignore_row_if")
@@ -38,12 +38,12 @@ class QueueKeepsRule(MulticolumnMapMetricProvider):
 
 
 class ExpectQueueToKeepRule(MulticolumnMapExpectation):
-    """Each queue, a row of a profile, keeps a rule.
+    """Expects that each row of a profile, which is a queue, keeps a rule.
 
     ``mostly`` is the share of the queues that must keep it.
 
-    :ivar rule: condition over the columns, in SQL that PostgreSQL and Spark both read; null counts as kept.
-    :ivar column_list: columns that the rule reads, two or more; examples show them.
+    :ivar rule: condition over the columns, in SQL that both PostgreSQL and Spark understand; null counts as kept.
+    :ivar column_list: two or more columns that the rule reads; examples show them.
     """
 
     map_metric: ClassVar[str] = "queue.keeps_rule"
@@ -51,5 +51,5 @@ class ExpectQueueToKeepRule(MulticolumnMapExpectation):
 
     rule: str = pydantic.Field(min_length=1)
     column_list: list[str] = pydantic.Field(min_items=2)
-    # The rule itself says what a missing value means.
+    # The rule itself decides what a missing value means.
     ignore_row_if: Literal["all_values_are_missing", "any_value_is_missing", "never"] = "never"

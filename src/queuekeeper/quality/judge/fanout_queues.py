@@ -1,4 +1,4 @@
-"""Reads what the suite of fan-out queues judges, a row per queue and consumer, in bounded steps."""
+"""Reads fan-out queues for their suite in bounded steps: one row per queue and one per consumer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queuekeeper.quality.judge.live_queues import QueueSums, save_rows
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 
 _FINDINGS = 100_000
-"""Most faults of a queue that are told apart; nobody needs to know of more."""
+"""Largest number of faults that are counted in a queue."""
 
 _FAULTS = (
     "missing_payloads", "lost_references", "orphan_payloads", "wrong_counts", "wrong_expiries", "doubled",
@@ -47,10 +47,10 @@ def profile_fanout_queues(
     part: int | None,
     pace: Callable[[int], None] = lambda _: None,
 ) -> QueueSums:
-    """Put a row of numbers for each queue and each of its consumers on record, in the place of those of an earlier try.
+    """Record one row of numbers per queue and per consumer; the rows of an earlier try are replaced.
 
-    :param part: only the queues of this part; none for all. The names of all keys pass by in either.
-    :param pace: told how many calls were made and ids came back.
+    :param part: part of the queues to read; ``None`` reads all. Both go through the names of all keys.
+    :param pace: called with the number of calls and of ids that came back; may wait.
     """
     reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
     found = (queue for queue in find_queues(client, prefix=prefix) if part in (None, fanout_part(queue)))
@@ -75,7 +75,7 @@ class _Reader:
         self._queues = PacedFanoutQueues(client, prefix, clock=lambda: now_ms, pace=pace)
 
     def rows(self, queue: str) -> list[dict[str, Any]]:
-        """Return the row of a queue and those of its consumers; none when it has gone since."""
+        """Return the rows of a queue and of its consumers; empty when the queue was removed meanwhile."""
         try:
             view = self._queues.inspect(queue)
             if not view.exists:
@@ -94,7 +94,7 @@ class _Reader:
     def _row(self, queue: str, consumer: str, found: dict[str, Any]) -> dict[str, Any]:
         return {
             **_HEALTHY,
-            # PostgreSQL's text has no zero characters. Only names from other programs have them.
+            # A text in PostgreSQL cannot hold zero characters, which names from other programs may contain.
             "queue": queue.replace("\0", "\\0"),
             "consumer": consumer,
             "client_hash": client_hash(queue, key=self._hash_key),
@@ -122,7 +122,7 @@ class _Reader:
         }
 
     def _lease_left_s(self, queue: str, view: ConsumerView) -> float:
-        """Return for how long the lease that ends last goes on."""
+        """Return in how many seconds the last lease ends."""
         key = fanout_consumer_keys(queue, view.consumer, prefix=self._prefix).leases
         with redis_errors(address_of(self._client)):
             found = self._client.zrange(key, 0, 0, desc=True, withscores=True)
@@ -133,13 +133,13 @@ class _Reader:
 
 
 def _faults(findings: Sequence[Finding]) -> dict[str | None, dict[str, int]]:
-    """Return faults by consumer and column; none for those of the queue itself."""
+    """Return faults by consumer and column; the key ``None`` holds the faults of the queue itself."""
     found: dict[str | None, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FAULTS, 0))
     for finding in findings:
         if finding.problem in _COLUMN_OF:
             column, count = _COLUMN_OF[finding.problem], 1
         else:
-            # More consumers owe an ack than have the message: it was taken from them, and never given back.
+            # More consumers owe an ack than hold the message: it was taken from some and never returned to them.
             lost = (finding.found or 0) - (finding.expected or 0)
             if lost > 0:
                 column, count = "lost_references", lost

@@ -1,4 +1,4 @@
-"""Decides whether whoever depends on the quality of the queues may go on."""
+"""Decides whether work that depends on the quality of the queues may go on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from datetime import datetime, timedelta
 from queuekeeper.quality.judge.store import Profile, QualityRun, QualityStore, Verdict
 
 MEMORY = timedelta(days=2)
-"""How long a failure is remembered that nobody has looked at again: fast runs come round to every cohort in a day."""
+"""How long a failure counts that no run has checked again: in a day, fast runs read every cohort."""
 
 _RUNS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class StandingFailure:
-    """A failed run, some of whose cohorts no later run has read again as thoroughly.
+    """A failed run with cohorts that no later run has read again as thoroughly.
 
-    :param cohorts: how many of them, over all stores.
+    :param cohorts: number of these cohorts, over all stores.
     """
 
     quality_run_id: str
@@ -27,14 +27,14 @@ class StandingFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class _Depth:
-    """How thoroughly a run looked at what it read."""
+    """How thoroughly a run checked the cohorts that it read."""
 
     suites: frozenset[str]
     contents: bool
     sample_percent: int
 
     def covers(self, other: _Depth) -> bool:
-        """Return whether it would have seen whatever the other saw."""
+        """Return whether a run of this depth finds all that a run of the other depth finds."""
         return (
             self.suites >= other.suites
             and self.contents >= other.contents
@@ -47,10 +47,10 @@ def _depth(run: QualityRun, profile: Profile) -> _Depth:
 
 
 def standing_failures(store: QualityStore, *, now: datetime) -> tuple[StandingFailure, ...]:
-    """Return the failures that still stand, the latest first.
+    """Return the failures that no later run has cleared, the latest first.
 
-    A fast run reads one turn of the cohorts. That the next turn passes says nothing about the one that failed, and
-    neither does a run on another server, without contents, by fewer suites or of a smaller sample.
+    A fast run reads one turn of the cohorts, so the next turn that passes does not clear the turn that failed. Nor does
+    a run on another server, without contents, by fewer suites or of a smaller sample.
     """
     recent = [run for run in store.runs(limit=_RUNS, finished=True) if now - run.started_at <= MEMORY]
     profiles = {

@@ -1,7 +1,7 @@
-"""Incidents: findings of one cause over runs, from the first to the one that no longer finds them.
+"""Keeps incidents: findings of one cause, from the first run that finds them to the run that finds them no longer.
 
-The cause is a check at a place. Who answers for an incident, and until when, is a known issue of that check at that
-place, or everywhere: there is no second list of owners.
+The cause is a check at a place. An incident has an owner while a known issue of that check covers that place: there is
+no second list of owners.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _MISSING = "run `queuekeeper database migrate` first"
 
 
 class State(StrEnum):
-    """How an incident stands."""
+    """State of an incident."""
 
     OPEN = "open"
-    KNOWN = "known"  # somebody answers for it until a day
-    CLOSED = "closed"  # all that it was found in has been found in order since
+    KNOWN = "known"  # it has an owner until a day
+    CLOSED = "closed"  # later runs found everything in order where it was found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What a suite has looked at.
+    """What a suite has read.
 
     :param place: servers and prefix of keys.
     :param cohorts: cohorts that were read, of ``cohort_count``.
-    :param sample_percent: percent of their slots that were read.
+    :param sample_percent: percent of their hash slots that were read.
     """
 
     place: str
@@ -49,9 +49,9 @@ class Incident:
     """Findings of one cause over runs.
 
     :param severity: severity of the last finding; ``unexpected_count`` is the number of queues in it.
-    :param owner: who answers for it; empty for nobody.
-    :param known_until: last day on which that counts.
-    :param cohorts_left: number of cohorts in which it was found and that no run has found in order since.
+    :param owner: person who answers for the incident; empty if there is none.
+    :param known_until: last day of the known issue that names the owner.
+    :param cohorts_left: number of cohorts in which it was found and which no later run has found in order.
     """
 
     incident_id: int
@@ -72,7 +72,7 @@ class Incident:
     closed_at: datetime | None
 
     def days(self, now_ms: int) -> int:
-        """Return how many whole days it has lasted."""
+        """Return the number of whole days that the incident has lasted."""
         return ((self.closed_at or datetime.fromtimestamp(now_ms / 1_000, UTC)) - self.first_seen_at).days
 
 
@@ -80,18 +80,18 @@ class Incidents:
     """Reads and writes incidents."""
 
     def __init__(self, connection: Connection) -> None:
-        """Use a connection of the caller's."""
+        """Use the caller's connection."""
         self._connection = connection
 
     def note(
         self, look: Look, findings: Iterable[Finding], *, quality_run_id: str, at: datetime, not_judged: Iterable[str]
     ) -> None:
-        """Carry on the incidents of a place by what a suite has found there.
+        """Open, continue and close the incidents of a place by the findings of a suite.
 
-        A check that could not be made, or only in part, closes nothing.
+        A check that did not run, or ran only in part, closes no incident.
 
-        :param at: when the run began.
-        :param not_judged: checks of which a part was left out.
+        :param at: start of the run.
+        :param not_judged: ids of checks that ran only in part.
         """
         by_check: dict[str, list[Finding]] = {}
         for each in findings:
@@ -116,22 +116,22 @@ class Incidents:
                 self._execute("clear_incident", values | {"whole": len(look.cohorts) == look.cohort_count})
 
     def all(self, *, today: date, closed: bool = False) -> tuple[Incident, ...]:
-        """Return the incidents that stand, the latest seen first.
+        """Return the open and known incidents, the one seen last first.
 
-        :param closed: also return incidents that have closed.
+        :param closed: return closed incidents, too.
         """
         return self._read(today=today, closed=closed, incident_id=None)
 
     def own(self, incident_id: int, *, owner: str, reason: str, ends_on: date, today: date) -> Incident:
-        """Answer for an incident until a day, by a known issue of its check at its place.
+        """Give an incident an owner until a day: add a known issue of its check at its place.
 
-        :raises UsageError: when there is no such incident, it has closed, nobody is named, or the day has passed.
+        :raises UsageError: when the incident does not exist or is closed, no owner is named, or the day has passed.
         """
         found = self._read(today=today, closed=True, incident_id=incident_id)
         if not found:
             raise UsageError(f"there is no incident {incident_id}: `queuekeeper quality incidents list` shows them")
         if found[0].state is State.CLOSED:
-            raise UsageError(f"incident {incident_id} has closed: nobody has to answer for it")
+            raise UsageError(f"incident {incident_id} is closed: it needs no owner")
         KnownIssues(self._connection).add(
             check_id=found[0].check_id,
             place=found[0].place,
@@ -165,7 +165,7 @@ def _incident(row: tuple[Any, ...], *, issues: Sequence[KnownIssue], today: date
     values = dict(zip(_COLUMNS, row, strict=True))
     severity, was_known = Severity(values.pop("severity")), values.pop("status") == Status.KNOWN
     known = check(values["check_id"])
-    # A known issue of one queue answers for the incident only where the run found no other queue.
+    # A known issue of one queue covers the incident only if the run found no other queue.
     answering = [
         issue
         for issue in issues

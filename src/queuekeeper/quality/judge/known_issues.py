@@ -1,4 +1,4 @@
-"""Failures that somebody answers for until a day: adding, listing and removing them."""
+"""Adds, lists and removes known issues: failures that have an owner until a day."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MISSING = "run `queuekeeper database migrate` first"
 
 @dataclass(frozen=True, kw_only=True)
 class KnownIssue:
-    """A failure that fails no run until its day has passed.
+    """A failure of a check that does not fail a run until its last day has passed.
 
-    :param client_hash: the one queue that it is about; none for all.
-    :param place: servers and prefix of keys that it is about; none for all.
-    :param ends_on: last day on which it excuses, in UTC.
+    :param client_hash: the one queue that the issue covers; ``None`` covers all.
+    :param place: servers and prefix of keys that the issue covers; ``None`` covers all.
+    :param ends_on: last day on which the issue excuses the failure, in UTC.
     """
 
     known_issue_id: int
@@ -34,11 +34,11 @@ class KnownIssue:
     created_at: datetime
 
     def is_overdue(self, today: date) -> bool:
-        """Return whether its last day has passed."""
+        """Return whether the last day has passed."""
         return self.ends_on < today
 
     def covers(self, check_id: str, place: str) -> bool:
-        """Return whether it is about a check at a place."""
+        """Return whether the issue covers a check at a place."""
         return self.check_id == check_id and self.place in {None, place}
 
 
@@ -46,7 +46,7 @@ class KnownIssues:
     """Reads and writes known issues; every method is one statement."""
 
     def __init__(self, connection: Connection) -> None:
-        """Use a connection of the caller's."""
+        """Use the caller's connection."""
         self._connection = connection
 
     def add(
@@ -60,19 +60,19 @@ class KnownIssues:
         client_hash: str | None = None,
         place: str | None = None,
     ) -> KnownIssue:
-        """Note that somebody answers for the failures of a check.
+        """Record an owner for the failures of a check.
 
-        :param client_hash: as reports show it; none for all queues.
-        :param place: as incidents show it; none for all places.
-        :raises UsageError: when there is no such check, nobody is named, no reason is given or the day has passed.
+        :param client_hash: hash of one client, as reports show it; ``None`` covers all queues.
+        :param place: place, as incidents show it; ``None`` covers all places.
+        :raises UsageError: when the check does not exist, no owner or no reason is given, or the day has passed.
         """
         check(check_id)
         if not owner.strip() or not reason.strip():
-            raise UsageError("a known issue needs an owner and a reason: somebody has to answer for it")
+            raise UsageError("a known issue needs an owner and a reason: give both")
         if ends_on < today:
-            raise UsageError(f"the issue would end on {ends_on}, which has passed: name a day to come")
+            raise UsageError(f"the issue would end on {ends_on}, which has passed: give a later day")
         if client_hash is not None and _HASH.fullmatch(client_hash) is None:
-            raise UsageError(f"client hash {client_hash!r} is not one: copy the 16 hex digits from a result")
+            raise UsageError(f"{client_hash!r} is not a client hash: copy the 16 hex digits from a result")
         given = {
             "check_id": check_id,
             "client_hash": client_hash,
@@ -85,14 +85,14 @@ class KnownIssues:
         return next(issue for issue in self.all() if issue.known_issue_id == number)
 
     def all(self) -> tuple[KnownIssue, ...]:
-        """Return all of them, the earliest end first."""
+        """Return all known issues, the one that ends first first."""
         names = ("known_issue_id", "check_id", "client_hash", "place", "owner", "reason", "ends_on", "created_at")
         return tuple(KnownIssue(**dict(zip(names, row, strict=True))) for row in self._rows("known_issues", {}))
 
     def remove(self, known_issue_id: int) -> None:
-        """Forget one.
+        """Remove a known issue.
 
-        :raises UsageError: when there is none of this number.
+        :raises UsageError: when no issue has this number.
         """
         if not self._rows("remove_known_issue", {"known_issue_id": known_issue_id}):
             raise UsageError(f"there is no known issue {known_issue_id}: `queuekeeper quality known list` shows them")

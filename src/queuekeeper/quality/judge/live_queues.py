@@ -1,4 +1,4 @@
-"""What suites share that read a server's queues themselves when they are judged: sums, turns, rows on record."""
+"""Serves suites that read queues from the server when they run: sums, turns, and recording of rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.profile.model import TURNS
 
 PARTS = 64
-"""A fast judgement reads one of so many parts of the queues."""
+"""Number of parts of the queues; a fast run reads one part."""
 
 KEEP_RUNS = 10
-"""The rows of so many judgements are kept."""
+"""Number of runs whose rows are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ _STATEMENTS = {
 
 
 def part_of_turn(turn: int) -> int:
-    """Return which part of the queues a fast judgement reads; the turns of a day go through all of them."""
+    """Return the part of the queues that a fast run reads; the turns of a day read all parts."""
     return turn * PARTS // TURNS
 
 
@@ -44,13 +44,13 @@ def save_rows(
     quality_run_id: str,
     messages: Callable[[Mapping[str, Any]], int | None],
 ) -> QueueSums:
-    """Put the rows of a judgement on record, in the place of those of an earlier try, and return their sums.
+    """Record the rows of a run in place of those of an earlier try, and return their sums.
 
-    :param messages: how many a queue has; none for a row that is no queue's.
+    :param messages: returns the number of messages of a queue's row, and ``None`` for any other row.
     """
     queues = total = 0
     with translated_errors(connection), connection.transaction(), connection.cursor() as cursor:
-        # Also what is left of old judgements.
+        # This also deletes the rows of old runs.
         old = {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS}
         delete, load = _STATEMENTS[suite]
         cursor.execute(statement(delete), old)

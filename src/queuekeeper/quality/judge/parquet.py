@@ -1,4 +1,4 @@
-"""Judges the Parquet of a profile with Spark, by the same suites as ``run`` does in PostgreSQL."""
+"""Judges the Parquet of a profile with Spark, by the same suites as ``quality run`` in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def judge_parquet(
 ) -> SuiteReport:
     """Judge the queues of a profile by a suite of one store's sessions.
 
-    Nothing is on record, so the forms of remedies name no quality run, no limit and no prefix of keys.
+    The run is not recorded, so forms of remedies name no quality run, no limit and no prefix of keys.
 
     :param path: folder that the profile has written.
     :param suite: name of a file in ``expectations/``.
-    :param contents: whether the profile has read messages' contents.
+    :param contents: whether the profile has read the contents of messages.
     :param is_clustered: whether the queues are on a Redis cluster, where a bad hash tag is worse.
-    :param show_client_ids: name clients in examples as they are, not only by hash.
-    :param data_docs: folder for the pages that Great Expectations draws of suite and result.
-    :raises UsageError: when the suite does not judge the sessions of one store, or there is no Parquet.
+    :param show_client_ids: show client ids in examples, not only their hashes.
+    :param data_docs: folder for Great Expectations' pages of suite and result; ``None`` writes none.
+    :raises UsageError: when the suite does not judge the sessions of one store, or the folder holds no Parquet.
     """
     chosen = load(suite)
     if len(chosen.stores) != 1:
-        raise UsageError(f"suite {suite} does not judge the sessions of one store: Parquet holds no others")
+        raise UsageError(f"suite {suite} does not judge the sessions of one store: Parquet holds nothing else")
     try:
         queues = spark.read.parquet(path)
     except AnalysisException as error:
         raise UsageError(f"{path} holds no profile: name the folder that `parquet` of its report names") from error
-    # Each expectation looks at the rows a few times.
+    # Each expectation reads the rows several times.
     frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
     try:
         asked = chosen if contents else chosen.without_contents()
@@ -56,7 +56,7 @@ def judge_parquet(
 
 
 def _with_neighbours(queues: DataFrame, *, is_clustered: bool) -> DataFrame:
-    """Add the columns that ``sql/quality/redis_queues.sql`` adds, by the same rules."""
+    """Add the columns of ``sql/quality/redis_queues.sql``, by the same rules."""
     tag = F.substring_index("client_id", "}", 1)
     tags = queues.where(F.instr("client_id", "}") > 1).groupBy(tag.alias("tag")).agg(F.count("*").alias("clients"))
     shared = (F.col("clients") > 1) | (F.col("tag") == F.col("client_id"))

@@ -1,4 +1,4 @@
-"""Reads what the suite of partitions judges, from the catalog and by the policies of tables."""
+"""Reads partitioned tables for their suite, from the catalog and by the tables' policies."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MONTH_S = 30 * 86_400
 
 
 def read_partitioned_tables(connection: Connection, *, now_ms: int) -> tuple[dict[str, Any], ...]:
-    """Return a row of numbers per table that is partitioned by range; those without a policy are not judged by one.
+    """Return a row of numbers per table that is partitioned by range; only a table with a policy has all of them.
 
-    :param connection: one that commits by itself.
+    :param connection: connection with ``autocommit``.
     """
     policies = {policy.table: policy for policy in load_policies(connection)}
     with translated_errors(connection):
@@ -40,9 +40,9 @@ def read_partitioned_tables(connection: Connection, *, now_ms: int) -> tuple[dic
 
 
 def _default_rows(connection: Connection, name: str) -> int | None:
-    """Return 1 when a DEFAULT partition holds rows; none when it is not for us to look."""
+    """Return 1 when a DEFAULT partition holds rows, 0 when it holds none, and ``None`` without the right to read it."""
     try:
-        # As format('%I.%I') has written it: quoted where it must be.
+        # The name was written by format('%I.%I'), which quotes it where needed.
         found = connection.execute(f"SELECT EXISTS (SELECT FROM {name})".encode()).fetchone()  # noqa: S608
     except psycopg.errors.InsufficientPrivilege:
         return None
@@ -53,10 +53,10 @@ def _covered(connection: Connection, policy: PartitionPolicy, *, now_ms: int) ->
     try:
         found = coverage(connection, policy=policy, now_ms=now_ms, only_read=True)
     except QueuekeeperError:
-        # It is gone, not partitioned any more, or not for us to read: the plan of its maintenance says which.
+        # The table was dropped, is no longer partitioned, or may not be read; the maintenance plan says which.
         return {"unreadable": 1}
     step_s, ahead_s = (_seconds(found, text) for text in (policy.step, policy.ahead))
-    # Where the head-room is no more than a step, maintenance keeps less than a step ahead most of the time.
+    # With head-room of one step or less, maintenance is less than a step ahead most of the time.
     interval_s = None if step_s is None or ahead_s is None else min(step_s, ahead_s / 2)
     fails_in_s = found.inserts_fail_in_s
     return {
@@ -69,7 +69,7 @@ def _covered(connection: Connection, policy: PartitionPolicy, *, now_ms: int) ->
 
 
 def _seconds(found: Coverage, text: str) -> float | None:
-    """Return how long a span of a policy lasts; none for integers whose rate nobody knows yet."""
+    """Return the length of a policy's span in seconds, or ``None`` for integers whose rate is not known yet."""
     span = parse_span(text, kind=KeyKind(found.key_kind), what="span")
     if span.months:
         return span.months * _MONTH_S

@@ -1,4 +1,4 @@
-"""Judges profiles by suites and keeps what was found."""
+"""Judges profiles by suites and keeps the findings."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from queuekeeper.redis_client import connect as connect_redis
 SERVERS_SUITE = "redis_servers"
 COMPARISON_SUITE = "source_against_target"
 EVENT_SUITES = ("events", "partitions")
-"""They look at PostgreSQL itself when they are judged, and need no profile."""
+"""Suites that read PostgreSQL when they run, and need no profile."""
 QUEUE_SUITES = {"compacted": profile_compacted_queues, "fanout": profile_fanout_queues}
-"""They look at Redis themselves when they are judged, and need no profile."""
+"""Suites that read Redis when they run, and need no profile."""
 
 _QUARANTINE = ("origin", "reason", "open", "replayed", "oldest_ms")
 
 
 @dataclass(frozen=True, kw_only=True)
 class QualityReport:
-    """What a judgement of quality came to; also kept in ``quality_runs`` and ``quality_results``.
+    """Result of a quality run, which is also kept in ``quality_runs`` and ``quality_results``.
 
-    :param stores: those whose profiles were judged.
+    :param stores: stores whose profiles were judged.
     :param results: every expectation that was judged, worst first.
-    :param not_judged: checks of which a part was left out, because no profile had read contents.
-    :param overdue: known issues of checks that failed, which no longer excuse anything.
+    :param not_judged: checks that ran only in part, because the profiles had read no contents.
+    :param overdue: known issues of failed checks whose last day has passed, so that they excuse nothing.
     """
 
     quality_run_id: str
@@ -66,7 +66,7 @@ class QualityReport:
     at_length: ClassVar[tuple[str, ...]] = ("results", "overdue")
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON; of findings only the results name clients, by hash."""
+        """Return the report as JSON; only its results name clients, and by hash."""
         return {
             **vars(self),
             "checks": len(self.results),
@@ -76,21 +76,21 @@ class QualityReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings that did not pass and that nobody answers for, worst first."""
+        """Findings that did not pass and have no owner, worst first."""
         return tuple(result for result in self.results if result.status in {Status.FAILED, Status.BROKEN})
 
     def count(self, priority: Priority) -> int:
-        """Return how many expectations of a priority failed."""
+        """Return the number of failed expectations of a priority."""
         return sum(result.priority is priority for result in self.findings)
 
 
 def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False) -> tuple[str, ...]:
     """Return the suites that can judge profiles of these stores.
 
-    :param stores: none of them means the event broker and partitioned tables, which are not profiled; ``compacted``
-        or ``fanout`` alone mean queues of that kind, which are not either.
-    :param servers: whether the Redis servers can be asked about themselves.
-    :param compare: whether to hold source against target: they agree after a migration, until a broker uses the target.
+    :param stores: profiled stores. An empty collection stands for the event broker and partitioned tables, and
+        ``compacted`` or ``fanout`` alone for queues of that kind; these need no profile.
+    :param servers: whether the settings of the Redis servers can be read.
+    :param compare: whether to compare source and target, which agree after a migration until a broker uses the target.
     """
     if not stores:
         return EVENT_SUITES
@@ -104,10 +104,10 @@ def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False)
 def judging(
     stores: Collection[str], *, compare: bool = False, named: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the suites of a run, once it is clear that they can judge it, and whether Redis servers are asked.
+    """Check and return the suites of a run, and whether the settings of the Redis servers are read.
 
     :param stores: as of :func:`suites_for`.
-    :param named: suites that somebody has chosen; without any, all that fit.
+    :param named: suites to run; empty runs all that fit.
     :raises UsageError: as :func:`check_suites`.
     """
     servers = not {Store.REDIS, *QUEUE_SUITES}.isdisjoint([*stores, *named])
@@ -119,23 +119,25 @@ def judging(
 
 
 def check_suites(names: Sequence[str], *, stores: Collection[str], servers: bool) -> list[Suite]:
-    """Return suites that can judge profiles of these stores; to be asked before the stores are read, which takes long.
+    """Return suites that can judge profiles of these stores; call this before the stores are read, which takes long.
 
-    :param names: of files in ``expectations/``.
-    :param servers: whether the Redis servers can be asked about themselves.
-    :raises UsageError: when a suite does not exist, is not written as it should be or has nothing to look at.
+    :param names: names of files in ``expectations/``.
+    :param servers: whether the settings of the Redis servers can be read.
+    :raises UsageError: when a suite does not exist, is written wrongly, or has nothing to judge.
     """
     if not names:
-        raise UsageError("no suite is named: a judgement without checks would always pass")
+        raise UsageError("no suite is named: a run without checks would always pass")
     chosen = [load(name) for name in names]
     for suite in chosen:
         if not suite.rows:
-            raise UsageError(f"suite {suite.name} is not about queues: it judges a table that its caller names")
+            raise UsageError(f"suite {suite.name} does not judge queues: it judges a table that its caller names")
         for store in suite.stores:
             if store not in stores:
                 raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
         if suite.name in (SERVERS_SUITE, *QUEUE_SUITES) and not servers:
-            raise UsageError(f"suite {suite.name} asks the Redis servers: name their address, or leave the suite out")
+            raise UsageError(
+                f"suite {suite.name} reads settings of the Redis servers: give their address, or leave the suite out"
+            )
         check_expectations(suite)
     return chosen
 
@@ -154,17 +156,17 @@ def run_quality(
     show_client_ids: bool = False,
     data_docs: Path | None = None,
 ) -> QualityReport:
-    """Judge profiles by suites; made again under the same id, it takes the place of what was found before.
+    """Judge profiles by suites; the results of an earlier run of the same id are replaced.
 
-    :param profile_ids: complete profiles, at most one of each store; none for suites that need none.
+    :param profile_ids: complete profiles, at most one per store; empty for suites that need none.
     :param suites: names of files in ``expectations/``; see :func:`suites_for`.
-    :param redis_url: servers to ask about themselves; none leaves that out.
-    :param key_prefix: before every Redis key, for compacted and fan-out queues and the forms of remedies.
-    :param turn: which part of these queues to read; none for all of them.
-    :param throttle_references_per_s: how many of their members to read per second; none for as many as come.
-    :param show_client_ids: name clients in examples as they are, not only by hash.
-    :param data_docs: folder for pages of Great Expectations' own, one per suite; none for no such pages.
-    :raises UsageError: when a suite or profile does not exist, or a suite has nothing to look at.
+    :param redis_url: address of the Redis servers; ``None`` leaves Redis out.
+    :param key_prefix: prefix of every Redis key, for compacted and fan-out queues and for forms of remedies.
+    :param turn: part of the compacted or fan-out queues to read; ``None`` reads all.
+    :param throttle_references_per_s: members of these queues to read per second; ``None`` sets no limit.
+    :param show_client_ids: show client ids in examples, not only their hashes.
+    :param data_docs: folder for Great Expectations' pages of suite and result; ``None`` writes none.
+    :raises UsageError: when a suite or profile does not exist, or a suite has nothing to judge.
     :raises RefusedError: when a profile is not complete, or its queues have been dropped.
     """
     began = time.monotonic()
@@ -268,9 +270,9 @@ def run_quality(
 
 
 def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], profile_ids: Sequence[str]) -> None:
-    """Refuse, before anything is written, what could not be judged."""
+    """Refuse a choice that cannot be judged, before anything is written."""
     if len(profiles) != len(profile_ids):
-        raise UsageError("two profiles are of the same store: name one of each store at most")
+        raise UsageError("two profiles are of the same store: name at most one per store")
     for profile in profiles.values():
         if profile.finished_at is None:
             raise RefusedError(f"profile {profile.profile_id} is not complete: wait for it, or make another")
@@ -290,7 +292,7 @@ def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], pr
 
 
 def _look(suite: Suite, *, profiles: Mapping[Store, Profile], redis: str, turn: int | None) -> Look:
-    """Return where a suite looks, and at how much of it."""
+    """Return the place and the cohorts that a suite reads."""
     if suite.stores:
         read = [profiles[store] for store in suite.stores]
         return Look(
@@ -351,7 +353,7 @@ def _quarantine(connection: Connection) -> list[dict[str, Any]]:
 
 
 def _verdict(results: Sequence[Finding]) -> Verdict:
-    """Return what results come to; a broken check proves nothing, so it fails."""
+    """Return the verdict on results; a broken check proves nothing, so it fails the run."""
     failed = {result.severity for result in results if result.status is Status.FAILED}
     if Severity.CRITICAL in failed or any(result.status is Status.BROKEN for result in results):
         return Verdict.FAILED
@@ -359,7 +361,7 @@ def _verdict(results: Sequence[Finding]) -> Verdict:
 
 
 class _Judge:
-    """Runs suites on the profiles of one judgement."""
+    """Runs suites on the profiles of one quality run."""
 
     def __init__(
         self,
@@ -384,7 +386,7 @@ class _Judge:
         self.not_judged: set[str] = set()
 
     def judge(self, suite: Suite, *, place: str) -> list[Finding]:
-        """Return what a suite finds at a place."""
+        """Return the findings of a suite at a place."""
         read = all(self._profiles[store].contents for store in suite.stores)
         self.not_judged |= {each.check for each in suite.expectations if each.needs_contents and not read}
         report = validate(
@@ -392,7 +394,7 @@ class _Judge:
             postgres_url=self._postgres_url,
             query=self._query(suite),
             show_client_ids=self._show_client_ids,
-            # As many more as may be known: whoever is left is somebody nobody answers for.
+            # Fetch as many more examples as known issues may cover, so that queues without an owner are left.
             shown=SHOWN_VALUES + len({issue.client_hash for issue in self._issues if issue.client_hash}),
             data_docs=self._data_docs,
         )
@@ -402,14 +404,14 @@ class _Judge:
         values = {"quality_run_id": self._quality_run_id} | {
             f"{store}_profile_id": profile.profile_id for store, profile in self._profiles.items()
         }
-        # The text goes through SQLAlchemy, which reads signs in it: hex digits mean nothing to anybody.
+        # SQLAlchemy gives some signs in the text a meaning of their own; hex digits have none.
         literals = {
             name: f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')" for name, value in values.items()
         }
         return statement(f"quality/{suite.rows}") % literals
 
     def _judged(self, suite: Suite, found: Finding, *, place: str) -> Finding:
-        """Return a finding with its place, whether somebody answers for it, and what mends it."""
+        """Return a finding with its place, its status by known issues, and its remedy."""
         known = self._known_hashes(found.check_id, place)
         status = _status(found, known)
         examples = _unknown(found, known if status is Status.FAILED else None)
@@ -421,12 +423,12 @@ class _Judge:
         )
 
     def _known_hashes(self, check_id: str, place: str) -> set[str] | None:
-        """Return the queues of which a failure is known; none when it is known of all."""
+        """Return the client hashes that known issues of a check cover; ``None`` means all queues."""
         known = [issue.client_hash for issue in self._issues if issue.covers(check_id, place)]
         return None if None in known else {name for name in known if name is not None}
 
     def _choice(self, suite: Suite) -> dict[str, Any]:
-        """Return which queues a remedy is to look at, and by which limits they were judged."""
+        """Return the form values of a remedy: which queues to read, and the limits that they were judged by."""
         profile = self._profiles.get(Store.REDIS)
         if profile is None:
             return {}
@@ -439,7 +441,7 @@ class _Judge:
 
 
 def _status(found: Finding, known: set[str] | None) -> Status:
-    """Return whether somebody answers for all that a failure has found."""
+    """Return the finding's status: known, if known issues cover every queue that it found."""
     if found.status is not Status.FAILED:
         return found.status
     whole = len(found.examples) == found.unexpected_count > 0
@@ -447,5 +449,5 @@ def _status(found: Finding, known: set[str] | None) -> Status:
 
 
 def _unknown(found: Finding, known: set[str] | None) -> tuple[Mapping[str, Any], ...]:
-    """Return the examples that nobody answers for; all, where nobody or somebody answers for the whole."""
+    """Return the examples that no known issue covers; all of them, where issues cover every queue or none."""
     return tuple(each for each in found.examples if each.get("client_hash") not in (known or ()))

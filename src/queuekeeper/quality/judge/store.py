@@ -1,4 +1,4 @@
-"""Reads and writes what judgements of quality found, and reads the profiles that they judged."""
+"""Reads and writes the results of quality runs, and reads the profiles that they judged."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _STORED = tuple(each.name for each in fields(Finding) if each.name not in {"reme
 
 _OF_QUEUE = ("client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "payload_bytes")
 DEPTHS = (0, *(2**power for power in range(17)))
-"""Lower ends of the buckets of a depth histogram: none, 1, 2 to 3, 4 to 7, up to 65,536 and more."""
+"""Lower ends of the buckets of a depth histogram: 0, 1, 2 to 3, 4 to 7, and so on, to 65,536 and more."""
 
 
 class Verdict(StrEnum):
-    """What a judgement of quality comes to."""
+    """Verdict of a quality run."""
 
     RUNNING = "running"  # not finished, or killed
     PASSED = "passed"  # nothing to do
-    WARNED = "warned"  # somebody should look; dependents may go on
-    FAILED = "failed"  # something critical failed, or a check could not be made
+    WARNED = "warned"  # a person should look at it; dependent work may go on
+    FAILED = "failed"  # a critical check failed, or a check could not run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One reading of a store, as stored.
+    """A recorded profile: one reading of a store.
 
     :param target: address and prefix of keys, without a password.
-    :param cohorts: that were read, of ``cohort_count``.
-    :param sample_percent: how much of their slots; a smaller sample is part of a larger one.
-    :param as_of_ms: the store's own clock when reading began.
-    :param queues: none when the reading was not completed.
-    :param is_forgotten: it read queues, and their rows have been dropped since: nothing can be judged by it.
+    :param cohorts: cohorts that were read, of ``cohort_count``.
+    :param sample_percent: percent of their hash slots that were read; a smaller sample is part of a larger one.
+    :param as_of_ms: time of the store's own clock when reading began.
+    :param queues: ``None`` if the profile is not complete.
+    :param is_forgotten: whether the rows of its queues have been dropped, so that it cannot be judged.
     """
 
     profile_id: str
@@ -67,10 +67,10 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityRun:
-    """One judgement of quality, as stored.
+    """A recorded quality run.
 
     :param numbers: totals: ``queues`` and ``messages`` that were judged, ``unexpected`` queues by check, ``servers``
-        as they were found, ``not_judged`` checks for want of contents.
+        as they were read, and ``not_judged``: checks that ran only in part, because contents were not read.
     """
 
     quality_run_id: str
@@ -85,7 +85,7 @@ class QualityRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TrendCell:
-    """How a check came out in one run: its worst expectation."""
+    """Result of a check in one run: that of its worst expectation."""
 
     status: Status
     severity: Severity
@@ -96,7 +96,7 @@ class TrendCell:
 class TrendRun:
     """One run of a trend.
 
-    :param cells: number of a check -> how it came out; checks that did not run are not there.
+    :param cells: id of a check -> its result; checks that did not run are left out.
     """
 
     run: QualityRun
@@ -107,8 +107,8 @@ class TrendRun:
 class WorstQueue:
     """A queue with many faults.
 
-    :param client_id: only when asked for.
-    :param faults: column of ``queue_profiles`` -> how many.
+    :param client_id: set only on request.
+    :param faults: column of ``queue_profiles`` -> number of faults.
     """
 
     client_hash: str
@@ -125,9 +125,9 @@ class WorstQueue:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthBucket:
-    """Queues that hold from so many to so many live messages.
+    """Queues that hold ``low`` to ``high`` live messages.
 
-    :param high: none for the last bucket.
+    :param high: ``None`` for the last bucket, which has no upper end.
     """
 
     low: int
@@ -138,9 +138,9 @@ class DepthBucket:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpiryHour:
-    """What expires within an hour.
+    """Messages that expire within an hour.
 
-    :param hour_ms: its start; 0 for what never expires.
+    :param hour_ms: start of the hour; 0 for messages that never expire.
     """
 
     hour_ms: int
@@ -149,13 +149,13 @@ class ExpiryHour:
 
 
 class QualityStore:
-    """Reads and writes the records of judgements of quality.
+    """Reads and writes the records of quality runs.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Use a connection of the caller's."""
+        """Use the caller's connection."""
         self._connection = connection
 
     # --- runs --------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class QualityStore:
         numbers: Mapping[str, Any],
         started_at: datetime,
     ) -> None:
-        """Note that a judgement begins; what one of the same name found before is forgotten."""
+        """Record the start of a run; the results of an earlier run of the same id are deleted."""
         name = {"quality_run_id": quality_run_id}
         with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
             self._execute(
@@ -194,11 +194,11 @@ class QualityStore:
         results: Iterable[Finding],
         numbers: Mapping[str, Any],
     ) -> None:
-        """Keep what a judgement found, and its verdict."""
+        """Record the results and the verdict of a run."""
         name = {"quality_run_id": quality_run_id}
         with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
             for result in results:
-                # Whoever may read results need not be allowed to know who the clients are.
+                # Results hold no client ids: readers of results may lack the right to know them.
                 row = asdict(result.without_client_ids())
                 given = {"examples": Jsonb(list(row["examples"])), "remedy_conf": Jsonb(dict(row["remedy_conf"]))}
                 self._execute("save_result", name | row | given)
@@ -206,9 +206,9 @@ class QualityStore:
             self._execute("finish_run", name | {"verdict": str(verdict)})
 
     def run(self, quality_run_id: str) -> QualityRun:
-        """Return a judgement of quality.
+        """Return a quality run.
 
-        :raises UsageError: when there is none of this name; names the newest.
+        :raises UsageError: when no run has this id; the message names the newest runs.
         """
         rows = self._rows("load_run", {"quality_run_id": quality_run_id})
         if not rows:
@@ -220,16 +220,16 @@ class QualityStore:
     def runs(
         self, *, limit: int = 30, finished: bool = False, same_servers_as: str | None = None
     ) -> tuple[QualityRun, ...]:
-        """Return the judgements that began last, the newest first.
+        """Return the runs that began last, the newest first.
 
-        :param finished: leave out those at work.
-        :param same_servers_as: id of a run: only those that read a server that it read, too.
+        :param finished: leave out runs that have not finished.
+        :param same_servers_as: id of a run; return only runs that read one of the same servers.
         """
         wanted = {"maximum": limit, "finished": finished, "same_servers_as": same_servers_as}
         return tuple(_run(row) for row in self._rows("known_runs", wanted))
 
     def results(self, quality_run_id: str) -> tuple[Finding, ...]:
-        """Return what became of each expectation, worst first.
+        """Return the result of each expectation, worst first.
 
         :raises UsageError: when there is no such run.
         """
@@ -246,7 +246,7 @@ class QualityStore:
         return tuple(sorted(found, key=lambda result: result.urgency))
 
     def trend(self, *, runs: int = 30, same_servers_as: str | None = None) -> tuple[TrendRun, ...]:
-        """Return how each check came out in the last finished runs, the oldest first.
+        """Return the result of each check in the last finished runs, the oldest run first.
 
         :param same_servers_as: see :meth:`runs`.
         """
@@ -262,9 +262,9 @@ class QualityStore:
     # --- profiles ----------------------------------------------------------------------------------------------
 
     def profiles(self, profile_ids: Sequence[str]) -> tuple[Profile, ...]:
-        """Return profiles in the order in which they are named.
+        """Return profiles in the order of the ids.
 
-        :raises UsageError: when one is not there; names the newest.
+        :raises UsageError: when no profile has one of the ids; the message names the newest profiles.
         """
         names = (
             "profile_id", "store", "target", "mode", "contents", "cohort_count", "cohorts", "sample_percent",
@@ -285,16 +285,16 @@ class QualityStore:
     def newest_profiles(self, *, store: str | None = None, limit: int = 1, finished: bool = True) -> tuple[str, ...]:
         """Return the ids of the profiles that began last, the newest first.
 
-        :param store: of this store only.
-        :param finished: leave out those that are not complete.
+        :param store: return only profiles of this store.
+        :param finished: leave out profiles that are not complete.
         """
         choice = {"store": store, "maximum": limit, "finished": finished}
         return tuple(profile_id for (profile_id,) in self._rows("known_profiles", choice))
 
     def worst_queues(self, profile_id: str, *, n: int = 20, show_client_ids: bool = False) -> tuple[WorstQueue, ...]:
-        """Return the queues with most faults, the worst first.
+        """Return the queues with the most faults, the worst first.
 
-        :param show_client_ids: name clients as they are, too.
+        :param show_client_ids: return client ids, too, not only their hashes.
         """
         return tuple(
             WorstQueue(
@@ -306,7 +306,7 @@ class QualityStore:
         )
 
     def depth_histogram(self, profile_id: str) -> tuple[DepthBucket, ...]:
-        """Return how many queues hold how many live messages; the buckets double in width."""
+        """Return the numbers of queues by their live messages, in buckets that double in width."""
         counts = {
             bucket: (queues, messages)
             for bucket, queues, messages in self._rows(
@@ -323,7 +323,7 @@ class QualityStore:
         )
 
     def expiry_hours(self, profile_id: str) -> tuple[ExpiryHour, ...]:
-        """Return what expires in which hour, in order."""
+        """Return the messages that expire in each hour, in order."""
         return tuple(
             ExpiryHour(hour_ms=hour_ms, messages=messages, payload_bytes=payload_bytes)
             for hour_ms, messages, payload_bytes in self._rows("expiry_hours", {"profile_id": profile_id})
@@ -354,6 +354,6 @@ def _run(row: tuple[Any, ...]) -> QualityRun:
 
 
 def _weight(cell: TrendCell) -> tuple[int, int, int]:
-    """Return how bad a cell is: a failure nobody answers for outweighs one that is known."""
+    """Return how bad a cell is: a failure without an owner outweighs a known issue."""
     rank = {Status.PASSED: 0, Status.KNOWN: 1, Status.FAILED: 2, Status.BROKEN: 3}[cell.status]
     return rank, cell.severity.rank, cell.unexpected_count

@@ -13,19 +13,19 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity, Store, check
 
 OURS = "queuekeeper"
-"""Field of ``meta`` that holds our words."""
+"""Field of ``meta`` that holds our own fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """One thing that must hold.
+    """One expectation of a suite.
 
-    :param number: its number in the suite, from 1.
-    :param type: its name in Great Expectations.
-    :param description: what holds when it passes.
-    :param check: number of the check that it is part of, see :mod:`queuekeeper.jobs.checks`; empty for none.
-    :param needs_contents: whether it looks at what is only known when messages' contents were read.
-    :param worst_by: columns that say how badly a row breaks it: the more, the worse.
+    :param number: its position in the suite, from 1.
+    :param type: name of its type in Great Expectations.
+    :param description: sentence that is true when the expectation passes.
+    :param check: id of the check that it belongs to, see :mod:`queuekeeper.jobs.checks`; empty for none.
+    :param needs_contents: whether it needs numbers that only a profile with contents has.
+    :param worst_by: columns that tell how badly a row breaks the expectation: the higher their sum, the worse.
     """
 
     number: int
@@ -42,9 +42,9 @@ class Expectation:
 class Suite:
     """Expectations on one table.
 
-    :param identity: columns that name a row in a report.
-    :param rows: statement in ``sql/quality/`` that gives the rows of a judgement; empty when the caller names a table.
-    :param stores: stores of which a judgement needs a profile.
+    :param identity: columns that identify a row in a report.
+    :param rows: statement in ``sql/quality/`` that returns the rows to judge; empty if the caller names a table.
+    :param stores: stores of which the suite needs a profile.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Suite:
 
     @property
     def is_mended(self) -> bool:
-        """Whether DAGs mend what it finds: of the sessions only those in Redis."""
+        """Whether DAGs can repair what the suite finds; among sessions, they repair only those in Redis."""
         return self.stores != (Store.POSTGRES,)
 
     def without_contents(self) -> Suite:
-        """Return the expectations that can be judged when nobody has read messages' contents."""
+        """Return the suite with only the expectations that need no contents of messages."""
         return replace(self, expectations=tuple(each for each in self.expectations if not each.needs_contents))
 
 
@@ -72,7 +72,7 @@ def names() -> list[str]:
 def load(name: str) -> Suite:
     """Read a suite from ``expectations/<name>.json``.
 
-    :raises UsageError: when there is none, or it is not written as ``expectations/README.md`` says.
+    :raises UsageError: when the file does not exist, or is not written as ``expectations/README.md`` says.
     """
     if name not in names():
         raise UsageError(f"there is no expectation suite {name!r}: one of {', '.join(names())}")
@@ -80,9 +80,9 @@ def load(name: str) -> Suite:
 
 
 def parse(text: str, *, name: str) -> Suite:
-    """Read a suite as Great Expectations writes it, with our words under ``meta``, ``queuekeeper``.
+    """Read a suite in the format of Great Expectations, with our fields under ``meta``, ``queuekeeper``.
 
-    :raises UsageError: naming the file, the check and what is wrong with it.
+    :raises UsageError: when the suite is not valid; the message names the file, the expectation and the mistake.
     """
     where = f"expectations/{name}.json"
     try:
@@ -148,7 +148,7 @@ def _expectation(raw: object, number: int, where: str) -> Expectation:
 
 
 def _check_words(ours: Mapping[str, Any], severity: Severity, where: str) -> None:
-    """Refuse an expectation that says of its check what the catalogue does not."""
+    """Refuse an expectation whose fields contradict the catalogue of checks."""
     try:
         known = check(ours["check"])
     except UsageError as error:
@@ -176,7 +176,7 @@ def _one_of(kind: type[_Choice], value: object, where: str, field: str) -> _Choi
 def _ours(
     fields: Mapping[str, Any], where: str, kinds: Mapping[str, type], *, optional: Mapping[str, type]
 ) -> dict[str, Any]:
-    """Return what ``meta`` says to us; what it says to others stays theirs."""
+    """Return our fields of ``meta``; fields of other programs are ignored."""
     return _fields(fields.get("meta", {}).get(OURS, {}), f"{where}, meta, {OURS}", kinds, optional=optional)
 
 
@@ -184,7 +184,7 @@ _Kinds = type | tuple[type, ...]
 
 
 def _fields(raw: object, where: str, kinds: Mapping[str, _Kinds], *, optional: Mapping[str, _Kinds]) -> dict[str, Any]:
-    """Return an object's fields, which must be these and of these kinds; an optional one may be null."""
+    """Check the names and types of an object's fields and return them; an optional field may be null."""
     if not isinstance(raw, dict):
         raise UsageError(f"{where} is not an object")
     given = {name: value for name, value in raw.items() if value is not None or name not in optional}

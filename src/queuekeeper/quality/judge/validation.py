@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SHOWN_VALUES = 5
-"""How many offending values a result shows: reports travel through Airflow's database."""
+"""Largest number of offending values in a result; it is small, because reports are stored in Airflow's database."""
 
 COMPARED_VALUES = 1_000
-"""So many offending rows are fetched to show the worst of them: all of them, unless very many queues are faulty."""
+"""Largest number of offending rows that are fetched, to show the worst of them."""
 
 CLIENT_ID = "client_id"
-"""Column that is shown only to those who ask for it."""
+"""Column that is shown only on request."""
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteReport:
-    """What a suite found.
+    """Result of a suite.
 
     :param subject: table, query or kind of frame that was checked.
-    :param results: what became of each expectation, in the suite's order.
+    :param results: result of each expectation, in the suite's order.
     """
 
     suite: str
@@ -53,7 +53,7 @@ class SuiteReport:
 
     @property
     def failures(self) -> tuple[Finding, ...]:
-        """Everything that did not pass, worst first."""
+        """Results that did not pass, worst first."""
         failed = [result for result in self.results if not result.passed]
         return tuple(sorted(failed, key=lambda result: -result.severity.rank))
 
@@ -66,14 +66,14 @@ class SuiteReport:
 
     @property
     def passed(self) -> bool:
-        """True unless something critical failed."""
+        """Whether no critical expectation failed and none was broken."""
         return self.worst is not Severity.CRITICAL
 
 
 def check_expectations(suite: Suite) -> None:
-    """Check that Great Expectations knows everything that a suite names.
+    """Check that Great Expectations knows every expectation of a suite and its arguments.
 
-    :raises UsageError: when it does not know an expectation or one of its arguments.
+    :raises UsageError: when it does not know one of them.
     """
     _all_theirs(suite)
 
@@ -89,17 +89,16 @@ def validate(
     shown: int = SHOWN_VALUES,
     data_docs: Path | None = None,
 ) -> SuiteReport:
-    """Check data in PostgreSQL or in Spark by a checkpoint; nothing is written but Data Docs, where asked for.
+    """Check data in PostgreSQL or in Spark by a checkpoint; only Data Docs are written, and only on request.
 
     :param table: ``schema.table``, all of whose rows are checked.
-    :param query: a ``SELECT`` whose rows are checked, in place of a table. Its text is run as it is.
+    :param query: a ``SELECT`` whose rows are checked, in place of a table. Its text is run unchanged.
     :param frame: rows in Spark, in place of PostgreSQL.
-    :param show_client_ids: show examples with the client's id, not only with its hash.
-    :param shown: how many offending rows a result shows, the worst of the first :data:`COMPARED_VALUES` or more.
-    :param data_docs: folder for the pages that Great Expectations draws of suite and result.
-    :raises UsageError: when not exactly one of table, query and frame is given, the table does not exist, a column is
-        missing that tells rows apart, or the suite names an expectation or an argument that Great Expectations does not
-        know.
+    :param show_client_ids: show client ids in examples, not only their hashes.
+    :param shown: number of offending rows in a result: the worst of the first :data:`COMPARED_VALUES` or more.
+    :param data_docs: folder for Great Expectations' pages of suite and result; ``None`` writes none.
+    :raises UsageError: when not exactly one of table, query and frame is given, the table does not exist, a column of
+        the suite's identity is missing, or Great Expectations does not know an expectation or one of its arguments.
     """
     if [table, query, frame].count(None) != 2 or (frame is None) != (postgres_url is not None):
         raise UsageError("give either a table or a query to check")
@@ -134,7 +133,7 @@ def validate(
         finally:
             source.get_execution_engine().close()
             source.get_engine().dispose()
-    # Results come back in an order of their own.
+    # Great Expectations returns results in another order.
     found = {result["expectation_config"]["meta"]["number"]: result for result in raw["results"]}
     return SuiteReport(
         suite=suite.name,
@@ -147,8 +146,8 @@ def validate(
 
 
 def _quiet_context() -> EphemeralDataContext:
-    """Return a context that writes no file, sends nothing anywhere and draws no bars."""
-    # Read when the package is imported and when a context is made.
+    """Return a context that writes no files, sends no analytics and shows no progress bars."""
+    # Great Expectations reads this when it is imported and when a context is made.
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     import great_expectations
     from great_expectations.data_context.types.base import ProgressBarsConfig
@@ -192,12 +191,12 @@ def _all_theirs(suite: Suite) -> list[GxExpectation]:
 
 
 def _theirs(suite: Suite, ours: Expectation) -> GxExpectation:
-    """Return Great Expectations' own object; a suite of theirs would drop what it does not understand."""
+    """Return an expectation as an object of Great Expectations, whose own loader would drop unknown fields."""
     from great_expectations.exceptions.exceptions import GreatExpectationsError
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.expectations.metadata_types import FailureSeverity
 
-    import queuekeeper.quality.judge.expectations  # noqa: F401, PLC0415 - makes ours known
+    import queuekeeper.quality.judge.expectations  # noqa: F401, PLC0415 - registers our expectation
 
     try:
         return ExpectationConfiguration(
@@ -207,21 +206,23 @@ def _theirs(suite: Suite, ours: Expectation) -> GxExpectation:
             description=ours.description,
             meta={"number": ours.number},
         ).to_domain_obj()
-    except (GreatExpectationsError, ValueError) as error:  # unknown expectation; pydantic's account of arguments
+    except (GreatExpectationsError, ValueError) as error:  # an unknown expectation, or arguments that pydantic refuses
         raise UsageError(f"suite {suite.name}, expectation {ours.number}, {ours.type}: {error}") from error
 
 
 def _columns(postgres_url: str, *, table: str | None, query: str | None) -> list[str]:
-    """Return the columns of the subject; fail early and in plain words, before Great Expectations fails late."""
+    """Return the columns of the table or query; refuse a wrong one early, before Great Expectations starts."""
     with connect(postgres_url) as connection:
         connection.read_only = True
         if table is not None:
             if _TABLE.fullmatch(table) is None:
-                raise UsageError(f"table {table!r}: write it as schema.table, in plain small letters")
+                raise UsageError(
+                    f"table {table!r} is not a name: write schema.table in lower-case letters, digits and underscores"
+                )
             found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
             if found != (True,):
                 raise UsageError(f"there is no table {table} in this database")
-            query = f"SELECT * FROM {table}"  # noqa: S608 - looks like a name, and is one
+            query = f"SELECT * FROM {table}"  # noqa: S608 - the pattern and the catalog have checked the name
         elif re.match(r"\s*(select|with)\s", query or "", re.IGNORECASE) is None:
             raise UsageError("the query to check must begin with SELECT")
         try:
@@ -234,11 +235,11 @@ def _columns(postgres_url: str, *, table: str | None, query: str | None) -> list
 def _check_identity(identity: Sequence[str], columns: Sequence[str]) -> None:
     missing = [column for column in identity if column not in columns]
     if missing:
-        raise UsageError(f"the rows to check have no column {missing[0]!r}, which tells them apart")
+        raise UsageError(f"the rows to check have no column {missing[0]!r}, which identifies them")
 
 
 def _sqlalchemy_url(postgres_url: str, *, table: str | None) -> str:
-    """Return the address for SQLAlchemy, with our driver, in UTC, read-only, the table's schema being the default."""
+    """Return the address for SQLAlchemy: with our driver, read-only, in UTC, and with the table's schema as default."""
     from sqlalchemy.engine import make_url
 
     url = make_url(postgres_url).set(drivername="postgresql+psycopg")
@@ -250,13 +251,13 @@ def _sqlalchemy_url(postgres_url: str, *, table: str | None) -> str:
     if table is not None:
         options.append(f"-c search_path={table.partition('.')[0]}")
     url = url.update_query_dict({"options": " ".join(options).strip()})
-    # Great Expectations would take a $ for a variable of its own.
+    # Great Expectations would read a $ as the start of a variable.
     return url.render_as_string(hide_password=False).replace("$", "%24")
 
 
 def _batch(source: PostgresDatasource, *, table: str | None, query: str | None) -> BatchDefinition[Any]:
     if query is not None:
-        # It refuses a WITH at the beginning.
+        # Great Expectations refuses a query that begins with WITH.
         query = f"SELECT * FROM ({query}) AS subject"  # noqa: S608 - the caller's own text
         return source.add_query_asset("query", query=query).add_batch_definition_whole_table("all")
     name = (table or "").partition(".")[2]
@@ -264,7 +265,7 @@ def _batch(source: PostgresDatasource, *, table: str | None, query: str | None) 
 
 
 def _faults(expectation: Expectation) -> tuple[str, ...]:
-    """Return the columns that say how badly a row breaks an expectation: the more, the worse."""
+    """Return the columns that tell how badly a row breaks an expectation: the higher their sum, the worse."""
     name = expectation.kwargs.get("column") or expectation.kwargs.get("column_B")
     return expectation.worst_by or ((name,) if name else ())
 
@@ -275,12 +276,12 @@ def _result(
     faults = _faults(expectation)
     broken = _broken(raw.get("exception_info") or {})
     result = raw.get("result") or {}
-    # Less is worse where only a least value is asked for.
+    # With only a least value, smaller values are worse.
     sign = -1 if {"min_value", "max_value"} & expectation.kwargs.keys() == {"min_value"} else 1
 
     def badness(row: Mapping[str, Any]) -> tuple[Any, ...]:
         values = [row.get(name) for name in faults]
-        # Equally bad ones in an order that is the same in each run: numbers as numbers, before texts.
+        # Equally bad rows keep the same order in each run: numbers by value, then texts.
         names = [row.get(name) for name in identity]
         return -sign * sum(value for value in values if isinstance(value, int | float)), [
             (0, name, "") if isinstance(name, int | float) else (1, 0, str(name)) for name in names
@@ -311,7 +312,7 @@ def _observed(result: Mapping[str, Any]) -> str:
 
 
 def _broken(info: Mapping[str, Any]) -> str:
-    """Return the first line of what went wrong inside a check; it comes bare, or once per metric."""
+    """Return the first line of an exception inside a check; there is one account of it, or one per metric."""
     accounts = [info] if "raised_exception" in info else list(info.values())
     for account in accounts:
         if account.get("raised_exception"):

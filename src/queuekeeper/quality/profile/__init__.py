@@ -1,1 +1,1 @@
-"""Reads stores with Spark and writes a row per queue."""
+"""Profiles stores with Spark: reads them and writes a row per queue."""

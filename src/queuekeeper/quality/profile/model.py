@@ -1,4 +1,4 @@
-"""What a profile is asked for and what it reports, as frozen records."""
+"""Parameters and report of a profile, as frozen records."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
 
 TURNS = 96
-"""A fast profile reads one cohort in 96: a quarter of an hour apart they cover everything in a day."""
+"""Number of turns in a day; a fast profile reads one turn of the cohorts, so one each 15 minutes reads all in a day."""
 
 
 def turn_of(moment: datetime) -> int:
-    """Return which of the day's turns an instant belongs to: a quarter of an hour each."""
+    """Return the turn of an instant: the number of its quarter of an hour in the day."""
     at = moment.astimezone(UTC)
     return (at.hour * 60 + at.minute) * TURNS // 1_440
 
 
 _STRIDE = 10_125
-"""Odd, and close to the golden section of all slots: steps of it fall evenly on every range of slots."""
+"""Odd, and close to the golden section of all slots, so that a sample is spread evenly over every range of slots."""
 
 
 def in_sample(slots: Any, *, percent: int) -> Any:
-    """Return whether slots belong to a sample: the same ones each time, and all of a smaller one to a larger one.
+    """Return whether slots belong to a sample.
 
-    Queues of one slot come together, so those that share a hash tag do.
+    A sample has the same slots each time, and a larger sample has all slots of a smaller one. It has all queues of a
+    slot or none, so queues of one hash tag stay together.
 
     :param slots: a number, an array, or a column of Spark.
     """
@@ -52,26 +53,26 @@ FAULTS = (
 )  # fmt: skip
 """Columns of ``queue_profiles`` that make a queue faulty when they are not 0.
 
-The others occur in healthy queues, too: ``dead`` references, ``serial_gaps``, ``duplicate_messages`` of a sensor
-that repeats itself, and ``idle_keys`` of a session that is up to date.
+Other columns are not 0 in healthy queues, too: ``dead`` references, ``serial_gaps``, ``duplicate_messages`` of a sensor
+that repeats itself, and ``idle_keys`` of a session that has received everything.
 """
 
 
 RECORD_ROOM_BYTES = 4_096
-"""What a record may hold beside its payload; topics and properties are longer only where something is wrong."""
+"""Room in a record beside its payload; topics and properties need more only where something is wrong."""
 
-# Of the server's time, relative to one another.
+# Shares of the server's time, relative to one another.
 _KEY_COST, _REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 0.6, 1.0, 2.6, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What part of a server's work on one reference each step is; a throttled profile spreads the work evenly.
+    """Share of each step in a server's work on one reference; by it a throttled profile spreads its work evenly.
 
-    :param key: SCAN shows the key of a payload.
-    :param reference: the script that reads references reads it.
-    :param message: the script that measures messages measures the one that it leads to.
-    :param content: the server judges what that holds; 0 where contents are not judged.
+    :param key: SCAN returns the key of the payload.
+    :param reference: a script reads the reference.
+    :param message: a script measures the message of the reference.
+    :param content: a script judges the message's contents; 0 if contents are not judged.
     """
 
     key: float
@@ -81,21 +82,21 @@ class Shares:
 
 
 def _mode() -> Any:
-    """Declare how much of the chosen cohorts is read."""
+    """Declare whether all chosen cohorts are read, or one turn of them."""
     return parameter(
         "full",
         title="Mode",
-        help="full reads all chosen cohorts. fast reads the cohorts of one turn, and of another turn each quarter of "
-        "an hour. Both go through the names of all keys.",
+        help="full reads all chosen cohorts. fast reads one turn of them; the turn changes every quarter of an hour. "
+        "Both go through the names of all keys.",
     )
 
 
 def _turn_or_now() -> Any:
-    """Declare which turn a fast profile reads."""
+    """Declare the turn that a fast profile reads."""
     return parameter(
         None,
         title="Turn",
-        help=f"Which of the {TURNS} parts of the chosen cohorts mode fast reads.",
+        help=f"Which of the {TURNS} parts of the chosen cohorts mode fast reads, from 0.",
         unset="the turn of the time of day",
         section=Section.RULES,
         least=0,
@@ -104,8 +105,8 @@ def _turn_or_now() -> Any:
     )
 
 
-def _folder(*, title: str, help: str, unset: str, example: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
-    """Declare a folder to which something is written, too; a form asks for one that any host can mean."""
+def _folder(*, title: str, help: str, unset: str, example: str, **said: Any) -> Any:  # noqa: A002 - the name that parameter() has
+    """Declare a folder for additional output; a form asks for an absolute path, which is the same on every host."""
     return parameter(
         "",
         title=title,
@@ -121,11 +122,11 @@ def _folder(*, title: str, help: str, unset: str, example: str, **said: Any) -> 
 
 
 def parquet_directory() -> Any:
-    """Declare where the rows of queues go as Parquet."""
+    """Declare the folder for the rows of queues as Parquet."""
     return _folder(
         title="Folder for Parquet",
-        help="Folder to which the rows of queues are also written, as Parquet. The rows hold client ids. All of Spark "
-        "has to reach the folder.",
+        help="Folder to which the rows of queues are also written, as Parquet. The rows hold client ids. All workers "
+        "of Spark must reach the folder.",
         unset="no Parquet is written",
         example="/srv/queue-profiles",
         aliases={"parquet_dir": same},
@@ -133,9 +134,9 @@ def parquet_directory() -> Any:
 
 
 def contents(*, needs: str) -> Any:
-    """Declare whether messages' contents are judged.
+    """Declare whether the contents of messages are judged.
 
-    :param needs: what that takes, a sentence.
+    :param needs: sentence that says what this needs.
     """
     return parameter(
         False, title="Judge contents", help=f"Judge the messages' JSON, too. {needs}", section=Section.RULES
@@ -151,16 +152,16 @@ _STORES = {
     "fanout": "Fan-out queues",
 }
 PROFILED = {"redis": ("redis",), "postgres": ("postgres",), "both": ("redis", "postgres")}
-"""What may be chosen -> stores that are profiled for it; anything but sessions needs none."""
+"""Choice -> stores that are profiled for it; the other choices need no profile."""
 
 
 def stores(*names: str) -> Any:
-    """Declare where queues are looked for.
+    """Declare the stores whose queues are judged.
 
-    :param names: of the places to choose from.
+    :param names: names of the choices.
     """
     more = "; or the event broker with all partitioned tables, or the compacted or fan-out queues in Redis"
-    where = f"Where to look for queues of sessions{more if 'events' in names else ''}."
+    where = f"Stores whose sessions are judged{more if 'events' in names else ''}."
     return parameter(
         "redis",
         title="Stores",
@@ -170,7 +171,7 @@ def stores(*names: str) -> Any:
 
 
 class ProfilePlace(Parameters):
-    """Which store is read, and where what is read goes."""
+    """Store that is read, and where its rows are written."""
 
     store: Store = parameter("redis", title="Store", help="Store whose queues are read.")
     profile_id: str | None = parameter(
@@ -183,19 +184,19 @@ class ProfilePlace(Parameters):
 
 
 class ProfileRules(SessionRules):
-    """What the person who starts a profile chooses, besides how much of the cohorts is read at a time."""
+    """Rules of a profile that the person who starts it chooses; mode and turn are declared elsewhere."""
 
     cohorts: str = common.cohorts(what="Which cohorts to read.")
     cohort_count: int = common.cohort_count(note=f"A fast profile needs {TURNS} or more.")
     sample_percent: int = percent(
         100,
         title="Sample",
-        help="Read only the queues in this percent of the hash slots, the same slots each time. Counts are those of "
-        "the sample. A fault outside of the sample is not found.",
+        help="Percent of the hash slots whose queues are read, the same slots each time. Counts are those of the "
+        "sample. A fault outside the sample is not found.",
         section=Section.RULES,
         examples=[1, 10, 100],
     )
-    contents: bool = contents(needs="The server decodes it and answers numbers; the user needs GET.")
+    contents: bool = contents(needs="The server decodes it and returns only numbers; the Redis user needs GET.")
     max_payload_bytes: int = parameter(
         StoreRules.max_payload_bytes,
         title="Largest payload (bytes)",
@@ -218,20 +219,20 @@ class ProfileRules(SessionRules):
 
 
 class ProfileParameters(ProfileRules):
-    """What a profile goes by."""
+    """Parameters of a profile."""
 
     mode: Mode = _mode()
     turn: int = parameter(
         0,
         title="Turn",
-        help=f"Which of the {TURNS} parts of the chosen cohorts a fast profile reads.",
+        help=f"Which of the {TURNS} parts of the chosen cohorts a fast profile reads, from 0.",
         least=0,
         most=TURNS - 1,
     )
     keep_profiles: int = parameter(
         10,
         title="Profiles to keep",
-        help="Number of profiles that keep their rows of queues: the newest of the same target, mode, cohorts and "
+        help="Number of profiles that keep their rows of queues: the newest with the same target, mode, cohorts and "
         "sample.",
         section=Section.RECORDS,
         least=1,
@@ -246,18 +247,18 @@ class ProfileParameters(ProfileRules):
         if len(chosen) < least:
             raise UsageError(
                 f"cohorts {self.cohorts!r} are {len(chosen)}: a fast profile reads one in {TURNS}, so that most of its "
-                "turns would read none. Choose full, or more cohorts"
+                "turns would read none. Choose mode full, or more cohorts"
             )
         return self
 
     @property
     def max_record_bytes(self) -> int:
-        """Largest record of Redis that is in order: Base64 makes a third more of a payload, and the rest has room."""
+        """Largest record in Redis that is in order: a payload in Base64, a third longer, and room for the rest."""
         return -(-self.max_payload_bytes // 3) * 4 + RECORD_ROOM_BYTES
 
     @property
     def shares(self) -> Shares:
-        """How the throttle counts the steps of this profile."""
+        """Shares by which the throttle counts the steps of this profile."""
         content_cost = _CONTENT_COST if self.contents else 0.0
         whole = _KEY_COST + _REFERENCE_COST + _MESSAGE_COST + content_cost
         return Shares(
@@ -268,13 +269,13 @@ class ProfileParameters(ProfileRules):
         )
 
     def profile_id(self, store: Store, *, now_ms: int) -> str:
-        """Return the name of a profile that nobody has named: 16 hex digits over store, parameters and instant."""
+        """Return an id for a profile: 16 hex digits that depend on store, parameters and instant."""
         text = json.dumps([store, asdict(self), now_ms], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class ProfileWish(ProfileRules):
-    """What a command is asked for, at some time of day."""
+    """Options of the command that makes a profile."""
 
     stores: str = stores(*PROFILED)
     mode: Mode = _mode()
@@ -282,18 +283,18 @@ class ProfileWish(ProfileRules):
     parquet_directory: str = parquet_directory()
 
     def at(self, moment: datetime) -> ProfileParameters:
-        """Return the parameters at an instant, which chooses the turn where nobody has."""
+        """Return the parameters of the profile; without an option, the instant chooses the turn."""
         turn = turn_of(moment) if self.turn is None else self.turn
         return ProfileParameters(**asdict(self.part(ProfileRules)), mode=self.mode, turn=turn)
 
 
 def data_docs() -> Any:
-    """Declare where Great Expectations' own pages go."""
+    """Declare the folder for Great Expectations' own pages."""
     return _folder(
         title="Folder for Data Docs",
-        help="Folder for Great Expectations' own pages of each suite and of what it found. Open index.html. The pages "
-        "load nothing from other hosts.",
-        unset="no such pages",
+        help="Folder for Great Expectations' own pages of each suite and its result. Open index.html. The pages load "
+        "nothing from other hosts.",
+        unset="no such pages are written",
         example="/srv/data-docs",
     )
 
@@ -303,16 +304,16 @@ def compare() -> Any:
     return parameter(
         False,
         title="Compare the stores",
-        help="Compare source and target, too. They agree after a migration, until a broker uses the target. Needs both "
-        "stores.",
+        help="Compare source and target, too. They agree after a migration, until a broker uses the target. Both "
+        "stores must be chosen.",
     )
 
 
 class JudgeWish(Parameters):
-    """What the command is asked for that judges Parquet."""
+    """Options of the command that judges Parquet."""
 
     judged_by: str = parameter("sessions_redis", title="Suite", help="Suite of one store's sessions.")
-    contents: bool = contents(needs="The profile has to have read it.")
+    contents: bool = contents(needs="The profile must have been made with contents.")
     clustered: bool = parameter(
         False, title="Cluster", help="The queues are on a Redis cluster, where a bad hash tag is worse."
     )
@@ -320,24 +321,26 @@ class JudgeWish(Parameters):
 
 
 class RunWish(ProfileWish):
-    """What the command of a quality run is asked for: a profile, and what its judgement leaves."""
+    """Options of the command of a quality run: those of a profile, and those of its judgement."""
 
     stores: str = stores(*_STORES)
     run_id: str = common.run_id(
-        help="Name of the run; another one of this name is replaced.", unset="a new name", examples=["before-upgrade"]
+        help="Name of the run. An earlier run of this name is replaced.",
+        unset="a new name",
+        examples=["before-upgrade"],
     )
     compare: bool = compare()
     data_docs: str = data_docs()
 
 
 class QualityWish(Parameters):
-    """What the DAG of the quality runs is asked for, besides the rules of its profiles."""
+    """Parameters of the DAG of quality runs, besides the rules of its profiles."""
 
     suite: str = parameter(
         "fast",
         title="Suite",
-        help=f"fast reads one part in {TURNS} of the cohorts; every quarter of an hour, that covers all of them in a "
-        "day. full reads all that are chosen.",
+        help=f"fast reads one of {TURNS} parts of the chosen cohorts; runs each quarter of an hour read all parts in a "
+        "day. full reads all chosen cohorts.",
         choices={"fast": "fast: one turn of the cohorts", "full": "full: all chosen cohorts"},
     )
     stores: str = stores(*_STORES)
@@ -349,15 +352,15 @@ class QualityWish(Parameters):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileReport:
-    """What a profile has read; the rows are in ``queuekeeper.queue_profiles`` and its neighbours.
+    """Totals of a profile, whose rows are in ``queuekeeper.queue_profiles`` and the tables beside it.
 
-    :param cohorts: cohorts that were read. There may be thousands, and they are on record.
-    :param queues: rows of ``queue_profiles``: clients with any key, or with any row.
-    :param messages: references of all queues, or rows.
-    :param live: messages that are there and have not expired.
+    :param cohorts: cohorts that were read, of which there may be thousands.
+    :param queues: rows of ``queue_profiles``: clients with any key in Redis, or any row in PostgreSQL.
+    :param messages: references of all queues in Redis, or rows in PostgreSQL.
+    :param live: messages that are stored and have not expired.
     :param faulty_queues: queues with any of the faults of :data:`FAULTS`.
-    :param seconds: wall clock time.
-    :param parquet: folder that holds the rows of queues as Parquet; none when nobody asked for it.
+    :param seconds: duration of the profile.
+    :param parquet: folder that holds the rows of queues as Parquet; ``None`` if it was not asked for.
     """
 
     profile_id: str

@@ -14,29 +14,29 @@ from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.tables import HOUR_MS, ODD_CHARACTERS, SPARK_COLUMNS
 from queuekeeper.sessions.judge import MAX_SERIAL
 
-# The server answers sizes and hashes: no payload leaves it.
+# The server returns sizes and hashes: no payload leaves it.
 _COLUMNS = {
     "client_id": "string", "serial_number": "bigint", "time": "bigint", "packet_id": "int", "packet_type": "string",
     "qos": "int", "payload": "int", "msg_expiry_interval": "int",
 }  # fmt: skip
 _EXPRESSIONS = {"payload": "octet_length(payload)"}
-# Who may not read payloads asks a function for their sizes, which `queuekeeper acl postgres` makes.
+# A user who may not read payloads gets their sizes from a function, which `queuekeeper acl postgres` creates.
 _FACTS, _FACTS_EXPRESSIONS = "queuekeeper.message_facts", {"payload": "payload_bytes", "time": "time_ms"}
 _CONTENT_COLUMNS = {"topic": "string", "user_properties": "string", "fingerprint": "bigint"}
 _CONTENT_EXPRESSIONS = {"fingerprint": 'hash_record_extended(row(topic, "time", payload), 0)'}
 _TIMES = ("client_id", "time", "payload", "msg_expiry_interval")
-# Sessions that our own store keeps: it passes over packet ids in use and gives some out without a message.
+# Sessions of our own store, which skips packet ids in use and reserves some without a message.
 _STATES, _STATE = "queuekeeper.session_states", "state"
 
 
 def queues(
     source: Source, *, parameters: ProfileParameters, as_of_ms: int, shards: Sequence[str], facts_only: bool = False
 ) -> DataFrame:
-    """Return a row per client with the columns of ``queue_profiles``, partitioned by task; its hash is still null.
+    """Return a row per client with the columns of ``queue_profiles``, partitioned by task; the hash is still null.
 
     :param as_of_ms: instant at which a message is live or expired.
     :param shards: address of the server of each cohort.
-    :param facts_only: messages are read by who may not read their payloads; then contents cannot be judged.
+    :param facts_only: whether the user may not read payloads, so that contents cannot be judged.
     """
     contents = parameters.contents
     if facts_only:
@@ -60,7 +60,7 @@ def queues(
 
 
 def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int, facts_only: bool = False) -> DataFrame:
-    """Return when live messages expire: ``hour_ms``, ``messages``, ``payload_bytes``.
+    """Return how much expires in each hour: ``hour_ms``, ``messages``, ``payload_bytes``.
 
     :param facts_only: see :func:`queues`.
     """
@@ -80,7 +80,7 @@ def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int, facts
 
 
 def _judged(rows: DataFrame, *, parameters: ProfileParameters, as_of_ms: int) -> DataFrame:
-    """Add to each message what its neighbours say about it."""
+    """Add columns to each message that compare it with its neighbours in the queue."""
     is_message = F.col("kind") == transforms.MESSAGE
     ends = transforms.expires_at_ms(default_ttl_s=parameters.default_ttl_s)
     queue = Window.partitionBy("task", "client_id", "kind")
@@ -160,7 +160,7 @@ def _summed(judged: DataFrame, *, parameters: ProfileParameters) -> DataFrame:
 
 
 def _completed(summed: DataFrame, *, shards: Sequence[str], parameters: ProfileParameters) -> DataFrame:
-    """Return the columns of a queue's row, in their order; null where this store has no such thing."""
+    """Return the columns of a queue's row in order; a column that this store does not have is null."""
     limit = parameters.limit
     flag = {name: F.coalesce(condition, F.lit(False)).cast("int") for name, condition in _flags(limit).items()}
     first = F.substring("client_id", 1, 1)
@@ -180,7 +180,7 @@ def _completed(summed: DataFrame, *, shards: Sequence[str], parameters: ProfileP
         "odd_characters": F.col("client_id").rlike(ODD_CHARACTERS).cast("int"),
     }
     found = set(summed.columns)
-    # A client whose session and messages are gone may still have a state.
+    # A client without session and messages may still have a session state.
     return summed.where(F.col("messages") + F.col("sessions") > 0).select(
         *(
             values.get(name, F.col(name) if name in found else F.lit(None)).cast(kind).alias(name)

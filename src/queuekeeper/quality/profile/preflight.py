@@ -1,4 +1,4 @@
-"""What must hold before a store is profiled: a server that can be asked, and a user that may ask."""
+"""Checks before a profile that the server is fit to be read and that the user may read it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Probe:
 
 
 def check_profiled(client: RedisClient, *, parameters: ProfileParameters) -> None:
-    """Check that every master can be profiled by this user.
+    """Check that every master is fit to be read and that the user may read it.
 
-    :raises RefusedError: naming every problem with what mends it: an old version, a replica, and for each command that
-        the user may not run the rule for ``ACL SETUSER``.
+    :raises RefusedError: when a server is too old, is a replica, or forbids a command; the message names every problem
+        with its remedy, and for commands the rule for ``ACL SETUSER``.
     """
     problems = [problem for server in facts(client) for problem in unfit(server)]
     for place, node in nodes(client):
@@ -46,11 +46,11 @@ def check_profiled(client: RedisClient, *, parameters: ProfileParameters) -> Non
 
 
 def check_profiled_source(connection: Connection, *, contents: bool) -> bool:
-    """Check that TBMQ's tables can be profiled by this user; return whether their payloads may be read.
+    """Check that the user may read TBMQ's tables; return whether the user may read payloads, too.
 
-    :param contents: whether the messages' contents are to be judged, for which they have to be read.
+    :param contents: whether the contents of messages are judged, which needs the right to read them.
     :raises SchemaMismatch: when the tables are not those of TBMQ 1.4.
-    :raises RefusedError: when rows are kept from us.
+    :raises RefusedError: when the user may not read the rows.
     """
     with translated_errors(connection):
         row = connection.execute(statement("quality/payload_rights")).fetchone()
@@ -62,8 +62,8 @@ def check_profiled_source(connection: Connection, *, contents: bool) -> bool:
         check_source(connection, payloads=False)
     else:
         raise RefusedError(
-            f"user {connection.info.user} may neither read device_publish_msg at {address(connection)} nor be told the "
-            "sizes of its payloads: let the table's owner run what `queuekeeper acl postgres --job quality` prints"
+            f"user {connection.info.user} may read neither device_publish_msg at {address(connection)} nor the sizes "
+            "of its payloads: let the table's owner run what `queuekeeper acl postgres --job quality` prints"
         )
     return False
 
@@ -85,14 +85,14 @@ def _probes(parameters: ProfileParameters) -> list[_Probe]:
         ("STRLEN", payload),
     ]
     probes = [_Probe(command=command, rule=f"+{str(command[0]).lower()}") for command in commands]
-    # A right to GET for these keys only: what is given out next is no secret, payloads may be.
+    # GET is granted for these keys only: counters are not secret, payloads may be.
     counter_rule = f"(+get ~{prefix}*_last_packet_id)"
     probes.append(_Probe(command=("GET", keys.last_packet_id), rule="+get" if parameters.contents else counter_rule))
     if parameters.contents:
         probes.append(_Probe(command=("GET", payload), rule="+get"))
     call = scripts.profile_messages(keys, payloads=[payload])
     probes.append(_Probe(command=("SCRIPT", "LOAD", call.script.source), rule="+script|load"))
-    # With an argument that it does not have it is refused before it reads anything.
+    # The script refuses the extra argument before it reads anything.
     probes.append(_Probe(command=(*call.command, "refused"), rule=f"+evalsha ~{prefix}*"))
     return probes
 
@@ -102,7 +102,8 @@ def _allowed(node: redis.Redis, place: str, probe: _Probe) -> bool:
         with redis_errors(place):
             node.execute_command(*probe.command)  # type: ignore[no-untyped-call]
     except RefusedError as error:
-        # Whatever else a server answers, that a slot is another's or an argument wrong, it answers to those it allows.
+        # Any other error, such as a slot on another server or a wrong argument, comes only after the permission check.
+
         return not isinstance(error.__cause__, NoPermissionError)
     return True
 

@@ -1,4 +1,4 @@
-"""Reads and judges queues of a Redis: scripts answer numbers, columns of them are computed with; SCAN finds queues."""
+"""Reads and judges queues in Redis: SCAN finds them, scripts return numbers, and NumPy computes the rows."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Flags = NDArray[np.bool_]
 
 _QUEUES_PER_WINDOW = 512
 _REFERENCES_PER_PAGE = 500
-# So many references are judged at once.
+# Number of references that are judged at once.
 _REFERENCES_PER_STEP = 10_000
 _QUEUES_PER_STEP = 512
-# A server answers all that has arrived before it turns to others: a third of a millisecond of its time per exchange.
+# A server answers all calls that have arrived before it serves others: a third of a millisecond per exchange.
 _REFERENCES_PER_EXCHANGE = 50
 _CONTENTS_PER_EXCHANGE = 15
 # The server decodes at most this much JSON in one call.
 _CONTENT_BYTES_PER_CALL = 250_000
-# What looked like an orphan is looked at again: a broker that stores in two steps may have been between them.
+# A suspected orphan is checked again, since a broker that stores a message in two steps may have been between them.
 _ORPHAN_PAUSE_S = 0.05
 _MISSING, _UNREADABLE = -1, -2
-# In place of an expiry: none, a message that is gone; and of an orphan that a reference has come.
+# Values in place of an expiry: no expiry, no message, and for an orphan: a reference exists now.
 _NEVER_EXPIRES, _DEAD = -1, -2
 _REFERRED = -2
 _FAULT_BITS = {
@@ -55,11 +55,11 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True)
 class _Page:
-    """References that were read in one step, queue by queue; each queue has one page at most.
+    """References that were read in one step, queue by queue; each queue has at most one page.
 
     :param owners: position of each reference's queue in the window.
-    :param firsts: where the page of each queue of ``queues`` begins.
-    :param last_packet_ids: packet id given out last, as each reference's page was read.
+    :param firsts: start of the page of each queue of ``queues``.
+    :param last_packet_ids: last packet id of the client when the reference's page was read.
     """
 
     queues: Integers
@@ -72,7 +72,7 @@ class _Page:
 
 @dataclass
 class _Window:
-    """Some queues with what is known of them so far: an array per measure, a place per queue."""
+    """Queues that are read together, with their measures so far: an array per measure, a place per queue."""
 
     clients: list[str]
     keys: list[SessionKeys]
@@ -84,14 +84,14 @@ class _Window:
     largest: Integers = field(init=False)
     earliest: Integers = field(init=False)
     latest: Integers = field(init=False)
-    # The reference before the next page of each queue.
+    # The last reference before the next page of each queue.
     before: Flags = field(init=False)
     before_serial: Integers = field(init=False)
     before_packet_id: Integers = field(init=False)
     before_tied: Flags = field(init=False)
     live_codes: list[Integers] = field(default_factory=list)
     fingerprints: list[tuple[Integers, Integers]] = field(default_factory=list)
-    # Queues that hold messages which builds before release 0.1 stored there for an id that they encoded.
+    # Queues with messages that builds before release 0.1 stored there for an encoded client id.
     encoded: Flags = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,11 +120,11 @@ class _Window:
 
 
 class QueueReader:
-    """Reads the queues that SCAN has found, a window of them at a time; memory is bounded by that.
+    """Reads the queues that SCAN has found, one window at a time, which bounds memory.
 
     :param shards: address of the server of each cohort.
-    :param hash_key: for the names of clients in reports.
-    :param pace: is told how many references were read, a part of each at every step.
+    :param hash_key: key of the client hashes in reports.
+    :param pace: called at every step with the number of references read, where a step counts as a share of one.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class QueueReader:
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row per client.
 
-        :param batches: see :data:`queuekeeper.quality.profile.scan.SCHEMA`; rows of a client lie one behind the other.
+        :param batches: see :data:`queuekeeper.quality.profile.scan.SCHEMA`; rows of one client follow each other.
         """
         waiting: pa.Table | None = None
         for batch in batches:
@@ -154,7 +154,7 @@ class QueueReader:
                 continue
             table = pa.Table.from_batches([batch])
             waiting = table if waiting is None else pa.concat_tables([waiting, table]).combine_chunks()
-            # The last client may go on in the next batch.
+            # The next batch may have more rows of the last client.
             names = waiting.column("client_id")
             complete = pc.index(pc.equal(names, names[-1]), True).as_py()
             if complete:
@@ -177,7 +177,7 @@ class QueueReader:
         queue_of_row = np.cumsum(changes) - 1
         clients = names.take(pa.array(starts)).to_pylist()
         unreadable = rows.column("unreadable").to_numpy()
-        # The empty id has no keys that a store would use.
+        # No store uses the keys of the empty client id.
         prefix = self._parameters.key_prefix
         window = _Window(clients, [session_keys(name or "-", prefix=prefix) for name in clients])
         scattered = np.zeros(window.size, np.int64)
@@ -238,7 +238,7 @@ class QueueReader:
         queues = np.array([queue for queue, _ in step], np.int64)
         begins = np.array([start == 0 for _, start in step])
         window.heads[queues[begins]] = heads[begins]
-        # A queue that grows while it is read is read to its new end.
+        # A queue that grows meanwhile is read to its new end.
         window.heads[queues, 0] = np.maximum(window.heads[queues, 0], heads[:, 0])
         return _Page(
             queues=queues,
@@ -250,7 +250,7 @@ class QueueReader:
         )
 
     def _read_messages(self, window: _Window, page: _Page, hours: dict[int, tuple[int, int]]) -> None:
-        """Measure the messages that a page's references lead to."""
+        """Measure the messages of a page's references."""
         named = np.flatnonzero(page.packet_ids >= 0)
         if not len(named):
             return
@@ -291,7 +291,7 @@ class QueueReader:
         np.maximum.at(window.latest, owners[ending], expires_at_ms[ending])
         _add_hours(hours, np.where(ending, expires_at_ms // HOUR_MS * HOUR_MS, 0), size_bytes)
         if self._parameters.contents:
-            # What is too large is reported as that; decoding it would keep the server for long.
+            # An oversized record is only reported, since decoding it would occupy the server for long.
             small = np.flatnonzero(size_bytes <= self._parameters.max_record_bytes)
             if len(small):
                 self._read_contents(
@@ -306,7 +306,7 @@ class QueueReader:
         encoded = {int(owner): encoded_client_id(window.clients[owner]) for owner in np.unique(owners[foreign])}
         suspects = np.array([place for place in foreign if encoded[int(owners[place])] is not None], np.int64)
         if len(suspects):
-            # The tag may be that of an id which builds before release 0.1 encoded: then it is the id's message.
+            # The tag may come from a build before release 0.1, which encoded the id: the message belongs to that id.
             again, _ = self._judge_contents(
                 encoded, owners[suspects], packet_ids[suspects], size_bytes[suspects], [keys[n] for n in suspects]
             )
@@ -328,7 +328,7 @@ class QueueReader:
     ) -> tuple[Integers, Integers]:
         """Return the faults of messages, and a fingerprint of each.
 
-        :param names: whose they should be, by owner.
+        :param names: client id that the messages of each owner should name.
         """
         edges = _runs(owners, limit=_CONTENTS_PER_EXCHANGE, weights=size_bytes, most=_CONTENT_BYTES_PER_CALL)
         ids = packet_ids.tolist()
@@ -348,7 +348,7 @@ class QueueReader:
         return flat[::2], flat[1::2]
 
     def _count_orphans(self, window: _Window, seen: Integers) -> None:
-        """Look at payload keys that SCAN saw and no reference led to: twice, each time in one instant with the set."""
+        """Check payload keys that SCAN found and no reference names: twice, each time in one script with the set."""
         referred = np.concatenate(window.live_codes) if window.live_codes else np.zeros(0, np.int64)
         suspects = seen[np.isin(seen, referred, assume_unique=True, invert=True, kind="sort")]
         for attempt in range(2):
@@ -378,9 +378,9 @@ class QueueReader:
         return np.fromiter(chain.from_iterable(self._exchange(calls, sizes, most=most, share=share)), np.int64)
 
     def _exchange(self, calls: list[lua.Call], sizes: Sequence[int], *, most: int, share: float) -> Iterator[Any]:
-        """Yield the replies of all calls; those that are sent together have no more keys than that, or are one.
+        """Yield the replies of all calls; calls are sent together up to ``most`` keys, a longer one by itself.
 
-        :param share: of all that is read of a reference; the pace is kept from exchange to exchange.
+        :param share: share of the work on a reference, by which each exchange is paced.
         """
         first = size = 0
         for index, each in enumerate(sizes):
@@ -417,7 +417,7 @@ class QueueReader:
         late = equal[firsts] & ~window.before_tied[queues]
         valid = _is_packet_id(packet_ids)
         surplus = (packet_ids - before_packet_id - (serials - before_serial)) % MAX_PACKET_ID
-        # A client gives packet ids to messages of a group, too, and a store passes over those in use; nobody goes back.
+        # Packet ids may skip some, for messages of a group and ids in use, but they never go backwards.
         backward = surplus > HALF_ROUND
 
         window.add("messages", owners)
@@ -502,7 +502,7 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _changes(names: pa.ChunkedArray) -> Flags:
-    """Return where a client's rows begin."""
+    """Return the positions where the rows of a client begin."""
     codes = names.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     changes = np.ones(len(codes), bool)
     changes[1:] = codes[1:] != codes[:-1]
@@ -510,12 +510,12 @@ def _changes(names: pa.ChunkedArray) -> Flags:
 
 
 def _codes(owners: Integers, packet_ids: Integers) -> Integers:
-    """Return queue and packet id as one number."""
+    """Return queue and packet id combined into one number."""
     return (owners.astype(np.int64) << 32) | packet_ids
 
 
 def _distinct(codes: Integers) -> Integers:
-    """Return each code once, in order; NumPy's own function hashes, which takes ten times as long."""
+    """Return each code once, in order; NumPy's own function uses hashes and takes ten times as long."""
     ordered = np.sort(codes)
     first = np.ones(len(ordered), bool)
     first[1:] = ordered[1:] != ordered[:-1]
@@ -534,7 +534,7 @@ def _payload_keys(window: _Window, owners: Integers, packet_ids: Integers) -> li
 
 
 def _runs(owners: Integers, *, limit: int, weights: Integers | None = None, most: int = 0) -> list[int]:
-    """Cut keys into calls: keys of one queue, no more than the limit, and together no heavier than allowed."""
+    """Cut keys into calls, each with keys of one queue, within a limit of keys and of their total weight."""
     edges: list[int] = []
     starts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
     for first, end in pairwise(starts):
@@ -562,7 +562,7 @@ def _add_hours(hours: dict[int, tuple[int, int]], starts: Integers, size_bytes: 
 
 
 def _duplicates(window: _Window) -> Integers:
-    """Return how many messages of each queue say what another one of it says, too."""
+    """Return the number of messages of each queue that have the contents of another message of the queue."""
     if not window.fingerprints:
         return np.zeros(window.size, np.int64)
     owners = np.concatenate([owner for owner, _ in window.fingerprints])

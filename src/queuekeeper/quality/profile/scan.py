@@ -28,15 +28,15 @@ SCHEMA = pa.schema(
         ("scattered", pa.int32()),
     ]
 )
-"""A row per client, tag and window of SCAN; a client may have many.
+"""A row per client, tag and window of SCAN; a client may have many rows.
 
-``packet_ids`` of the payload keys that were seen, -1 for one that ends in no number. Where a client's keys cannot be
-read together, ``unreadable``, payload keys are only counted, in ``scattered``: those of the empty id, and in a cluster
-those of an id that begins with ``}``.
+``packet_ids`` are those of the payload keys, with -1 for a key that does not end in a number. ``unreadable`` marks a
+client whose keys cannot be read together: the empty id, and in a cluster an id that begins with ``}``. Payload keys of
+such a client are only counted, in ``scattered``.
 """
 
 PACKED = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
-"""Rows of :data:`SCHEMA` on their way to the task that reads them: Spark sorts out parcels, and not each row."""
+"""Rows of :data:`SCHEMA` packed for the task that reads them, so that Spark shuffles packages instead of rows."""
 
 SPARK_PACKED = "task int, rows binary"
 
@@ -49,17 +49,17 @@ _SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
 
 
 class Scanner:
-    """Reads key names page by page; memory is bounded by a window of them.
+    """Reads key names window by window, which bounds memory.
 
-    A key may be shown twice, and one be missed that comes or goes meanwhile: the rows are candidates.
+    SCAN may return a key twice, and may miss a key that is created or removed meanwhile: the rows are candidates.
 
-    :param prefix: before every key.
+    :param prefix: prefix of every key.
     :param slot_firsts: first slot of each cohort, ascending.
-    :param labels: task label of each cohort; -1 for one that is not wanted.
+    :param labels: task of each cohort; -1 for a cohort that is not read.
     :param sample_percent: see :func:`queuekeeper.quality.profile.model.in_sample`.
-    :param is_cluster: whether keys lie where their hash slot is.
-    :param key_share: what part of the work on a reference it is to be shown a key.
-    :param pace: is told how many references' work was done.
+    :param is_cluster: whether the server is a cluster, which places keys by their hash slots.
+    :param key_share: share of a key's name in the work on a reference.
+    :param pace: called with the work that was done, counted in references.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Scanner:
         self._pace = pace
 
     def read(self, client: RedisClient, slots: frozenset[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the clients whose keys lie in some hash slots.
+        """Yield the clients whose keys are in the given hash slots.
 
-        :raises ServerUnavailable: at the end, when some may be missing since a cluster moves slots all the time.
+        :raises ServerUnavailable: at the end, when clients may be missing because the cluster kept moving slots.
         """
         keys: list[bytes] = []
         names = Names(client, session_scan_pattern(self._prefix), slots=slots, count=lambda: _KEYS_PER_PAGE)
@@ -99,7 +99,7 @@ class Scanner:
     def _window(self, keys: list[bytes]) -> pa.RecordBatch:
         names = _texts(keys)
         names = names.filter(pc.match_substring(names, "}_"))
-        # The last "}_" ends the tag: what follows it in our keys holds no brace.
+        # The last "}_" ends the tag, since the rest of our keys holds no brace.
         parts = pc.split_pattern(names, pattern="}_", max_splits=1, reverse=True)
         stems, ends = pc.list_element(parts, 0), pc.list_element(parts, 1)
         is_payload = pc.starts_with(ends, _PAYLOAD)
@@ -135,12 +135,12 @@ class Scanner:
         return batch.filter(pa.array((tasks >= 0) & in_sample(slots, percent=self._sample_percent)))
 
     def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
-        """Return client id, slot and whether the client's keys can be read together, for each distinct stem."""
+        """Return for each stem the client id, the slot, and whether the client's keys can be read together."""
         tags = [stem[len(self._prefix) + 1 :] for stem in stems]
         slots = np.fromiter((crc_hqx(tag.encode(), 0) for tag in tags), np.int32, len(tags)) % SLOTS
         regular = np.ones(len(tags), bool)
         for index, tag in enumerate(tags):
-            # Seldom: the tag ends within the id.
+            # A rare case: the tag ends within the client id.
             if not tag or "}" in tag:
                 slots[index] = client_slot(tag) if tag else 0
                 regular[index] = bool(tag) and not (self._is_cluster and is_scattered(tag))
@@ -148,7 +148,7 @@ class Scanner:
 
 
 def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield a parcel per task and batch; Spark takes longer for a row of a few packet ids than the server does.
+    """Yield one package per task and batch; Spark takes longer to move a row than the server takes to read it.
 
     :param batches: see :data:`SCHEMA`.
     """
@@ -165,7 +165,7 @@ def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's parcels, client by client; they are some 100,000 keys, and are held at once.
+    """Yield the rows of a task's packages, client by client; all of them, some 100,000 keys, are held in memory.
 
     :param batches: see :data:`PACKED`.
     """
@@ -177,7 +177,7 @@ def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _texts(keys: list[bytes]) -> pa.Array:
-    """Return the keys as text; one that is no UTF-8 is not ours, since client ids are."""
+    """Return the keys as text, without keys that are not UTF-8: they are not ours, since client ids are UTF-8."""
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:

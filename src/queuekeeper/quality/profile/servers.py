@@ -1,4 +1,4 @@
-"""Asks Redis servers how safe messages are with them: memory, eviction, persistence, replicas."""
+"""Reads the settings of Redis servers that keep messages safe: memory, eviction, persistence, replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from queuekeeper.redis_client import RedisClient, facts, nodes, read_url, redis_
 
 
 def read_servers(client: RedisClient) -> tuple[dict[str, Any], ...]:
-    """Return what each master says of itself, as JSON knows it.
+    """Return the settings and state of each master, as values of JSON.
 
     :raises RefusedError: when a server does not allow ``INFO``.
     """
@@ -29,10 +29,10 @@ def _safety(node: redis.Redis, address: str) -> dict[str, Any]:
         try:
             configured = node.config_get("appendfsync")
         except NoPermissionError:
-            # CONFIG is an administrator's command: without it this one thing stays unknown.
+            # A user without the right to CONFIG gets no value here.
             configured = {}
     return {
-        # Neither says anything about a file that is not kept.
+        # Neither value means anything when the server keeps no such file.
         "appendfsync": _text(configured) if persistence["aof_enabled"] else None,
         "aof_written": persistence.get("aof_last_write_status") == "ok" if persistence["aof_enabled"] else None,
         "evicted_keys": int(stats["evicted_keys"]),
@@ -47,6 +47,6 @@ def _text(configured: dict[Any, Any]) -> str | None:
 
 
 def redis_target(redis_url: str, *, key_prefix: str) -> str:
-    """Return what profiles of a Redis have in common: address, database, prefix of keys; never a password."""
+    """Return address, database and prefix of keys, which identify the target of profiles; never a password."""
     place, _, options = read_url(redis_url)
     return f"{place}/{options.get('db', 0)} {key_prefix}".rstrip()

@@ -1,4 +1,4 @@
-"""Profiles stores with Spark: a row per queue with all that checks need to know."""
+"""Profiles stores with Spark: one row per queue with the numbers that checks need."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Batches = Iterator[pa.RecordBatch]
 
 @dataclass(frozen=True, kw_only=True)
 class _Profile:
-    """What a profile is about to do, the same for both stores."""
+    """Settings of one profile, the same for both stores."""
 
     spark: SparkSession
     profile_id: str
@@ -68,18 +68,18 @@ def profile_redis(
     parquet_dir: str | None = None,
     key: bytes | None = None,
 ) -> ProfileReport:
-    """Read the queues of a Redis and put a row per queue on record; nothing is written to Redis.
+    """Read the queues of a Redis and record one row per queue; nothing is written to Redis.
 
-    The slots of every master are scanned by one task, wherever they go meanwhile. What was seen
-    is grouped by client and read again with scripts by tasks of some cohorts each, none of which spans two masters.
+    One task per master scans the slots that the master has at the start, even if they move. The clients it finds are
+    grouped, and tasks of several cohorts each, never of two masters, read them with scripts.
 
-    :param postgres_url: control database.
-    :param now_ms: instant of the profile; names it when nobody else does.
-    :param profile_id: name of the profile; another one of this name is replaced.
-    :param parquet_dir: folder for the rows as Parquet, in a folder of the profile's name.
-    :param key: for the names of clients in reports; the installation's when absent.
+    :param postgres_url: address of the control database.
+    :param now_ms: instant of the profile, from which its id is made if none is given.
+    :param profile_id: id of the profile; an earlier profile of this id is replaced.
+    :param parquet_dir: folder for the rows as Parquet, which go into a subfolder named by the profile's id.
+    :param key: key of the client hashes in reports; ``None`` takes the installation's.
     :raises UsageError: when no slot of the chosen cohorts is in the sample.
-    :raises RefusedError: when the server is not fit or a permission is missing, with the rule that grants it.
+    :raises RefusedError: when the server is not fit, or a permission is missing; the message has the rule to grant it.
     """
     started = time.monotonic()
     with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
@@ -108,15 +108,13 @@ def profile_postgres(
     parquet_dir: str | None = None,
     key: bytes | None = None,
 ) -> ProfileReport:
-    """Read the queues of TBMQ's tables from one snapshot and put a row per queue on record.
+    """Read the queues of TBMQ's tables in one snapshot and record one row per queue.
 
-    :param postgres_url: database of the tables, and control database.
+    A user who may not read payloads gets their sizes from a function of ``queuekeeper acl postgres``; then contents
+    cannot be judged. The other parameters and errors are those of :func:`profile_redis`.
+
+    :param postgres_url: address of the database that holds the tables and the control schema.
     :param now_ms: instant at which a message is live or expired.
-
-    Who may not read payloads is told their sizes by a function of ``queuekeeper acl postgres``; contents are not judged
-    then.
-
-    The other parameters and errors are those of :func:`profile_redis`.
     """
     started = time.monotonic()
     with connect_postgres(postgres_url, autocommit=True) as connection:
@@ -198,11 +196,11 @@ def _record(
     read: Callable[[Batches], Batches],
     hours: DataFrame | None = None,
 ) -> ProfileReport:
-    """Write the rows where they are computed, then the sums.
+    """Write the rows in the tasks that compute them, then the sums.
 
-    :param found: what there is to read, partitioned by task.
-    :param read: makes of it columns of :data:`queuekeeper.quality.profile.tables.ROWS`, in a task.
-    :param hours: when messages expire, where the rows do not say it.
+    :param found: clients to read, partitioned by task.
+    :param read: makes columns of :data:`queuekeeper.quality.profile.tables.ROWS` of them, in a task.
+    :param hours: when messages expire, if the rows do not say it.
     """
     parquet = f"{profile.parquet_dir}/{profile.profile_id}" if profile.parquet_dir else None
     postgres_url, profile_id, groups = profile.postgres_url, profile.profile_id, placement.groups
@@ -220,7 +218,7 @@ def _record(
             sums = _summed(rows.mapInArrow(store, SPARK_HOURS))
             rows.drop("hours").write.mode("overwrite").parquet(parquet)
         else:
-            # Rows of so many columns do not go through Spark where only the database wants them.
+            # Rows for the database alone do not pass through Spark, since they have many columns.
             sums = _summed(found.mapInArrow(read_and_store, SPARK_HOURS))
         if hours is not None:
             sums = _summed(hours)
@@ -253,7 +251,7 @@ def _summed(hours: DataFrame) -> list[tuple[int, int, int]]:
 
 
 def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Sequence[int]) -> Batches:
-    """Put the rows of one task on record and yield when the messages expire."""
+    """Record the rows of one task and yield when their messages expire."""
     hours: dict[int, tuple[int, int]] = {}
 
     def passed() -> Batches:
@@ -302,9 +300,9 @@ def _paced(postgres_url: str, profile_id: str, *, rate: int | None) -> Iterator[
 def _redis_queues(
     profile: _Profile, placement: Layout, *, redis_url: str, held: tuple[frozenset[int], ...]
 ) -> tuple[DataFrame, Callable[[Batches], Batches]]:
-    """Return what SCAN sees, sorted out by task, and what reads the queues of a task.
+    """Return the clients that SCAN finds, partitioned by task, and a function that reads the queues of a task.
 
-    :param held: slots that each task looks through.
+    :param held: slots that each task scans.
     """
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
     slot_firsts, labels = placement.slot_firsts, placement.labels
@@ -349,7 +347,7 @@ def _held(client: RedisClient) -> tuple[frozenset[int], ...]:
 
 
 def _named(profile: _Profile) -> Callable[[Batches], Batches]:
-    """Return what adds the clients' names in reports."""
+    """Return a function that adds the hashes of client ids to rows."""
     secret = profile.hash_key
 
     def name(batches: Batches) -> Batches:

@@ -1,4 +1,4 @@
-"""What profiles write down in schema ``queuekeeper``, and the columns of a queue's row."""
+"""Writes profiles to the schema ``queuekeeper``, and declares the columns of a queue's row."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _kind(name: str) -> pa.DataType:
 
 
 HOURS = pa.schema([("hour_ms", pa.int64()), ("messages", pa.int64()), ("payload_bytes", pa.int64())])
-"""When messages expire: start of an hour or 0 for never, how many, their bytes."""
+"""When messages expire: start of the hour (0 for never), number of messages, bytes of their payloads."""
 
 QUEUE_ROWS = pa.schema([(name, _kind(name)) for name in _COLUMNS])
 """Columns of ``queue_profiles`` without the profile's id, in its order."""
 
 ROWS = QUEUE_ROWS.append(pa.field("hours", pa.list_(pa.struct(HOURS))))
-"""The same, with when messages expire: hours of some queues together, in any one of their rows."""
+"""The same with the hours in which messages expire; one row may carry the hours of several queues."""
 
 _SPARK_KINDS = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double"}
 SPARK_HOURS = "hour_ms bigint, messages bigint, payload_bytes bigint"
@@ -73,7 +73,7 @@ class Totals:
 class ProfileTables:
     """Writes profiles; every method is one transaction.
 
-    :param connection: commits by itself, so that others see a profile begin.
+    :param connection: connection with ``autocommit``, so that other sessions see a profile when it begins.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -89,7 +89,7 @@ class ProfileTables:
         cohorts: Sequence[int],
         as_of_ms: int,
     ) -> None:
-        """Put a profile on record as begun; one of the same id is forgotten first.
+        """Record the start of a profile; an earlier profile of the same id is deleted first.
 
         :param target: address and prefix of keys, without a password.
         """
@@ -112,7 +112,7 @@ class ProfileTables:
             self._connection.execute(statement("quality/save_profile"), values)
 
     def replace_queues(self, profile_id: str, cohorts: Sequence[int], batches: Iterable[pa.RecordBatch]) -> None:
-        """Store the rows of queues of some cohorts, all of them or none, in place of those of an earlier attempt.
+        """Replace the rows of the queues of some cohorts in one transaction, those of an earlier attempt included.
 
         :param batches: see :data:`ROWS`.
         """
@@ -126,7 +126,7 @@ class ProfileTables:
                         0, "profile_id", pa.array([profile_id] * batch.num_rows, pa.string())
                     )
                     buffer = io.BytesIO()
-                    # Texts are quoted and absent values are not, which is how COPY tells "" from null.
+                    # Texts are quoted and missing values are not; by this COPY tells "" from null.
                     pyarrow.csv.write_csv(rows, buffer, pyarrow.csv.WriteOptions(include_header=False))
                     copy.write(buffer.getvalue())
 
@@ -138,11 +138,11 @@ class ProfileTables:
         hours: Iterable[tuple[int, int, int]],
         keep_profiles: int,
     ) -> Totals:
-        """Sum a profile up by cohort and hour, put it on record as complete, and drop the queues of old ones.
+        """Record a profile's sums by cohort and hour, mark it complete, and delete the queue rows of old profiles.
 
         :param shards: address of the server of each cohort.
-        :param hours: start of an hour or 0, messages that expire in it, their bytes.
-        :param keep_profiles: how many of the same target, mode, cohorts and sample keep their rows of queues.
+        :param hours: start of the hour (0 for never), number of messages that expire in it, bytes of their payloads.
+        :param keep_profiles: number of profiles of the same target, mode, cohorts and sample that keep their rows.
         """
         values = {"profile_id": profile_id}
         with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:

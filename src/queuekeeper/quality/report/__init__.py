@@ -1,1 +1,1 @@
-"""What judgements of quality found, as one record and as files."""
+"""Reports the results of quality runs as one record and as files."""

@@ -1,4 +1,4 @@
-"""Gathers what a judgement of quality left behind into one record and writes it as files."""
+"""Gathers the results of a quality run in one record and writes it as files."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ T = TypeVar("T")
 RUNS_SHOWN = 30
 QUEUES_SHOWN = 20
 POINTS_SHOWN = 170
-"""Points of a timeline: a week by the hour and a little more; longer times are shown in longer spans."""
+"""Largest number of points of a timeline: a week by the hour. In a longer timeline, a point spans several hours."""
 
 FORMS_PATH = "/queuekeeper/trigger"
-"""Where an Airflow with our plugin opens forms of DAGs, below its own address."""
+"""Path of the plugin's forms of DAGs, below the address of Airflow."""
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 REFERENCE_BYTES = 100
-"""About what one reference takes in a sorted set that has outgrown the compact form; see ``docs/performance.md``."""
+"""Approximate memory of one reference in a large sorted set; see ``docs/performance.md``."""
 
 HORIZON_DAYS = 7.0
 FULL_WITHIN_DAYS = 365.0
 POINTS_NEEDED = 5
-"""Fewer measurements make no line with a margin that could be believed."""
+"""Least number of measurements for a forecast; with fewer, its margin of error is too large."""
 
 _SCORE = 1.96
 _COHORT = ("cohort", "queues", "messages", "dead", "payload_bytes", "faulty_queues")
@@ -79,10 +79,13 @@ _COHORT = ("cohort", "queues", "messages", "dead", "payload_bytes", "faulty_queu
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a report is composed of, as read from the control schema.
+    """Records from the control schema of which a report is composed.
 
     :param trend: the latest finished runs on the same servers, oldest first.
-    :param queues: id of a profile -> its worst queues; likewise the three that follow.
+    :param queues: profile id -> its worst queues.
+    :param depths: profile id -> its histogram of queue lengths.
+    :param expiry: profile id -> its messages by the hour in which they expire.
+    :param cohorts: profile id -> sums of its cohorts.
     """
 
     run: QualityRun
@@ -105,12 +108,12 @@ def build_report(
     forms_url: str = "",
     form_values: Mapping[str, Any] | None = None,
 ) -> PublishedReport:
-    """Gather all that is known of a judgement of quality; reads only, and only the control schema.
+    """Compose the report of a quality run; only reads, and only from the control schema.
 
     :param now_ms: instant of the report.
-    :param forms_url: address below which forms of DAGs are opened; empty for a report without links.
-    :param form_values: connections, for the forms of remedies that take them.
-    :raises UsageError: when there is no such run.
+    :param forms_url: base address of the forms of DAGs; empty for a report without links.
+    :param form_values: connections to fill in where the form of a remedy has them.
+    :raises UsageError: when no run has this id.
     """
     store = QualityStore(connection)
     run = store.run(quality_run_id)
@@ -144,12 +147,12 @@ def build_report(
 def compose_report(
     evidence: Evidence, *, now_ms: int, forms_url: str = "", form_values: Mapping[str, Any] | None = None
 ) -> PublishedReport:
-    """Work out what the evidence says; parameters as for :func:`build_report`."""
+    """Compose a report of the evidence; parameters are those of :func:`build_report`."""
     run, profiles = evidence.run, evidence.profiles
     today = datetime.fromtimestamp(now_ms / 1_000, UTC).date()
     known = tuple(_known_line(issue, today=today) for issue in evidence.known_issues)
     results = tuple(
-        # A client id must not get out by way of an example, whoever wrote it.
+        # Examples must not disclose a client id.
         result.without_client_ids().with_form(form_values or {}, forms_url=forms_url)
         for result in sorted(evidence.results, key=lambda result: (*result.urgency, -result.unexpected_count))
     )
@@ -197,7 +200,7 @@ def _ms(moment: datetime) -> int:
 
 
 def _line(made: type[T], source: object, **others: Any) -> T:
-    """Return a line of the report: fields that have the names of the source's, and others."""
+    """Return a line of the report, made of the source's fields of the same names and of the others given."""
     names = {each.name for each in fields(cast(Any, made))} - others.keys()
     return made(**{name: getattr(source, name) for name in names}, **others)
 
@@ -223,15 +226,15 @@ def explain(verdict: Verdict, *, results: Sequence[Finding]) -> str:
         case Verdict.WARNED:
             return (
                 f"No message is in danger now, but {_count(len(failed), 'check', 'checks')} did not pass. Look at them "
-                f"below; DAGs that depend on the quality of the queues go on.{excused}"
+                f"below. DAGs that depend on the quality of the queues go on.{excused}"
             )
         case Verdict.FAILED:
             worst = sum(line.severity == Severity.CRITICAL for line in failed)
             parts = [f"{_count(worst, 'critical check', 'critical checks')} failed"] if worst else []
             parts += [f"{_count(broken, 'check', 'checks')} could not be made"] if broken else []
             return (
-                f"{' and '.join(parts) or 'The run failed'}. Messages are being lost or come in the wrong order, or "
-                f"nobody knows whether they do. DAGs that depend on the quality of the queues wait.{excused}"
+                f"{' and '.join(parts) or 'The run failed'}. Messages are lost or delivered in the wrong order, or the "
+                f"run could not tell. DAGs that depend on the quality of the queues wait.{excused}"
             )
         case Verdict.RUNNING:
             return "The run has not finished. Run queue_quality again if its tasks have ended."
@@ -269,7 +272,7 @@ def _not_run(results: Sequence[Finding], *, not_judged: Sequence[str]) -> tuple[
 
 
 def heat_map(trend: Sequence[TrendRun]) -> HeatMap:
-    """Set the latest runs side by side; a check that none of them made has no row."""
+    """Return the results of the latest runs by check; a check that ran in none of them has no row."""
     shown = trend[-RUNS_SHOWN:]
     return HeatMap(
         runs=tuple(
@@ -297,12 +300,12 @@ def _cell(cell: TrendCell | None) -> HeatCell:
 
 
 def timeline(profile: Profile, *, hours: Sequence[ExpiryHour], dead: int) -> ExpiryTimeline:
-    """Add up what expires when, and what is still held then, with and without cleanup.
+    """Sum up what expires over time, and what is still stored at each point, with and without cleanup.
 
-    Redis frees a payload by itself and keeps its reference; PostgreSQL frees nothing. A cleanup removes what is dead
-    at once, and gives what would never expire the default life.
+    Redis frees an expired payload and keeps its reference; PostgreSQL frees nothing. A cleanup removes dead references
+    and gives messages without expiry the default lifetime.
 
-    :param dead: references without payload that the profile found.
+    :param dead: number of references without payload that the profile found.
     """
     redis = profile.store == "redis"
     reference = REFERENCE_BYTES if redis else 0
@@ -348,7 +351,7 @@ def timeline(profile: Profile, *, hours: Sequence[ExpiryHour], dead: int) -> Exp
 
 
 def forecast_memory(trend: Sequence[TrendRun], *, run: QualityRun) -> MemoryForecast:
-    """Draw a straight line through the memory that runs on the same servers measured, to where it meets the limit."""
+    """Fit a straight line to the memory that runs on the same servers measured, and tell when it meets the limit."""
     servers = _servers(run)
     addresses = {server.address for server in servers}
     limits = [server.maxmemory_bytes for server in servers]
@@ -412,8 +415,8 @@ def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def write_report(report: PublishedReport, directory: Path) -> ReportFiles:
     """Write the report as JSON and as one HTML page; a reader sees a whole file or none.
 
-    :param directory: made when it is not there.
-    :raises RefusedError: when it cannot be written to.
+    :param directory: folder, which is created if it is missing.
+    :raises RefusedError: when the folder cannot be written to.
     """
     return write_rendered(
         report, directory, kind=ReportKind.QUALITY, subject_id=_file_id(report.quality_run_id), render=render
@@ -421,7 +424,7 @@ def write_report(report: PublishedReport, directory: Path) -> ReportFiles:
 
 
 def _file_id(quality_run_id: str) -> str:
-    """Return the name of a run as it stands in file names: its own, unless a person made it up."""
+    """Return the name of a run in file names: its id, or a hash if a person chose the id."""
     if re.fullmatch(RUN_ID, quality_run_id):
         return quality_run_id
     return hashlib.sha256(quality_run_id.encode()).hexdigest()[:16]

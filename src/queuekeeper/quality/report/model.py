@@ -1,4 +1,4 @@
-"""What a quality report says, as frozen records that serialise to JSON."""
+"""Contents of a quality report, as frozen records that serialise to JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queuekeeper.report.files import Report
 from queuekeeper.report.servers import ServerMemory
 
 FORMAT = 2
-"""Version of the JSON file's shape; grows when a field changes its meaning or goes."""
+"""Version of the JSON file's format; it grows when a field changes its meaning or is removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,10 @@ class ProfileLine:
     """One reading of a store.
 
     :param target: address and prefix of keys.
-    :param cohorts: how many of all cohorts were read.
-    :param sample_percent: how much of their slots.
-    :param queues: none when the reading was not completed.
-    :param is_forgotten: the rows of its queues have been dropped since.
+    :param cohorts: number of cohorts that were read.
+    :param sample_percent: percent of their hash slots that were read.
+    :param queues: ``None`` if the profile is not complete.
+    :param is_forgotten: whether the rows of its queues have been dropped.
     """
 
     profile_id: str
@@ -46,11 +46,11 @@ class ProfileLine:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownIssueLine:
-    """A failure that somebody answers for until a day.
+    """A failure that has an owner until a day.
 
-    :param client_hash: the one queue that it is about; none for all.
-    :param place: servers and prefix of keys that it is about; none for all.
-    :param overdue: whether the day has passed, so that it no longer excuses anything.
+    :param client_hash: the one queue that the issue covers; ``None`` covers all.
+    :param place: servers and prefix of keys that the issue covers; ``None`` covers all.
+    :param overdue: whether the day has passed, so that the issue excuses nothing any more.
     """
 
     check_id: str
@@ -105,7 +105,7 @@ class HeatRow:
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap:
-    """What each check said in each run, oldest run first."""
+    """Result of each check in each run, oldest run first."""
 
     runs: tuple[HeatRun, ...]
     rows: tuple[HeatRow, ...]
@@ -115,7 +115,7 @@ class HeatMap:
 class QueueLine:
     """A queue with many faults.
 
-    :param faults: name of each fault -> how many of it.
+    :param faults: name of each fault -> its number.
     """
 
     store: str
@@ -130,7 +130,7 @@ class QueueLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Depths:
-    """How many live messages the queues of one store hold."""
+    """Lengths of the queues of one store, counted in live messages."""
 
     store: str
     buckets: tuple[DepthBucket, ...]
@@ -140,8 +140,8 @@ class Depths:
 class ExpiryPoint:
     """A span of the timeline.
 
-    :param held_bytes: still held at its end when nobody cleans up.
-    :param held_after_cleanup_bytes: still held at its end when a cleanup keeps pace.
+    :param held_bytes: bytes stored at its end without cleanup.
+    :param held_after_cleanup_bytes: bytes stored at its end with cleanup.
     """
 
     at_ms: int
@@ -156,10 +156,10 @@ class ExpiryTimeline:
     """When the messages of one store expire.
 
     :param span_ms: length of a point's span.
-    :param overdue_messages: expired before the reading, and still there.
+    :param overdue_messages: messages that had expired before the reading and are still stored.
     :param endless_messages: messages that never expire.
-    :param later_messages: messages that expire beyond the last point.
-    :param held_bytes: at the start, with references.
+    :param later_messages: messages that expire after the last point.
+    :param held_bytes: bytes stored at the start, with references.
     """
 
     store: str
@@ -184,15 +184,15 @@ class MemoryPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryForecast:
-    """Where the use of memory is going.
+    """Forecast of the use of memory.
 
-    :param limit_bytes: sum of the limits; none when a server has none.
-    :param measured: earlier runs and this one, oldest first.
-    :param bytes_per_day: slope; none when there are too few measurements.
+    :param limit_bytes: sum of the servers' limits; ``None`` if a server has no limit.
+    :param measured: measurements of earlier runs and of this run, oldest first.
+    :param bytes_per_day: slope; ``None`` if there are too few measurements.
     :param low_per_day: lower end of its 95 % interval.
-    :param high_per_day: upper end.
-    :param full_in_days: when the limit would be reached; none when it would not within the horizon.
-    :param remark: why there is no forecast, else empty.
+    :param high_per_day: upper end of its 95 % interval.
+    :param full_in_days: days until the limit is reached; ``None`` if it is not reached within the horizon.
+    :param remark: reason why there is no forecast, else empty.
     """
 
     servers: tuple[ServerMemory, ...]
@@ -208,9 +208,9 @@ class MemoryForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineCount:
-    """Rows that wait in quarantine.
+    """Rows in quarantine, by reason and origin.
 
-    :param origin: which part put them there.
+    :param origin: part of Queuekeeper that put them there.
     """
 
     origin: str
@@ -239,8 +239,8 @@ class PublishedReport(Report):
 
     :param explanation: the verdict in a sentence or two, with what to do next.
     :param results: every expectation, worst first.
-    :param known_issues: all that are on record, also issues that have ended.
-    :param incidents: all that stand, whichever run has found them, the latest seen first.
+    :param known_issues: all known issues, with those that have ended.
+    :param incidents: all incidents that have not closed, of any run, the one seen last first.
     """
 
     quality_run_id: str
@@ -268,12 +268,12 @@ class PublishedReport(Report):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings that did not pass and that nobody answers for, worst first."""
+        """Findings that did not pass and have no owner, worst first."""
         return tuple(line for line in self.results if line.status in (Status.FAILED, Status.BROKEN))
 
     @property
     def excused(self) -> tuple[Finding, ...]:
-        """Findings that did not pass and that somebody answers for."""
+        """Findings that did not pass and have an owner."""
         return tuple(line for line in self.results if line.status is Status.KNOWN)
 
     def summary(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class PublishedReport(Report):
         }
 
     def known_of(self, finding: Finding) -> tuple[KnownIssueLine, ...]:
-        """Return who answers for a finding."""
+        """Return the known issues that cover a finding."""
         return tuple(
             each
             for each in self.known_issues

@@ -83,7 +83,7 @@ def columns_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def value_words(value: object) -> str:
-    """Return a value of an example: figures as figures, anything else as text that does no harm."""
+    """Return a value of an example: numbers as formatted numbers, anything else as escaped text."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -94,7 +94,7 @@ def value_words(value: object) -> str:
 
 
 def cell_words(cell: HeatCell) -> str:
-    """Return what a cell of the heat map says, in words."""
+    """Return the words of a cell of the heat map."""
     words = STATES[cell.state][1]
     return f"{words}, {cell.unexpected:,} queues" if cell.unexpected > 0 else words
 
@@ -111,12 +111,12 @@ def cohort_words(line: CohortLine) -> tuple[str, str, str]:
     text = f"{line.queues:,} queues, {line.messages:,} messages, {line.faulty_queues:,} faulty"
     if not line.faulty_queues:
         return "healthy", "✓", text
-    # One queue in a hundred is where a person begins to look at the cohort and not at the queue.
+    # From one faulty queue in a hundred on, a person looks at the cohort rather than at single queues.
     return ("many", "✗", text) if line.faulty_queues * 100 >= line.queues else ("few", "!", text)
 
 
 def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
-    """Return the histogram of queue lengths, wide and narrow; none when there are no queues."""
+    """Return the histogram of queue lengths, wide and narrow; ``None`` when there are no queues."""
     import altair as alt
 
     values = [{"depth": bucket_words(bucket), "queues": bucket.queues or None} for bucket in depths.buckets]
@@ -148,7 +148,7 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
 
 
 def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
-    """Return what expires when, in bytes and in messages, each wide and narrow; none when nothing does."""
+    """Return charts of what expires over time, in bytes and in messages, each wide and narrow; may be empty."""
     import altair as alt
 
     if not timeline.points:
@@ -188,7 +188,7 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
 
 
 def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
-    """Return what is still held over time with and without cleanup, wide and narrow."""
+    """Return the chart of what is stored over time with and without cleanup, wide and narrow."""
     import altair as alt
 
     if not timeline.points:
@@ -203,7 +203,7 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
         )
     ]
     first, last = timeline.held_bytes, timeline.points[-1]
-    # Names stand beside the falling lines where they are apart: above the upper one, below the lower one.
+    # Where the falling lines are apart, their names are above the upper and below the lower line.
     middle = len(timeline.points) // 2 * 2
     upper, lower = [values[middle]], [values[middle + 1]]
 
@@ -215,7 +215,7 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
             legend=None,
             scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=["var(--bad)", "var(--good)"]),
         )
-        # The lines differ by their dashes too, and bear their names.
+        # The lines differ by their dashes, too, and are labelled.
         dash = alt.StrokeDash(
             "who:N", legend=None, scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=[[6, 3], [1, 0]])
         )
@@ -232,7 +232,7 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
 
 
 def memory_charts(memory: MemoryForecast) -> tuple[Markup, Markup] | None:
-    """Return memory in use, where it is going and the limit, wide and narrow; none without a forecast."""
+    """Return the chart of memory in use, its forecast and the limit, wide and narrow; ``None`` without a forecast."""
     import altair as alt
 
     if memory.bytes_per_day is None or memory.low_per_day is None or memory.high_per_day is None:
