@@ -1,4 +1,4 @@
-"""Records of which one is made per message: a frozen dataclass whose objects get their fields in one go."""
+"""Records of which one is made per message: frozen dataclasses whose objects get their fields quickly."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ T = TypeVar("T")
 
 
 def quick_init(record: type[T]) -> type[T]:
-    """Give a frozen dataclass an ``__init__`` with the same arguments that takes half the time.
+    """Give a frozen dataclass an ``__init__`` with the same arguments that takes two thirds of the time or less.
 
-    The one that dataclasses writes gets past the guard of a frozen class for each field by itself. This one does so for
-    all fields at once, so the class has no slots; its ``__post_init__`` follows. Every field is given by its name.
+    The one that dataclasses writes gets past the guard of a frozen class for each field by itself. Here all fields get
+    past it at once; those of a class with slots, which takes less memory, go to them directly, which is as fast for up
+    to some six fields. ``__post_init__`` follows.
+
+    Every field is given by its name; one that nobody gives (``init=False``) is left to the class.
     """
     kind: Any = record
     written = kind.__init__
     space: dict[str, Any] = {"_set": object.__setattr__}
-    items = []
-    given = [each for each in fields(kind) if each.init]
-    for each in given:
-        value = each.name
-        if each.default_factory is not MISSING:
-            space |= {f"_{value}": each.default_factory, f"_no_{value}": written.__kwdefaults__[value]}
-            value = f"_{value}() if {value} is _no_{value} else {value}"
-        items.append(f"{each.name!r}: {value}")
-    code = f"def __init__(self, *, {', '.join(each.name for each in given)}):\n"
-    code += f"    _set(self, '__dict__', {{{', '.join(items)}}})\n"
+    values: dict[str, str] = {}
+    for each in fields(kind):
+        if each.init:
+            name = values[each.name] = each.name
+            if each.default_factory is not MISSING:
+                space |= {f"_{name}": each.default_factory, f"_no_{name}": written.__kwdefaults__[name]}
+                values[name] = f"_{name}() if {name} is _no_{name} else {name}"
+    if "__slots__" in vars(kind):
+        space |= {f"_set_{name}": vars(kind)[name].__set__ for name in values}
+        lines = [f"_set_{name}(self, {value})" for name, value in values.items()]
+    else:
+        items = ", ".join(f"{name!r}: {value}" for name, value in values.items())
+        lines = [f"_set(self, '__dict__', {{{items}}})"]
     if hasattr(kind, "__post_init__"):
-        code += "    self.__post_init__()\n"
+        lines.append("self.__post_init__()")
+    code = "\n    ".join([f"def __init__(self, *, {', '.join(values)}):", *lines])
     exec(compile(code, f"<{kind.__qualname__}>", "exec"), space)  # noqa: S102 - made of the names of a class's fields
     kind.__init__ = space["__init__"]
     kind.__init__.__kwdefaults__ = written.__kwdefaults__

@@ -96,9 +96,10 @@ class EventBroker(_Methods, Blocking):
                 return copied
 
     def _execute(self, query: Query) -> Rows:
-        with self._connection.cursor(row_factory=_named_row) as cursor:
-            cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
-            return cursor.fetchall() if cursor.description else []
+        cursor = self._connection.cursor(row_factory=_named_row)
+        cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
+        # Its description would tell, too, but is made for every column.
+        return [] if cursor.rownumber is None else cursor.fetchall()
 
 
 class AsyncEventBroker(_Methods, Awaiting):
@@ -131,9 +132,9 @@ class AsyncEventBroker(_Methods, Awaiting):
                     return copied
 
     async def _execute(self, query: Query) -> Rows:
-        async with self._connection.cursor(row_factory=_named_row) as cursor:
-            await cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
-            return await cursor.fetchall() if cursor.description else []
+        cursor = self._connection.cursor(row_factory=_named_row)
+        await cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
+        return [] if cursor.rownumber is None else await cursor.fetchall()
 
 
 def _named_row(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> RowMaker[Any]:
@@ -141,11 +142,10 @@ def _named_row(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> RowMak
 
     A row of one column is read by its place.
     """
+    if cursor.pgresult is not None and cursor.pgresult.nfields == 1:
+        return tuple_row(cursor)
     make = namedtuple_row(cursor)
-    if not isinstance(make, MethodType):
-        return make
-    kind = cast(Any, make.__self__)
-    return tuple_row(cursor) if len(kind._fields) == 1 else partial(tuple.__new__, kind)
+    return partial(tuple.__new__, cast(Any, make.__self__)) if isinstance(make, MethodType) else make
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class LockTimeout(TransientRefusal):
     """The server ended a statement that waited too long for others; nothing of it was stored."""
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewEvent:
     """An event to publish.
@@ -74,7 +75,7 @@ class NewEvent:
 
 
 @quick_init
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     """An event as it was published.
 
@@ -92,6 +93,7 @@ class Event:
         return instant_of(self.id)
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageItem:
     """An event that a group has to read, and its subscriptions that it is for."""
@@ -341,6 +343,8 @@ def check_events(events: Any) -> None:
 
     :raises UsageError: naming what was given instead.
     """
+    if type(events) in (list, tuple):
+        return
     if isinstance(events, NewEvent):
         raise UsageError(f"events is one event, of topic {_shown(events.topic)}: put it into a list")
     if isinstance(events, str | bytes | Mapping) or not isinstance(events, Iterable):

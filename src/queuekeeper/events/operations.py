@@ -139,7 +139,7 @@ class EventOperations:
             if not rows[0][0]:
                 raise RefusedError(f"there is no subscription {subscription_id}: it may have expired, subscribe again")
         published: int = yield Copy(
-            name="copy_events", rows=_copied(events, subscription_id), after=Query(name="notify_events")
+            name="copy_events", rows=_rows(events, 1, subscription_id), after=Query(name="notify_events")
         )
         return published
 
@@ -421,24 +421,33 @@ def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:
 
     :param first: place of the first one among those of the call.
     """
-    rows = [_row(event, number) for number, event in enumerate(events, first)]
-    topics, payloads, metadatas = zip(*rows, strict=True)
-    return {"topics": list(topics), "payloads": list(payloads), "metadatas": list(metadatas)}
+    if {*map(type, events)} == {NewEvent}:
+        try:
+            return {
+                "topics": [event.topic for event in events],
+                "payloads": [json_of("payload", event.payload) for event in events],
+                "metadatas": [
+                    None if event.metadata is None else json_of("metadata", event.metadata) for event in events
+                ],
+            }
+        except UsageError:
+            pass
+    # Something may be wrong with one of them: each is looked at in its turn, which tells its place.
+    topics, payloads, metadatas = map(list, zip(*_rows(events, first), strict=True))
+    return {"topics": topics, "payloads": payloads, "metadatas": metadatas}
 
 
-def _copied(events: Iterable[NewEvent], subscription_id: str | None) -> Iterator[Row]:
-    for number, event in enumerate(events, 1):
-        yield *_row(event, number), subscription_id
-
-
-def _row(event: NewEvent, number: int) -> tuple[str, str, str | None]:
-    if type(event) is not NewEvent:
-        check_event(event, number)
-    try:
-        metadata = None if event.metadata is None else json_of("metadata", event.metadata)
-        return event.topic, json_of("payload", event.payload), metadata
-    except UsageError as error:
-        raise UsageError(f"{error} (event {number} of the call)") from None
+def _rows(events: Iterable[NewEvent], first: int, *rest: Any) -> Iterator[Row]:
+    """Yield topic, payload and metadata of each event, and the rest, which is the same for all."""
+    for number, event in enumerate(events, first):
+        if type(event) is not NewEvent:
+            check_event(event, number)
+        try:
+            metadata = None if event.metadata is None else json_of("metadata", event.metadata)
+            row = event.topic, json_of("payload", event.payload), metadata
+        except UsageError as error:
+            raise UsageError(f"{error} (event {number} of the call)") from None
+        yield row + rest
 
 
 def _record(made: type[T], row: Any, **given: Any) -> T:
