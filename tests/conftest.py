@@ -50,6 +50,7 @@ LONGEST_FIRST = (
     "spark/test_limits.py",
     "chaos/test_online_migration_survives.py",
     "spark/test_spark_hosts.py",
+    "spark/test_spark_cluster.py",
     "dags/test_partition_maintenance.py",
     "dags/test_quality_run.py",
 )

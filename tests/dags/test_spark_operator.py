@@ -295,6 +295,18 @@ def test_connection_that_a_template_names_is_used(environment: None, tmp_path: P
     assert "local[1]" in operator._get_hook()._build_spark_submit_command("probe.py")
 
 
+def test_driver_keeps_its_own_python_where_executors_take_that_of_an_archive(
+    run: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
+
+    found = run(
+        "import json, os, sys\nprint(json.dumps({'driver': sys.executable, 'there': os.environ['PYSPARK_PYTHON']}))\n"
+    )
+
+    assert found == {"driver": sys.executable, "there": "./environment/bin/python"}
+
+
 def test_environment_of_an_operator_is_the_jobs_and_brings_no_secret_of_airflow(
     environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -238,7 +238,9 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_VARIABLES)}
         kept.setdefault("PYSPARK_PYTHON", sys.executable)
-        kept.setdefault("PYSPARK_DRIVER_PYTHON", kept["PYSPARK_PYTHON"])
+        # A relative one is in the archive that executors unpack, which the driver has no use for.
+        there = kept["PYSPARK_PYTHON"]
+        kept.setdefault("PYSPARK_DRIVER_PYTHON", there if Path(there).is_absolute() else sys.executable)
         if self.redis_conn_id is not None:
             kept["QUEUEKEEPER_REDIS_URL"] = QueuekeeperRedisHook(self.redis_conn_id).url
         return kept | {

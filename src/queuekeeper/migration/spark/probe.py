@@ -22,6 +22,9 @@ EXECUTOR_WAIT_S = 120.0
 _ANSWER_WAIT_S = 45.0
 """How long an executor may take to answer, once it is granted."""
 
+_UNPACK_WAIT_S = 300.0
+"""How much longer it may take where the driver sends archives, which are unpacked before the first task."""
+
 _POLL_S = 0.1
 
 Result = TypeVar("Result")
@@ -69,6 +72,7 @@ def probe_executor(context: SparkContext, *, stores: Sequence[str], executor_wai
 def _wait(answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float) -> None:
     begun_s = time.monotonic()
     granted_s: float | None = None
+    answer_wait_s = _ANSWER_WAIT_S + (_UNPACK_WAIT_S if context.getConf().get("spark.archives") else 0)
     while not answer.done():
         now_s = time.monotonic()
         if granted_s is None:
@@ -81,9 +85,9 @@ def _wait(answer: Future[Any], context: SparkContext, *, place: str, executor_wa
                     f"{context.version}, and that they may connect to this driver at {_driver(context)}; another "
                     "address of this machine is set by SPARK_LOCAL_IP or spark.driver.host"
                 )
-        elif now_s - granted_s > _ANSWER_WAIT_S:
+        elif now_s - granted_s > answer_wait_s:
             raise ServerUnavailable(
-                f"an executor of {place} has come, and did not answer within {_ANSWER_WAIT_S:g} seconds: check its "
+                f"an executor of {place} has come, and did not answer within {answer_wait_s:g} seconds: check its "
                 f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
                 "spark.driver.blockManager.port)"
             )
