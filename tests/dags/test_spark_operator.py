@@ -330,12 +330,13 @@ def test_cluster_mode_is_refused(run: Callable[[str], dict[str, Any]], connectio
         )
     )
 
-    with pytest.raises(UsageError, match="has deploy-mode 'cluster': only client mode keeps passwords off"):
+    with pytest.raises(UsageError, match=r"has deploy-mode 'cluster': set it to .* client mode keeps passwords off"):
         run("raise AssertionError('started')")
 
 
 def test_missing_application_says_where_it_should_be(environment: None, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"there is no Spark application {tmp_path}/absent.py: deploy spark_jobs/"):
+    words = f"there is no Spark application {tmp_path}/absent.py: deploy the folder spark_jobs/"
+    with pytest.raises(UsageError, match=words):
         ProbeOperator(task_id="probe", job="absent.py", spark_jobs=str(tmp_path)).execute({})
 
 
