@@ -163,6 +163,7 @@ class Retention:
         check_integer("tombstone_ms", self.tombstone_ms, 0, MAX_SEQUENCE, "an age in milliseconds")
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Append:
     """A value to keep for a key, in the place of the one before.
@@ -209,6 +210,7 @@ class Append:
             check_integer("expected_sequence", self.expected_sequence, 0, MAX_SEQUENCE, "0: the key has no value")
 
 
+@quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendReport:
     """What became of an append.

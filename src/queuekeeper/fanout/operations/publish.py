@@ -66,7 +66,9 @@ class PublishOperations(CommonOperations):
             try:
                 is_known = to is None or self._recent_member(queue, to) is not None
                 membership = yield from self._membership(queue, fresh=bool(tries) or not is_known)
-                end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, membership.joined)))
+                end = at + 1
+                if end < len(records):
+                    end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, membership.joined)))
                 reply = yield from self._publish_chunk(keys, membership, messages[at:end], records[at:end], to=to)
             except MembershipChanged as error:
                 tries += 1
