@@ -1,4 +1,4 @@
-"""Calling Lua scripts from asyncio, on a single server or a cluster."""
+"""Calls Lua scripts from asyncio, on a single server or a cluster."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _REFRESH_PAUSE_S = 0.1
 
 
 def check_caller(caller: Any) -> None:
-    """Refuse what no asyncio store can send its calls by; another driver may stand in for :class:`AsyncScriptCaller`.
+    """Refuse an object that asyncio stores cannot make calls by; drivers like :class:`AsyncScriptCaller` are accepted.
 
-    :raises UsageError: naming what was given.
+    :raises UsageError: when it lacks a needed method; the message names the object.
     """
     if isinstance(caller, ScriptCaller) or not callable(getattr(caller, "execute", None)):
         raise UsageError(f"caller is {shown(caller)}: it must be an AsyncScriptCaller, as redis_async.connect opens it")
@@ -58,13 +58,13 @@ def connect(
 ) -> Opening[AsyncScriptCaller]:
     """Open a connection to a single server, or to the cluster that the server belongs to.
 
-    ``async with connect(url) as caller:`` closes it as well; ``caller = await connect(url)`` leaves that to you.
+    ``async with connect(url) as caller:`` also closes it; after ``caller = await connect(url)``, close it yourself.
 
-    :param url: as :func:`redis_client.connect` takes it; also ``socket_timeout``, in seconds, for a reply.
-    :param replicas: how many replicas to wait for after each write that holds a writing call; 0 waits for none.
-    :param replica_timeout_ms: how long to wait for them.
-    :param retry_for_s: how long a script that has not run is sent again.
-    :raises UsageError: when the URL does not parse or asks for what a cluster does not have.
+    :param url: address as for :func:`redis_client.connect`; ``socket_timeout`` is the time limit of a reply in seconds.
+    :param replicas: number of replicas to wait for after each write with a writing call; 0 waits for none.
+    :param replica_timeout_ms: time limit of the wait for replicas.
+    :param retry_for_s: time for which a script that has not run is sent again.
+    :raises UsageError: when the URL does not parse or names a database that a cluster does not have.
     :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
     """
     check_waits(replicas, replica_timeout_ms, retry_for_s)
@@ -89,9 +89,9 @@ def connect(
 
 
 class _Batch:
-    """The calls of one ``execute``, or the one of ``call``.
+    """The calls of one ``execute``, or the call of one ``call``.
 
-    :ivar single: whether the future's result is the one reply, or its exception the error in its place.
+    :ivar single: whether the future's result is one reply, and its exception the error instead of that reply.
     """
 
     __slots__ = ("caller", "failed", "future", "remaining", "replies", "single")
@@ -105,7 +105,7 @@ class _Batch:
         self.single = single
 
     def end(self) -> None:
-        """Give the replies to whoever waits for them."""
+        """Give the replies to the caller that waits for them."""
         if self.future.done():
             return
         if not self.single:
@@ -117,11 +117,11 @@ class _Batch:
 
 
 class _Request:
-    """A call on its way.
+    """A call that has no reply yet.
 
-    :ivar future: of the batch that it belongs to.
-    :ivar target: server that ASK named, if any.
-    :ivar attempts: how often it was sent again.
+    :ivar future: future of the batch that the call belongs to.
+    :ivar target: server that an ASK error named, if any.
+    :ivar attempts: number of times that the call was sent again.
     """
 
     __slots__ = (
@@ -152,7 +152,7 @@ class _Request:
 
     @property
     def words(self) -> Words:
-        """What is sent, made when it is."""
+        """Words of the command, which are made when it is sent."""
         call = self.call
         return command(call.script, call.keys, call.args)
 
@@ -169,7 +169,7 @@ class _Request:
             batch.end()
 
     def finish(self, reply: Reply) -> None:
-        """Settle it and let the next call of its client id go."""
+        """Settle the call and send the next call of its client id."""
         self.settle(reply)
         caller = self.batch.caller
         waiting = caller.busy.pop(self.client_id)
@@ -177,14 +177,14 @@ class _Request:
             caller.send_next(waiting)
 
     def answered(self, reply: Any) -> None:
-        """Take the reply or see what has to be done about an error."""
+        """Take the reply, or handle the error."""
         if isinstance(reply, Exception):
             self.batch.caller.refused(self, reply)
         else:
             self.finish(reply)
 
     def lost(self, cause: BaseException) -> None:
-        """Fail, as it may have run; in a cluster, what only reads is sent again."""
+        """Fail, since the call may have run; in a cluster, a call that only reads is sent again."""
         caller = self.batch.caller
         if caller.is_cluster and not self.writes:
             caller.send_again(self, ClusterDownError(f"{self.address} was lost: {cause}"))
@@ -193,11 +193,11 @@ class _Request:
             self.finish(lost(cause, self.address))
 
     def dropped(self) -> None:
-        """Make way for the next: nobody waits for this one any more."""
+        """Send the next call, since nobody waits for this one any more."""
         self.finish(None)
 
     def unsent(self, error: QueuekeeperError, *, may_heal: bool) -> None:
-        """Try again a little later, or fail."""
+        """Send the call again a little later, or fail."""
         if may_heal:
             self.batch.caller.send_again(self, error)
         else:
@@ -210,18 +210,18 @@ class _Request:
 
     @property
     def address(self) -> str:
-        """Server that was asked."""
+        """Server that the call was sent to."""
         return self.connection.address if self.connection is not None else self.batch.caller.address
 
 
 class AsyncScriptCaller(AsyncClosing):
     """Calls scripts as :class:`lua.ScriptCaller` does, for many tasks at once over one connection per master.
 
-    Made by :func:`connect`, to be used in the event loop where it was made, and closed, or used with ``async with``.
+    Make it with :func:`connect`, use it in the same event loop, and close it, or use it with ``async with``.
 
-    Calls that share a client id are never in flight together, whoever made them: the next one is sent when the one
-    before has been answered. A call that was written to a connection that was lost fails, since nobody knows whether
-    it has run; one that was not yet written goes out on the next connection.
+    Calls of one client id are never in flight together, whichever task makes them: the next call is sent after the
+    reply to the one before. When a connection is lost, a call that was written fails, since it may have run; a call
+    that was not yet written is sent on the next connection.
     """
 
     def __init__(
@@ -237,11 +237,11 @@ class AsyncScriptCaller(AsyncClosing):
         self._loop = asyncio.get_running_loop()
         self._first = self._connection(target)
         self._connections = {target.address: self._first}
-        # Slot -> its master's connection; none on a single server.
+        # Slot -> its master's connection; empty on a single server.
         self._slots: list[Connection | None] | None = None
-        # What is sent behind a SCRIPT LOAD on the same connection finds the script.
+        # A call that is sent after SCRIPT LOAD on the same connection finds the script.
         self._loading: set[tuple[str, str]] = set()
-        # Connections for blocking commands, and those of them that are free, by server.
+        # Connections for blocking commands, and the free ones among them, by server.
         self._waiting: set[Connection] = set()
         self._idle: dict[str, list[Connection]] = {}
         self._refusals: dict[tuple[str, str], QueuekeeperError] = {}
@@ -261,17 +261,17 @@ class AsyncScriptCaller(AsyncClosing):
         return ServerUnavailable(f"the connection to Redis at {self.address} was closed by us")
 
     async def open(self) -> None:
-        """Connect, and find out about the cluster if it is one."""
+        """Connect, and read the slots if the server is a cluster."""
         facts = await self._first.ask("INFO", "cluster")
         if b"cluster_enabled:1" in facts:
             self._take_slots(await self._first.ask("CLUSTER", "SLOTS"), self._first)
 
     async def ping(self) -> None:
-        """Return when every master answers.
+        """Return when every master has answered.
 
-        Nothing is sent again: unlike a call, it says at once what is wrong.
+        Unlike a call, this is not tried again: a fault is raised at once.
 
-        :raises ServerUnavailable: when one cannot be reached or does not serve.
+        :raises ServerUnavailable: when a master cannot be reached or does not serve.
         """
         masters: set[Connection | None] = {self._first} if self._slots is None else set(self._slots)
         if None in masters:
@@ -285,7 +285,7 @@ class AsyncScriptCaller(AsyncClosing):
                 raise answer
 
     async def close(self) -> None:
-        """Give the connections up; calls that have not been answered fail."""
+        """Close the connections; calls without a reply fail."""
         self._closed = True
         await asyncio.gather(*(connection.close() for connection in self._waiting))
         for request, timer in list(self._later.items()):
@@ -321,7 +321,7 @@ class AsyncScriptCaller(AsyncClosing):
     async def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
         """Take a member of a sorted set as soon as it has one, as :meth:`lua.ScriptCaller.await_wake` does.
 
-        Whoever waits has a connection for himself, which is kept for the next who waits at the same server.
+        A waiting task has its own connection, which is kept for the next task that waits at the same server.
         """
         give_up_at = self._loop.time() + timeout_s
         slice_s = longest_wait_s(self._endpoint.reply_timeout_s)
@@ -351,7 +351,7 @@ class AsyncScriptCaller(AsyncClosing):
         try:
             reply = await question.future
         except BaseException:
-            # It would go on waiting at the server, and take what wakes another.
+            # Otherwise the server would continue to wait, and take the wake-up of another task.
             self._waiting.discard(connection)
             await connection.close()
             raise
@@ -393,7 +393,7 @@ class AsyncScriptCaller(AsyncClosing):
             connection.send(request)
 
     def send_next(self, waiting: deque[_Request]) -> None:
-        """Send the next call of a client id; those are passed over that nobody waits for or that may not be sent."""
+        """Send the next call of a client id; calls that nobody waits for or that cannot be sent are skipped."""
         while waiting:
             request = waiting.popleft()
             error: QueuekeeperError | None = self._closing_error if self._closed else None
@@ -406,7 +406,7 @@ class AsyncScriptCaller(AsyncClosing):
             request.settle(error)
 
     def refused(self, request: _Request, error: Exception) -> None:
-        """Do what is to be done about an error reply: hand it on, or try the call again."""
+        """Handle an error reply: pass it on, or send the call again."""
         if not has_not_run(error):
             request.finish(as_ours(error, request.call.script, request.address))
             return
@@ -425,7 +425,7 @@ class AsyncScriptCaller(AsyncClosing):
         self.send_again(request, error)
 
     def send_again(self, request: _Request, error: Exception) -> None:
-        """Send a call that has not run once more, after a while, unless its time is over."""
+        """Send a call that has not run again after a pause, unless its time limit has passed."""
         now_s = self._loop.time()
         if request.attempts == 0:
             request.give_up_at = now_s + self._retry_for_s
@@ -447,7 +447,7 @@ class AsyncScriptCaller(AsyncClosing):
             self._dispatch(request)
 
     def _load(self, request: _Request) -> QueuekeeperError | None:
-        """Load a script where it is missing, or return why that cannot be done."""
+        """Load a script on a server where it is missing, or return the error."""
         connection, script = request.connection, request.call.script
         assert connection is not None
         key = (connection.address, script.sha1)
@@ -479,7 +479,7 @@ class AsyncScriptCaller(AsyncClosing):
         )
 
     def _at(self, address: str, asked: str) -> Connection:
-        """Return the connection to a node; a node that names no host is on the host that was asked."""
+        """Return the connection to a node; a node without a host name is on the host that was asked."""
         host, _, port = address.rpartition(":")
         host = host or asked.rpartition(":")[0]
         address = f"{host}:{port}"
@@ -494,7 +494,7 @@ class AsyncScriptCaller(AsyncClosing):
             self.refresh()
 
     def refresh(self) -> None:
-        """Read soon again which master holds which slot."""
+        """Start to read again which master holds which slot."""
         idle = self._refreshing is None or self._refreshing.done()
         if self._slots is not None and not self._closed and idle:
             self._refreshing = self._loop.create_task(self._read_slots())

@@ -1,4 +1,4 @@
-"""Connections to a Redis or Valkey server or cluster, and what it says about itself."""
+"""Connects to a Redis or Valkey server or cluster, and reads its facts."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ _pack = cast(Callable[[Words], bytes], hiredis.pack_command)
 
 CONNECT_TIMEOUT_S = 5
 REPLY_TIMEOUT_S = 30
-"""No script of ours runs for longer than milliseconds; a server that is silent for this long is lost or stuck."""
+"""Time limit of a reply in seconds; our scripts run for milliseconds, so a server that is silent longer is stuck."""
 
 RETRY_FOR_S = 30.0
-"""How long is sent again what has not run: longer than a failover takes by a cluster's defaults."""
+"""Seconds for which a call that has not run is sent again: longer than a failover takes with a cluster's defaults."""
 
 MINIMUM_REDIS_VERSION = (7, 0)
-"""Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME; every Valkey is later."""
+"""Least version: Redis 7.0 has scripts with flags, and PEXPIRETIME; every version of Valkey is later."""
 
 DEFAULTS = {
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "socket_timeout": REPLY_TIMEOUT_S,
     "client_name": "queuekeeper",
 }
-"""Options that a URL may set otherwise."""
+"""Default options, which a URL may override."""
 
 _OURS = frozenset({"decode_responses", "encoding", "encoding_errors", "protocol", "retry_on_timeout"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What one master says about itself.
+    """Facts about one master.
 
     :param address: ``host:port``.
-    :param version: version of the product, Valkey's own where it is one.
+    :param version: version of the product; Valkey's own version for Valkey.
     :param maxmemory_bytes: 0 when no limit is set.
-    :param role: ``master`` or ``slave``, as ``INFO`` has it.
+    :param role: ``master`` or ``slave``, as in ``INFO``.
     """
 
     address: str
@@ -97,8 +97,8 @@ def connect(url: str) -> RedisClient:
 
     Automatic retries are off: a script that is sent twice would be run twice.
 
-    :param url: ``redis://``, ``rediss://`` or ``unix://``; any node of a cluster will do.
-    :raises UsageError: when the URL does not parse or asks for what a cluster does not have.
+    :param url: ``redis://``, ``rediss://`` or ``unix://``; for a cluster, the address of any node.
+    :raises UsageError: when the URL does not parse or names a database that a cluster does not have.
     :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
     """
     address, secret, _ = read_url(url)
@@ -111,18 +111,18 @@ def connect(url: str) -> RedisClient:
             return single
         single.close()
         if single.connection_pool.connection_kwargs.get("db"):
-            raise UsageError(f"{address} is a cluster: only database 0 is used there, take another out of the URL")
+            raise UsageError(f"{address} is a cluster, which has only database 0: take the database out of the URL")
         with redis_errors(address, secret=secret):
-            # Slots without a server are reported slot by slot where cohorts are cut.
+            # Slots without a server are reported later, when slots are divided into cohorts.
             return redis.RedisCluster.from_url(url, require_full_coverage=False, **options)
     except TypeError as error:
         raise unknown_option(error, address) from None
 
 
 def pack(words: Words) -> bytes:
-    """Return a command as it is sent; redis-py's own packing takes twice the time for it.
+    """Return the bytes of a command; redis-py's own function takes twice the time.
 
-    :raises UsageError: for what cannot be sent.
+    :raises UsageError: when a key or argument cannot be sent.
     """
     try:
         return _pack(words)
@@ -131,39 +131,39 @@ def pack(words: Words) -> bytes:
 
 
 def unknown_option(error: TypeError, address: str) -> UsageError:
-    """Return the exception for a URL with an option that redis-py does not take."""
+    """Return the exception for a URL with an option that redis-py does not know."""
     return UsageError(f"the Redis URL of {address} has an option that is not known: {error}")
 
 
 def read_url(url: str) -> tuple[str, str, dict[str, Any]]:
-    """Return the address that a URL names, its password, to be kept out of messages, and all options as redis-py's.
+    """Return the address of a URL, its password, which must not appear in messages, and all options of redis-py.
 
-    :raises UsageError: when it does not parse or sets what is ours to set.
+    :raises UsageError: when the URL does not parse or sets a reserved option.
     """
     try:
         parts = urlsplit(url)
         options = parse_url(url)  # type: ignore[no-untyped-call]
         if parts.port == 0:
             raise ValueError("port 0 cannot be connected to")
-        # redis-py takes database 0 for any that is no number, and reads /1/2 as 12.
+        # redis-py reads a database that is not a number as 0, and /1/2 as 12.
         if not parts.scheme.startswith("unix") and not re.fullmatch("/?[0-9]*", unquote(parts.path)):
-            raise ValueError("its database is no number")
+            raise ValueError("its database is not a number")
         check_host(str(options.get("host", "")))
     except ValueError as error:
-        # The text of a URL may hold a password: only the reason is repeated.
+        # The URL may hold a password, so the message has only the reason.
         reason = str(error) if "://" not in str(error) or "schemes" in str(error) else "it does not parse"
         raise UsageError(
             f"the Redis URL cannot be used: {reason}. Write redis://[user:password@]host:port[/db]"
         ) from None
     reserved = sorted(_OURS & options.keys())
     if reserved:
-        raise UsageError(f"the Redis URL may not set {', '.join(reserved)}: the replies would be read wrongly")
+        raise UsageError(f"the Redis URL must not set {', '.join(reserved)}: the replies would be read wrongly")
     address = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return address, unquote(options.get("password") or ""), options
 
 
 def address_of(client: RedisClient) -> str:
-    """Return ``host:port`` of a server, or of the node of a cluster that is asked by default."""
+    """Return ``host:port`` of a server, or of a cluster's default node."""
     if isinstance(client, redis.RedisCluster):
         node = client.get_default_node()  # type: ignore[no-untyped-call]
         return str(node.name) if node is not None else "the cluster"
@@ -172,19 +172,20 @@ def address_of(client: RedisClient) -> str:
 
 
 def is_encrypted(node: redis.Redis) -> bool:
-    """Tell whether a connection speaks TLS."""
+    """Return whether a connection uses TLS."""
     return issubclass(node.connection_pool.connection_class, redis.SSLConnection)
 
 
 def is_local(node: redis.Redis) -> bool:
-    """Tell whether what is sent stays on this machine."""
+    """Return whether a connection stays on this machine."""
     options = node.connection_pool.connection_kwargs
     return "path" in options or is_loopback(options.get("host", "localhost"))
 
 
 def loopback_host(url: str) -> str | None:
-    """Return the host of a URL that means another machine wherever it is used, such as ``localhost``; none for others.
+    """Return the host of a URL if it is one such as ``localhost``, which means a different machine on each host.
 
+    :returns: ``None`` for any other host.
     :raises UsageError: when the URL does not parse.
     """
     options = read_url(url)[2]
@@ -194,7 +195,7 @@ def loopback_host(url: str) -> str | None:
 
 @contextmanager
 def redis_errors(address: str, *, secret: str = "") -> Iterator[None]:
-    """Turn what redis-py raises inside the block into our exceptions.
+    """Turn exceptions that redis-py raises in the block into our exceptions.
 
     :param address: server to name in the message.
     :param secret: text that must not appear in a message.
@@ -206,10 +207,10 @@ def redis_errors(address: str, *, secret: str = "") -> Iterator[None]:
 
 
 def from_redis(error: BaseException, address: str, *, secret: str = "") -> QueuekeeperError:
-    """Return the exception of ours that says what a failed command means and what to do about it.
+    """Return our exception for a failed command, which says what is wrong and what to do.
 
-    :param error: what redis-py raised or returned; one of ours is returned as it is.
-    :param address: server that was asked.
+    :param error: exception of redis-py; one of our own exceptions is returned unchanged.
+    :param address: server that the command was sent to.
     :param secret: text that must not appear in the message.
     """
     if isinstance(error, QueuekeeperError):
@@ -281,24 +282,24 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
 
 
 def lost(error: BaseException, address: str) -> ServerUnavailable:
-    """Return the exception for a command that was sent and not answered.
+    """Return the exception for a command that was sent and got no reply.
 
-    :param error: what ended the connection.
-    :param address: server that was asked.
+    :param error: exception that ended the connection.
+    :param address: server that the command was sent to.
     """
     return ServerUnavailable(f"{from_redis(error, address)}. Nobody knows whether the call has run")
 
 
 def is_cluster(client: RedisClient) -> bool:
-    """Tell whether keys are spread over servers by their hash slots."""
+    """Return whether keys are spread over servers by their hash slots."""
     return isinstance(client, redis.RedisCluster)
 
 
 def through_failover(client: RedisClient, ask: Callable[[], T]) -> T:
-    """Return what a question comes to; a cluster is asked again for as long as a failover may take.
+    """Return the result of a call; on a cluster, repeat a failed call for as long as a failover may take.
 
-    :param ask: changes nothing, as it may be called several times.
-    :raises ServerUnavailable: when there is no answer by then; of a single server, at once.
+    :param ask: call that changes nothing, since it may be repeated.
+    :raises ServerUnavailable: when the call still fails after that time; on a single server, at once.
     """
     give_up_at = time.monotonic() + RETRY_FOR_S
     attempt = 0
@@ -324,7 +325,7 @@ def nodes(client: RedisClient) -> list[tuple[str, redis.Redis]]:
 
 
 def read_topology(client: redis.RedisCluster) -> None:
-    """Read anew which server holds which slot: what a client knows may be as old as itself."""
+    """Read again which server holds which slot, since the client's knowledge may be old."""
     with redis_errors(address_of(client)):
         client.nodes_manager.initialize()
 
@@ -332,7 +333,7 @@ def read_topology(client: redis.RedisCluster) -> None:
 def shards(client: RedisClient) -> list[tuple[int, int, str]]:
     """Return contiguous ranges of hash slots as ``(first, last, "host:port")``, in order.
 
-    A single server holds them all. Slots that no master serves are left out.
+    A single server holds all slots. Slots that no master serves are left out.
     """
     if not isinstance(client, redis.RedisCluster):
         return [(0, SLOTS - 1, address_of(client))]
@@ -351,7 +352,7 @@ def shards(client: RedisClient) -> list[tuple[int, int, str]]:
 
 
 def clocks_ms(client: RedisClient) -> list[int]:
-    """Ask every master for the present, by which it lets keys expire: milliseconds since 1970-01-01 UTC."""
+    """Return the time of each master, by which its keys expire, in milliseconds since 1970-01-01 UTC."""
 
     def ask() -> list[int]:
         found: list[int] = []
@@ -366,12 +367,12 @@ def clocks_ms(client: RedisClient) -> list[int]:
 
 
 def facts(client: RedisClient) -> list[ServerFacts]:
-    """Ask every master for its version, memory, persistence and role."""
+    """Return version, memory, persistence and role of each master."""
     return through_failover(client, lambda: _facts(client))
 
 
 def demoted(address: str) -> ServerUnavailable:
-    """Return the error for a node of a cluster that was a master when its client last looked."""
+    """Return the error for a node of a cluster that was a master when the client last read the slots."""
     return ServerUnavailable(f"Redis at {address} has become a replica, and its master is not known yet")
 
 
@@ -404,9 +405,9 @@ def _facts(client: RedisClient) -> list[ServerFacts]:
 
 
 def value_bounds(client: RedisClient) -> list[tuple[str, str, int]]:
-    """Return address, setting and bytes of what bounds one value that a client sends, for each master.
+    """Return the settings that limit the size of a value, for each master: address, setting and bytes.
 
-    A master that may not be asked is left out: by default it takes 512 MB, and the largest MQTT packet makes 358.
+    A master whose settings may not be read is left out: its default is 512 MB, and the largest MQTT packet needs 358.
     """
     found: list[tuple[str, str, int]] = []
     for address, node in nodes(client):
@@ -414,14 +415,14 @@ def value_bounds(client: RedisClient) -> list[tuple[str, str, int]]:
             with redis_errors(address):
                 try:
                     answer: Any = node.config_get(setting)
-                except ResponseError:  # no permission, or a service that has no CONFIG
+                except ResponseError:  # no permission, or a managed service without CONFIG
                     continue
             found += [(address, setting, int(value)) for value in answer.values()]
     return found
 
 
 def unfit(server: ServerFacts) -> list[str]:
-    """Return why nothing of ours can work on a server, each reason with its remedy."""
+    """Return the reasons why Queuekeeper cannot use a server, each with its remedy."""
     problems = []
     version = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
     if not server.is_valkey and version < MINIMUM_REDIS_VERSION:

@@ -1,4 +1,4 @@
-"""One asyncio connection to one server: commands of many tasks in few writes."""
+"""Sends commands of many tasks in few writes over one asyncio connection to one server."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _parse_error = cast(Callable[[str], Exception], DefaultParser.parse_error)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where a server is, and how to be let in.
+    """Address of a server, and the credentials for it.
 
-    :param path: of a Unix socket; then host and port do not count.
+    :param path: path of a Unix socket, which replaces host and port.
     """
 
     host: str
@@ -78,14 +78,14 @@ class Endpoint:
 
 
 def endpoint(url: str) -> Endpoint:
-    """Return what a URL names; it takes the same as :func:`redis_client.connect`.
+    """Return the endpoint of a URL, which may be any that :func:`redis_client.connect` takes.
 
-    :raises UsageError: when it does not parse or has an option that is not known.
+    :raises UsageError: when the URL does not parse or has an unknown option.
     """
     address, _, options = read_url(url)
     kind: Any = _ASYNCIO_CLASSES.get(options.get("connection_class", redis.Connection), redis.asyncio.Connection)
     try:
-        # Never connected: redis-py knows its options and their defaults best, those of TLS above all.
+        # This client is never connected; it only gives redis-py's options and defaults, such as those of TLS.
         read: Any = kind(**DEFAULTS | {name: options[name] for name in options.keys() - _POOL_OPTIONS})
         tls = read.ssl_context.get() if isinstance(read, redis.asyncio.SSLConnection) else None
     except TypeError as error:
@@ -108,14 +108,14 @@ def endpoint(url: str) -> Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What bounds a connection; commands beyond it wait, unpacked, and so do their senders.
+    """Limits of a connection; commands beyond them wait unpacked, and so do their senders.
 
-    :param flushes: writes that may await their replies at once; meanwhile commands gather for the next one.
-    :param flush_commands: commands of a write.
-    :param flush_bytes: a write is closed by the command with which it reaches this size.
-    :param large_flushes: the same for writes that will be answered with ``large_bytes`` or more, going by the latest
-        replies. A server writes nothing before it has done all that it has read, and a client that reads much is to
-        have some of it while the server works on the rest.
+    :param flushes: number of writes that may await their replies at once; meanwhile commands gather for the next write.
+    :param flush_commands: largest number of commands in a write.
+    :param flush_bytes: size in bytes at which a write is complete.
+    :param large_flushes: number of writes at once when replies will have ``large_bytes`` or more, judged by the latest
+        replies. A server replies only after it has done all commands that it has read, so with several smaller writes
+        a client gets some of its replies while the server works on the others.
     :raises UsageError: when a number is out of range.
     """
 
@@ -134,41 +134,41 @@ class Limits:
 
 
 class Sent(Protocol):
-    """What awaits a reply; one of its methods is called."""
+    """Object that awaits a reply; one of its methods is called."""
 
     def answered(self, reply: Any) -> None:
         """Take the reply, or the error reply as redis-py's exception."""
 
     def lost(self, cause: BaseException) -> None:
-        """Take note that the connection was lost before the reply came."""
+        """Handle the loss of the connection before the reply came."""
 
 
 class Command(Sent, Protocol):
-    """What a connection is given to send."""
+    """Command that a connection sends."""
 
     replicated: bool | None
     future: asyncio.Future[Any]
 
     @property
     def words(self) -> Words:
-        """What is sent."""
+        """Words of the command."""
 
     @property
     def writes(self) -> bool:
-        """Whether replicas have to confirm it."""
+        """Whether replicas must confirm the command."""
 
     def dropped(self) -> None:
-        """Take note that the command was not written, as its future was done."""
+        """Handle that the command was not written because its future was done."""
 
     def unsent(self, error: QueuekeeperError, *, may_heal: bool) -> None:
-        """Take note that the command was not written, as there is no connection or it cannot be packed.
+        """Handle that the command was not written because there is no connection or it cannot be packed.
 
-        :param may_heal: whether the same may succeed a little later.
+        :param may_heal: whether the command may succeed a little later.
         """
 
 
 class Question:
-    """A command whose future's result is the reply or, never raised, what stands in its place."""
+    """A command whose future results in the reply, or in the exception, which is not raised."""
 
     writes = False
     replicated: bool | None = None
@@ -198,9 +198,9 @@ class Question:
 class _Wire(asyncio.Protocol):
     """One socket, from its connection to its loss.
 
-    :ivar in_flight: what has been written and not answered, in order.
-    :ivar flushes: for each write that is not fully answered: the number of its last command, and when it was written.
-    :ivar reply_bytes: of the latest replies, each.
+    :ivar in_flight: commands that were written and have no reply yet, in order.
+    :ivar flushes: for each write without all its replies: the number of its last command, and when it was written.
+    :ivar reply_bytes: average size of the latest replies.
     """
 
     transport: asyncio.Transport
@@ -218,26 +218,26 @@ class _Wire(asyncio.Protocol):
         self._cause: BaseException | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and have the system find out about a peer that is gone."""
+        """Keep the transport, and enable keep-alive, so that the system notices a dead peer."""
         self.transport = cast(asyncio.Transport, transport)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def write(self, commands: list[bytes], now_s: float) -> None:
-        """Write packed commands, whose senders are in flight already, at once."""
+        """Write packed commands at once; their senders are in flight already."""
         self.written += len(commands)
         self.flushes.append((self.written, now_s))
         self.transport.write(b"".join(commands))
 
     def data_received(self, data: bytes) -> None:
-        """Hand replies to those who wait for them."""
+        """Give replies to their commands."""
         self._reader.feed(data)
         next_reply = self._reader.gets
         next_command = self.in_flight.popleft
         answered = self._answered
         try:
-            # False is no reply in RESP2: it says that the next one has not arrived as a whole.
+            # False is not a reply in RESP2: it means that the next reply has not arrived completely.
             while (reply := next_reply()) is not False:
                 answered += 1
                 next_command().answered(reply)
@@ -260,7 +260,7 @@ class _Wire(asyncio.Protocol):
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say why it ended."""
+        """Report why the connection ended."""
         self._ended(self, self._cause or exc or RedisConnectionError("Connection closed by server."))
 
 
@@ -284,7 +284,7 @@ class _Held:
 
 
 class _Confirmation:
-    """A WAIT behind the writes of a flush."""
+    """A WAIT after the commands of a write."""
 
     def __init__(self, replicas: int) -> None:
         self.held: list[tuple[Command, Any]] = []
@@ -298,18 +298,18 @@ class _Confirmation:
 
     def lost(self, cause: BaseException) -> None:
         del cause
-        # The scripts have run and said so.
+        # The scripts have run, and their replies have come.
         self.answered(None)
 
 
 class Connection:
-    """A connection that is opened again when it was lost, with the commands that have not been written.
+    """A connection that is opened again after a loss, and then sends the commands that were not yet written.
 
-    Commands that are sent in one tick of the event loop go out in one write. At most ``limits.flushes`` writes, and
-    some more where replies are large, await their replies; meanwhile commands gather, so batches grow with the load and
-    nobody waits for a timer. Replies come in the order of the commands.
+    Commands of one tick of the event loop are sent in one write. At most ``limits.flushes`` writes, and some more if
+    replies are large, await their replies; meanwhile commands gather, so that batches grow with the load without a
+    timer. Replies come in the order of the commands.
 
-    :param replicas: how many replicas each write with a writing command waits for; 0 for none.
+    :param replicas: number of replicas that each write with a writing command waits for; 0 waits for none.
     :param lacking: called when the connection could not be opened.
     """
 
@@ -376,12 +376,12 @@ class Connection:
         return reply
 
     def renew(self) -> None:
-        """Connect anew before anything else is written: the address may lead to another server by now."""
+        """Connect again before anything else is written, since the address may now belong to another server."""
         self._stale = True
         self._schedule()
 
     async def close(self) -> None:
-        """Give the connection up; what has not been answered fails."""
+        """Close the connection; commands without a reply fail."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -417,7 +417,7 @@ class Connection:
             self._reopen()
             return
         if wire.transport.is_closing():
-            # Its loss is reported in a moment; what is not written by then can still go another way.
+            # The loss is reported soon; commands that are not written can still be sent elsewhere.
             return
         limits = self._limits
         flushes = wire.flushes
@@ -432,7 +432,7 @@ class Connection:
             self._watch = self._loop.call_later(self._patience_s / 4, self._look)
 
     def _take(self, wire: _Wire, limits: Limits) -> list[bytes]:
-        """Move commands from the queue in flight and return them as they are written."""
+        """Move commands from the queue to those in flight, and return their bytes."""
         queue = self._queue
         next_command = queue.popleft
         sent = wire.in_flight.append
@@ -465,7 +465,7 @@ class Connection:
         return packed
 
     def _look(self) -> None:
-        """Give up a connection whose oldest write has not been answered in time."""
+        """Close a connection whose oldest write got no reply in time."""
         self._watch = None
         wire = self._wire
         if wire is None or not wire.flushes or self._patience_s is None:
@@ -485,13 +485,13 @@ class Connection:
             self._opening = self._loop.create_task(self._open_wire())
 
     async def _open_wire(self) -> None:
-        """Connect and log in; when that fails the queue goes back to its senders, who know whether to come again."""
+        """Connect and log in; on failure, return the queue to its senders, which decide whether to send again."""
         try:
             await asyncio.sleep(_REOPENING.after(self._failures - 1) if self._failures else 0.0)
             async with asyncio.timeout(self.endpoint.connect_timeout_s):
                 wire = await self._greeted()
         except Exception as error:
-            # Whatever it is: those who wait would wait for ever.
+            # Any exception is caught: without an answer, senders would wait for ever.
             self._failures += 1
             self._opening = None
             refused = isinstance(error, AuthenticationError | ResponseError | ssl.SSLError)
@@ -533,7 +533,7 @@ class Connection:
         return wire
 
     def _end(self, wire: _Wire, cause: BaseException) -> None:
-        """Fail what a lost connection has not answered, and connect again if something waits."""
+        """Fail commands without a reply on a lost connection, and connect again if commands wait."""
         if wire not in self._wires:
             return
         self._wires.remove(wire)
@@ -550,5 +550,5 @@ class Connection:
             if command.future.done():
                 command.dropped()
             else:
-                # An exception of its own for each: whoever raises it hangs a traceback on it.
+                # Each command gets its own exception, because raising adds a traceback to it.
                 command.unsent(type(error)(str(error)), may_heal=may_heal)

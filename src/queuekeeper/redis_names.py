@@ -1,4 +1,4 @@
-"""Names of keys on a server or a cluster: slots that move and replicas that take over meanwhile hide none of them."""
+"""Reads the names of keys on a server or a cluster, completely even while slots move or replicas take over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queuekeeper.redis_client import RedisClient, demoted, nodes, read_topology,
 KEYS_PER_PAGE = 1_000
 
 READINGS = 5
-"""How often slots are read that move while they are read."""
+"""Number of times that slots which move while they are read are read again."""
 
 ALL_SLOTS = frozenset(range(SLOTS))
 
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 class Page(NamedTuple):
-    """Some names of keys.
+    """A page of key names.
 
-    :ivar cursor: where a reading goes on that has seen these.
+    :ivar cursor: position from which a reading continues after this page.
     """
 
     cursor: str
@@ -40,9 +40,9 @@ class Page(NamedTuple):
 class Master:
     """A master of a cluster, as it describes itself.
 
-    :param mark: another one as soon as a slot has come to the master, or another process is the master.
-    :param slots: that it holds.
-    :param leaving: those of them that are on their way to another master.
+    :param mark: mark that changes when a slot has come to the master, or another process is the master.
+    :param slots: slots that the master holds.
+    :param leaving: slots among them that are moving to another master.
     """
 
     address: str
@@ -53,14 +53,14 @@ class Master:
 
     @property
     def process(self) -> str:
-        """Its id for as long as it runs."""
+        """Id of the process, which lasts as long as it runs."""
         return self.mark.partition(".")[0]
 
 
 def masters(client: redis.RedisCluster) -> list[Master]:
-    """Return the masters of a cluster by their addresses; while replicas take over, it waits for them.
+    """Return the masters of a cluster by their addresses; wait while replicas take over.
 
-    :raises ServerUnavailable: when one cannot be reached for longer than a failover takes.
+    :raises ServerUnavailable: when a master cannot be reached for longer than a failover takes.
     """
 
     def ask() -> list[Master]:
@@ -71,10 +71,10 @@ def masters(client: redis.RedisCluster) -> list[Master]:
 
 
 def stayed(before: Iterable[Master], after: Iterable[Master]) -> frozenset[int]:
-    """Return the slots that no key has come to or left between two readings of the masters.
+    """Return the slots that stayed with their master between two readings of the masters.
 
-    Who takes a slot over, or takes over from a master, gets a greater epoch than all others have: a slot that has left
-    and come back is told from one that has stayed.
+    A master that takes over a slot, or takes over from another master, gets the highest epoch. By it, a slot that moved
+    away and came back is told from a slot that stayed.
     """
     then = {master.mark: master for master in before}
     return frozenset().union(
@@ -87,9 +87,9 @@ def stayed(before: Iterable[Master], after: Iterable[Master]) -> frozenset[int]:
 
 
 def replaced(before: Iterable[Master], after: Iterable[Master]) -> frozenset[int]:
-    """Return the slots that another process holds than those that were masters: it may lack what those had answered.
+    """Return the slots that a different process holds now, which may lack writes that the earlier master confirmed.
 
-    A replica that takes over has what it has received, and a server that is started again what was on its disk.
+    A replica that takes over has what it had received, and a restarted server has what was on its disk.
     """
     before, after = list(before), list(after)
     known, living = ({master.process for master in each} for each in (before, after))
@@ -99,7 +99,7 @@ def replaced(before: Iterable[Master], after: Iterable[Master]) -> frozenset[int
 
 
 def readings(most: int = READINGS) -> Iterator[bool]:
-    """Yield before each reading of what may move, with a rest in between, whether it is the last one."""
+    """Yield before each reading whether it is the last one, with a pause between readings."""
     for reading in range(most):
         if reading:
             time.sleep(_REST.after(reading - 1))
@@ -107,10 +107,10 @@ def readings(most: int = READINGS) -> Iterator[bool]:
 
 
 def in_place(client: RedisClient, key: str, pages: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """Yield what is read of one key page by page; of a cluster, again from the first page where its slot has moved.
+    """Yield the contents of one key page by page; in a cluster, start again if its slot has moved meanwhile.
 
-    :param pages: reads it.
-    :raises ServerUnavailable: at the end, when some may be missing since the slot moves on and on.
+    :param pages: function that reads the pages.
+    :raises ServerUnavailable: at the end, when contents may be missing because the slot kept moving.
     """
     if not isinstance(client, redis.RedisCluster):
         yield from pages()
@@ -128,23 +128,23 @@ def in_place(client: RedisClient, key: str, pages: Callable[[], Iterator[T]]) ->
 
 
 def restless(slots: Iterable[int]) -> ServerUnavailable:
-    """Return the error for slots whose keys cannot be read as a whole."""
+    """Return the error for slots whose keys could not be read completely."""
     found = sorted(slots)
     return ServerUnavailable(
         f"hash slots {format_cohorts(found[:10])}{' and others' if len(found) > 10 else ''} were moved, or had no "
-        "master, as often as their keys were read: some may be missing. Repeat it when the slots stay where they are"
+        "master, each time that their keys were read: some may be missing. Repeat this when no slots are moved"
     )
 
 
 class Names:
     """The names of the keys of a pattern, in pages; a name may come twice.
 
-    Whatever is there from the first page to the last is shown. In a cluster, slots that have moved or have another
-    master since they were read are read again, so often at most.
+    All keys that exist from the first page to the last are found. In a cluster, slots that have moved or have another
+    master since they were read are read again, at most ``readings`` times.
 
-    :param slots: of whose keys the names are wanted.
-    :param of_type: type of the keys, such as ``hash``; None means all.
-    :param count: says how many keys the next page looks at.
+    :param slots: slots whose keys are read.
+    :param of_type: type of the keys, such as ``hash``; ``None`` means all types.
+    :param count: returns the number of keys that the next page looks at.
     :ivar unsettled: slots that moved each time; empty until the last page.
     """
 
@@ -193,12 +193,12 @@ class Names:
         for _ in readings(self._readings):
             before = masters(client)
             holders = [master for master in before if master.slots & wanted]
-            # Behind the last page of several masters nobody knows which of them were read to the end.
+            # A cursor behind the last page does not tell which masters were read to the end.
             behind = after if len(holders) == 1 else ""
             lost: set[str] = set()
             for master in holders:
                 try:
-                    # Names of slots that are on their way to it come twice; those of its own need no look.
+                    # Names of slots that are moving to this master come twice; names of its own slots need no check.
                     slots = ALL_SLOTS if master.slots <= wanted else wanted
                     yield from self._of_server(master.node, master.address, mark=master.mark, slots=slots, after=behind)
                 except ServerUnavailable:
@@ -212,7 +212,7 @@ class Names:
     def _of_server(
         self, node: redis.Redis, address: str, *, mark: str, slots: frozenset[int], after: str
     ) -> Iterator[Page]:
-        # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
+        # A cursor is valid only for the process that returned it: a new process has its keys in another order.
         known, _, cursor = after.rpartition("/")
         if known == mark and cursor == "0":
             return

@@ -371,13 +371,13 @@ def test_compacted_queue_is_worked_on_in_order_by_one_process_and_gone_on_with_b
 @pytest.mark.parametrize(
     ("words", "name", "of", "rule"),
     [
-        (("events", "work"), "bill", "fan-out queues, and its rules count for `fanout work` alone", "max_attempts=8"),
-        (("compacted", "work"), "bill", "fan-out queues, and its rules count for `fanout work`", "max_attempts=8"),
-        (("fanout", "work", "orders"), "bill_in_time", "events, and its rules count for `events work`", "time_limit"),
+        (("events", "work"), "bill", "fan-out queues, and its rules apply to `fanout work` only", "max_attempts=8"),
+        (("compacted", "work"), "bill", "fan-out queues, and its rules apply to `fanout work`", "max_attempts=8"),
+        (("fanout", "work", "orders"), "bill_in_time", "events, and its rules apply to `events work`", "time_limit"),
         (
             ("fanout", "work", "orders"),
             "show_in_time",
-            "compacted queues, and its rules count for `compacted work`",
+            "compacted queues, and its rules apply to `compacted work`",
             "",
         ),
     ],
@@ -399,7 +399,7 @@ def test_handler_of_another_store_is_refused_as_its_rules_would_not_count(
     ("target", "words"),
     [
         ("billing", "'billing' is not MODULE:NAME, such as billing:bill"),
-        ("biling:bill", "there is no module biling: it is looked for in "),
+        ("biling:bill", "there is no module biling in "),
         ("billing:bil", "module billing has no 'bil'"),
         ("billing:NUMBER", "billing:NUMBER is a int: it must be a function"),
     ],

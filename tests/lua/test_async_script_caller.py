@@ -496,7 +496,7 @@ def test_wait_that_no_server_takes_is_refused(
     ("change", "message"),
     [
         (lambda url: f"{url}?nonsense=1", "has an option that is not known"),
-        (lambda url: f"{url}?protocol=3", "may not set protocol"),
+        (lambda url: f"{url}?protocol=3", "must not set protocol"),
         (lambda url: f"{url}?db=99", "does not have the database that the URL names"),
         (lambda url: url.replace("redis://:", "redis://:no"), "refuses user or password"),
         # The server waits for the rest of what it takes for a command.

@@ -96,8 +96,8 @@ def test_handler_of_another_store_is_refused_and_the_refusal_says_where_its_rule
         with pytest.raises(UsageError) as caught:
             handler_of(store.Handler, found, name="billing:bill")
         text = str(caught.value)
-        assert f"billing:bill is a handler of {other.Handler.of}, and its rules count for" in text
-        assert f"`{short(other)} work` alone" in text
+        assert f"billing:bill is a handler of {other.Handler.of}, and its rules apply to" in text
+        assert f"`{short(other)} work` only" in text
         assert "time_limit_ms=8" in text
         assert f"without {short(other)}.handler, or one with {short(store)}.handler" in text
 

@@ -1,1 +1,1 @@
-"""One runtime for consumers: what they do is an operation, and this waits, starts handlers and ends for all of them."""
+"""Runs consumers: each is an operation, for which this runtime waits, starts handlers, and ends in good order."""

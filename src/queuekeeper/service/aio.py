@@ -17,12 +17,12 @@ R = TypeVar("R")
 
 
 class AsyncService(Generic[R]):
-    """Carries out the steps of ``operations`` in an event loop, in which ``tell`` and ``stop`` are called.
+    """Carries out the steps of an operation in an event loop, in which ``tell`` and ``stop`` must be called.
 
-    ``run`` works until ``stop`` is called, ``async with service:`` runs it in a task until the block's end.
-    Work that is still there when the operation ends is cancelled; what does without its cancellation is left alone.
+    ``run`` works until ``stop`` is called; ``async with service:`` runs it in a task until the end of the block.
+    Work that is still running when the operation ends is cancelled; work that ignores its cancellation is abandoned.
 
-    :param noun: what the service is.
+    :param noun: word for the service in messages.
     """
 
     operations: Any
@@ -59,10 +59,10 @@ class AsyncService(Generic[R]):
         return await self._ask_server(step)
 
     async def _ask_server(self, step: Any) -> Any:
-        raise AssertionError(f"a {self._noun} has nobody who answers {step!r}")
+        raise AssertionError(f"a {self._noun} cannot carry out {step!r}")
 
     def _tell_end(self, task: asyncio.Future[Any]) -> None:
-        # A task that is cancelled before its first step runs none of its own code.
+        # A task that is cancelled before its first step does not run its own code.
         token = self._tasks.pop(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         self.tell(Ended(token=token, error=error, result=None if error is not None else task.result()))
@@ -72,7 +72,7 @@ class AsyncService(Generic[R]):
         if not self._told and not notified:
             watched = self._watched() if step.notifiable else None
             loop = asyncio.get_running_loop()
-            # psycopg itself watches the socket in the same way, but never while the operation waits here.
+            # psycopg also watches this socket, but never while the operation waits here.
             if watched is not None:
                 loop.add_reader(watched, self._bell.set)
             try:
@@ -89,17 +89,17 @@ class AsyncService(Generic[R]):
         return Happened(told=told, notified=notified)
 
     def _watched(self) -> int | None:
-        """Return the file number at which the server's notifications come, if there is one."""
+        """Return the file descriptor on which the server's notifications arrive, if there is one."""
         return None
 
     async def _notified(self) -> bool:
-        """Take what the server has notified; return whether there was something."""
+        """Take the server's notifications; return whether there were any."""
         return False
 
     async def run(self) -> R:
         """Serve until :meth:`stop` or, in the main thread, the first SIGTERM or Ctrl-C; a cancellation ends it at once.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises ServerUnavailable: when the server cannot be reached at the start; later, the service waits for it.
         :raises RefusedError: when the service has run before.
         """
         with stopped_by_signals(self.stop):
@@ -121,10 +121,10 @@ class AsyncService(Generic[R]):
             await self.close()
 
     def _end(self, error: BaseException | None) -> None:
-        """Tell everybody who waits that nothing comes any more."""
+        """Tell all waiters that nothing more will come."""
 
     async def close(self) -> None:
-        """Give everything back; work that still runs is cancelled."""
+        """Release everything; work that still runs is cancelled."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -132,7 +132,7 @@ class AsyncService(Generic[R]):
             await asyncio.wait(tasks, timeout=END_S)
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop the service in good order."""
         self._stopped = True
         self.tell(Stop())
 
@@ -142,7 +142,7 @@ class AsyncService(Generic[R]):
         try:
             await self._begins.wait()
         except BaseException:
-            # Whoever gives up the start has no service to end.
+            # A caller that gives up the start has no service to stop.
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             raise
@@ -158,7 +158,7 @@ class AsyncService(Generic[R]):
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Have the first SIGTERM or SIGINT call a function while the block runs, in the event loop, which it wakes."""
+    """Make the first SIGTERM or SIGINT in the block call a function, in the event loop, which it wakes."""
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
 

@@ -1,4 +1,4 @@
-"""Apps: handlers of one store that run together, each with its place and its options."""
+"""Defines apps: handlers of one store that run together, each with its queue and options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ W = TypeVar("W", bound=Callable[..., Any])
 class Post(NamedTuple):
     """A handler of an app.
 
-    :param given: options of whatever has it work.
+    :param given: options of the consumer that calls the handler.
     """
 
     handler: Handler[Any]
@@ -29,15 +29,15 @@ class Post(NamedTuple):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it works in an event loop."""
+        """Whether the handler runs in an event loop."""
         return is_coroutine_function(self.handler.work)
 
 
 class App:
-    """Handlers that run together; see the one of each store.
+    """Handlers that run together; each store has its own subclass.
 
-    :cvar kind: of its handlers.
-    :param middleware: looks on or wraps, whichever handler works.
+    :cvar kind: class of its handlers.
+    :param middleware: middleware of all handlers, which observes or wraps them.
     """
 
     kind: ClassVar[type[Handler[Any]]]
@@ -47,7 +47,7 @@ class App:
         self._posts: list[Post] = []
 
     def _takes(self, **given: Any) -> Callable[[W], W]:
-        """Return a decorator that adds a function or handler to the app and leaves it as it is."""
+        """Return a decorator that adds a function or handler to the app and returns it unchanged."""
 
         def add(work: W) -> W:
             self._posts.append(Post(handler_of(self.kind, work), given))
@@ -56,28 +56,28 @@ class App:
         return add
 
     def check(self) -> None:
-        """Refuse an app that has nothing to do.
+        """Refuse an app without handlers.
 
-        :raises UsageError: saying what to write.
+        :raises UsageError: when there is none; the message says what to write.
         """
         if not self._posts:
             raise UsageError("the app has no handlers: put @app.handler(...) over a function")
 
 
 class Service(Protocol):
-    """What works until it is stopped."""
+    """Service that works until it is stopped."""
 
     def run(self) -> Any:
-        """Work until it is stopped; a coroutine method for asyncio."""
+        """Work until the service is stopped; this is a coroutine method for asyncio."""
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop the service in good order."""
 
 
 async def run_together(services: Sequence[Service]) -> None:
-    """Run services until the first SIGTERM or Ctrl-C; when one ends by itself, the others are stopped, too.
+    """Run services until the first SIGTERM or Ctrl-C; when one ends by itself, stop the others, too.
 
-    Those that block work in threads.
+    Blocking services run in threads.
     """
     with stopped_by_signals(partial(stop_all, services)):
         running = [
@@ -92,13 +92,13 @@ async def run_together(services: Sequence[Service]) -> None:
 
 
 def stop_all(services: Sequence[Service]) -> None:
-    """End services in good order; call it in their event loop."""
+    """Stop services in good order; call this in their event loop."""
     for service in services:
         service.stop()
 
 
 def _in_thread(run: Callable[[], Any]) -> Awaitable[None]:
-    """Run a service in a thread that keeps no process from ending; those of a pool would."""
+    """Run a service in a thread that does not keep the process from ending, as a pool's thread would."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -112,7 +112,7 @@ def _in_thread(run: Callable[[], Any]) -> Awaitable[None]:
             run()
         except BaseException as error:
             failure = error
-        # A loop that was given up has nobody who waits.
+        # If the loop has ended, nobody waits for the result.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(partial(settle, failure))
 

@@ -1,4 +1,4 @@
-"""Runs a service in a thread, and its work in others."""
+"""Runs a service in a thread, and its work in other threads."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 class Threads:
-    """Threads that do what they are given, and end with the process whatever they are at; a pool would wait for them.
+    """Threads that carry out work and end with the process, even while they work; a pool would wait for them.
 
-    :param most: more than that are never needed at once.
-    :param name: of each, followed by its number.
+    :param most: largest number of threads.
+    :param name: name of each thread, followed by its number.
     """
 
     def __init__(self, most: int, *, name: str) -> None:
@@ -35,7 +35,7 @@ class Threads:
         self._over = False
 
     def begin(self, work: Callable[[], None]) -> None:
-        """Have one of them do it, at once or when one is free."""
+        """Start work in a thread, at once or when one is free."""
         if not self._idle.acquire(blocking=False) and len(self._all) < self._most:
             thread = threading.Thread(target=self._work, name=f"{self._name}_{len(self._all)}", daemon=True)
             self._all.append(thread)
@@ -48,9 +48,9 @@ class Threads:
             self._idle.release()
 
     def end(self, *, wait: bool) -> None:
-        """Let each end with what it is at; what was not begun is not begun any more.
+        """Let each thread end after its present work; work that has not begun is dropped.
 
-        :param wait: until all have.
+        :param wait: whether to wait until all threads have ended.
         """
         self._over = True
         for _ in self._all:
@@ -60,14 +60,15 @@ class Threads:
 
 
 class BlockingService(Generic[R]):
-    """Carries out the steps of ``operations``; ``tell`` and ``stop`` may be called in any thread and signal handler.
+    """Carries out the steps of an operation; ``tell`` and ``stop`` may be called in any thread and signal handler.
 
-    ``run`` works until ``stop`` is called, ``with service:`` runs it in a thread until the block's end. A stop finishes
-    what work is at, within the operation's time of grace; work that takes longer is left alone and keeps no process
-    from ending. Each kind of service says what it does (``_serve``) and who answers its other steps (``_ask_server``).
+    ``run`` works until ``stop`` is called; ``with service:`` runs it in a thread until the end of the block. A stop
+    lets running work finish within the operation's time of grace; work that takes longer is abandoned and does not keep
+    the process from ending. A subclass defines the operation (``_serve``) and carries out its other steps
+    (``_ask_server``).
 
-    :param noun: what the service is.
-    :param threads: pieces of work that run at once.
+    :param noun: word for the service in messages.
+    :param threads: number of pieces of work that run at once.
     """
 
     operations: Any
@@ -93,7 +94,7 @@ class BlockingService(Generic[R]):
     def tell(self, message: Any) -> None:
         """Wake the operation with a message."""
         self._told.append(message)
-        # A bell that is full has been rung; one that is closed has nobody to hear it.
+        # If the socket is full, the operation has been woken; if it is closed, nobody waits.
         with suppress(OSError):
             self._ringer.send(b"!")
 
@@ -109,7 +110,7 @@ class BlockingService(Generic[R]):
         return self._ask_server(step)
 
     def _ask_server(self, step: Any) -> Any:
-        raise AssertionError(f"a {self._noun} has nobody who answers {step!r}")
+        raise AssertionError(f"a {self._noun} cannot carry out {step!r}")
 
     def _work(self, step: Begin) -> None:
         try:
@@ -133,13 +134,13 @@ class BlockingService(Generic[R]):
         return Happened(told=tuple(told), notified=notified)
 
     def _notified(self) -> bool:
-        """Take what the server has notified; return whether there was something."""
+        """Take the server's notifications; return whether there were any."""
         return False
 
     def run(self) -> R:
         """Serve until :meth:`stop`; in the main thread the first SIGTERM or Ctrl-C stops it, too.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises ServerUnavailable: when the server cannot be reached at the start; later, the service waits for it.
         :raises RefusedError: when the service has run before.
         """
         self._take_up()
@@ -164,16 +165,16 @@ class BlockingService(Generic[R]):
             with self._gate:
                 self._over = True
                 self._end(error)
-            # Work that has had its time may never end.
+            # Work that has exceeded the time of grace may never end.
             self.close(patient=not self.operations.late)
 
     def _end(self, error: BaseException | None) -> None:
-        """Tell everybody who waits that nothing comes any more."""
+        """Tell all waiters that nothing more will come."""
 
     def close(self, *, patient: bool) -> None:
-        """Give everything back.
+        """Release everything.
 
-        :param patient: wait for work that runs.
+        :param patient: whether to wait for running work.
         """
         self._threads.end(wait=patient)
         self._selector.close()
@@ -182,7 +183,7 @@ class BlockingService(Generic[R]):
         self._ringer.close()
 
     def stop(self) -> None:
-        """End it in good order; may be called in another thread and in a signal handler."""
+        """Stop the service in good order; may be called in another thread and in a signal handler."""
         self._stopped = True
         self.tell(Stop())
 
@@ -201,9 +202,9 @@ class BlockingService(Generic[R]):
             self._thread.start()
             self._begins.wait()
         except BaseException:
-            # Whoever gives up the start, by Ctrl-C for example, has no service to end.
+            # A caller that gives up the start, by Ctrl-C for example, has no service to stop.
             self.stop()
-            # A thread that has not begun to run cannot be waited for; it finds the stop.
+            # A thread that has not begun to run cannot be joined; it will see the stop.
             with suppress(RuntimeError):
                 self._thread.join()
             raise

@@ -1,4 +1,4 @@
-"""Handlers of every store: what works, its limit of time, who looks on or wraps, and decorators."""
+"""Handlers of every store: the function, its time limit, its middleware, and decorators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ W = TypeVar("W")
 H = TypeVar("H", bound="Handler[Any]")
 
 LONGEST_MS = 10 * 365 * 86_400_000
-"""Longest limit of time, and longest pause."""
+"""Largest time limit, and largest pause."""
 
 _NOBODY = nullcontext()
 
@@ -35,20 +35,20 @@ _log = logging.getLogger(__name__)
 
 
 class Rules(Protocol):
-    """What the rules of every store say."""
+    """Rules that every store has."""
 
     @property
     def time_limit_ms(self) -> int | None:
-        """Time that a handler may take; none for no limit."""
+        """Time limit of a handler in milliseconds; ``None`` sets no limit."""
 
     def is_final(self, message: Any, error: Exception) -> bool:
-        """Whether a message on which a handler has failed like this becomes a dead letter."""
+        """Whether a message becomes a dead letter after the handler has failed with this error."""
 
 
 def check_time_limit(rules: Rules) -> None:
-    """Refuse rules with a limit that is no time.
+    """Refuse rules with a time limit that is not valid.
 
-    :raises UsageError: naming parameter, value and rule.
+    :raises UsageError: when it is not; the message names parameter, value and rule.
     """
     if rules.time_limit_ms is not None:
         check_integer("time_limit_ms", rules.time_limit_ms, 1, LONGEST_MS)
@@ -57,7 +57,7 @@ def check_time_limit(rules: Rules) -> None:
 def check_dead_on(rules: Any) -> None:
     """Refuse rules whose ``dead_on`` holds anything but exceptions.
 
-    :raises UsageError: naming parameter, value and rule.
+    :raises UsageError: when it does; the message names parameter, value and rule.
     """
     check_fields(rules, "dead_on")
     for one in rules.dead_on:
@@ -66,15 +66,15 @@ def check_dead_on(rules: Any) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in words why a handler has failed."""
+    """Return the reason why a handler has failed, as a text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(Generic[M]):
-    """What works, with the rules for its failures; it can be called as what it holds.
+    """A function with the rules for its failures; it can be called like the function.
 
-    :cvar of: what its store calls itself.
+    :cvar of: name of its store in messages.
     :cvar store: package of its store.
     """
 
@@ -95,25 +95,25 @@ class Handler(Generic[M]):
 def handler_of(kind: type[H], work: Callable[[Any], Any], *, name: str = "work") -> H:
     """Return a store's handler; a plain function gets the default rules.
 
-    :param name: what to call it in the refusal.
-    :raises UsageError: when it is a handler of another store, whose rules would not count here.
+    :param name: name of the argument in the refusal.
+    :raises UsageError: when it is a handler of another store, whose rules do not apply here.
     """
     if isinstance(work, kind):
         return work
     if isinstance(work, Handler):
         raise UsageError(
-            f"{name} is a handler of {work.of}, and its rules count for `{work.store} work` alone: {work.rules}; "
+            f"{name} is a handler of {work.of}, and its rules apply to `{work.store} work` only: {work.rules}; "
             f"name a function without {work.store}.handler, or one with {kind.store}.handler"
         )
-    # Each store's has default rules.
+    # The handler of each store has default rules.
     return kind(work=work)  # type: ignore[call-arg]
 
 
 def with_rules(rules: Callable[P, R], make: Callable[[W, R], H], *, example: str) -> Callable[P, Callable[[W], H]]:
-    """Return ``handler`` with the signature of a store's rules, so that editors and type checkers complete them.
+    """Return ``handler`` with the signature of a store's rules, which editors and type checkers can complete.
 
-    :param make: makes a handler of a function and its rules.
-    :param example: arguments to show.
+    :param make: makes a handler from a function and its rules.
+    :param example: arguments in the example of the docstring.
     """
 
     def handler(*args: P.args, **kwargs: P.kwargs) -> Callable[[W], H]:
@@ -135,44 +135,44 @@ def with_rules(rules: Callable[P, R], make: Callable[[W, R], H], *, example: str
     handler.__doc__ = (
         f"Make a function a handler: ``@handler({example})``.\n\n"
         "The arguments are those of :class:`RetryRules`.\n\n"
-        ":raises UsageError: naming parameter, value and rule; for a name that is no rule, the nearest one."
+        ":raises UsageError: when a value or name is not valid; the message names the rule, or the nearest name."
     )
     return handler
 
 
 class Middleware(Generic[M]):
-    """Looks on while handlers work, or wraps the work; called in the thread or task of the handler.
+    """Observes or wraps handlers; its methods are called in the thread or task of the handler.
 
-    What ``before``, ``after`` and ``error`` raise is logged and changes nothing.
+    Exceptions of ``before``, ``after`` and ``error`` are logged and have no other effect.
     """
 
     def around(self, message: M, /) -> AbstractContextManager[Any]:
-        """Return what the handler runs in, such as a trace, a lock or a database transaction.
+        """Return a context manager around the handler, such as a trace, a lock or a database transaction.
 
-        What it raises when it is entered fails the attempt before the handler begins. When the handler has failed, it
-        gets the error, and may raise another one, or end it as any context manager may: then the message is done. The
-        first middleware is the outermost. The handler's time limit covers the handler alone. A function in a thread
-        that returns what is awaited may be left in another thread than it was entered in.
+        If it raises when it is entered, the attempt fails before the handler begins. If the handler fails, it gets the
+        error, and may raise another error or suppress this one, so that the message counts as done. The first
+        middleware is the outermost. The time limit covers only the handler. If a function in a thread returns an
+        awaitable, the context manager may be left in another thread than it was entered in.
         """
         return nullcontext()
 
     def before(self, message: M, /) -> None:
-        """Learn that a handler begins."""
+        """Observe that a handler begins."""
 
     def after(self, message: M, /, *, duration_s: float) -> None:
-        """Learn that a handler has done it."""
+        """Observe that a handler has succeeded."""
 
     def error(self, message: M, error: Exception, /, *, duration_s: float, is_final: bool) -> None:
-        """Learn that a handler has failed.
+        """Observe that a handler has failed.
 
-        :param is_final: it becomes a dead letter.
+        :param is_final: whether the message becomes a dead letter.
         """
 
 
 class Calls(Generic[M]):
-    """Calls a handler within its time, inside of what middleware puts around it, and tells middleware how it went.
+    """Calls a handler within its time limit, inside its middleware, and reports the outcome to the middleware.
 
-    :param now_s: a clock that never goes back.
+    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Calls(Generic[M]):
         self._now_s = now_s
 
     def _around(self, message: M) -> AbstractContextManager[Any]:
-        """Return what a call runs in; where nobody looks on, it costs next to nothing."""
+        """Return the context manager of a call, which costs almost nothing without middleware."""
         return self._watched(message) if self._middleware else _NOBODY
 
     @contextmanager
@@ -203,7 +203,7 @@ class Calls(Generic[M]):
                 yield
         except Exception as error:
             duration_s = self._now_s() - began_s
-            # A name of a handler of exceptions does not outlive it.
+            # Python deletes the name of an exception after its except clause.
             raised = error
             is_final = self._rules.is_final(message, error)
             self._tell(lambda one: one.error(message, raised, duration_s=duration_s, is_final=is_final))
@@ -224,9 +224,9 @@ class Calls(Generic[M]):
         return None if limit_ms is None else limit_ms / 1_000
 
     async def _finish(self, result: Any, *, used_s: float = 0.0) -> None:
-        """Await what the handler has returned, within its time.
+        """Await what the handler has returned, within its time limit.
 
-        :param used_s: what of it the handler has used until it returned.
+        :param used_s: seconds that the handler has used until it returned.
         """
         limit_s = self._limit_s
         try:
@@ -242,12 +242,12 @@ class BlockingCalls(Calls[M]):
     """Calls in the thread of the caller."""
 
     def answer(self, message: M) -> None:
-        """Have the handler work."""
+        """Call the handler."""
         with self._around(message):
             refuse_coroutine(self._call(message))
 
     def _call(self, message: M) -> Any:
-        """Return what the handler returns within its time."""
+        """Return the result of the handler within its time limit."""
         limit_s = self._limit_s
         return self._work(message) if limit_s is None else limited(self._work, message, limit_s=limit_s)
 
@@ -256,19 +256,19 @@ class AsyncCalls(Calls[M]):
     """Calls in the event loop."""
 
     async def answer(self, message: M) -> None:
-        """Have the handler work."""
+        """Call the handler."""
         with self._around(message):
             await self._finish(self._work(message))
 
 
 class LoopThreadCalls(BlockingCalls[M]):
-    """Calls in a thread beside an event loop, in which what the handler returns is awaited if it can be.
+    """Calls in a thread beside an event loop, which awaits the result of the handler if it is awaitable.
 
-    No thread waits for the loop: a loop has few, and what is awaited may need one.
+    The thread does not wait for the loop: threads are few, and the awaited work may need one.
     """
 
     async def answer_in_thread(self, message: M) -> None:
-        """Have the handler work in a thread."""
+        """Call the handler in a thread."""
         loop, context = asyncio.get_running_loop(), copy_context()
 
         def in_thread(work: Callable[..., T], *given: Any) -> Awaitable[T]:
@@ -286,7 +286,7 @@ class LoopThreadCalls(BlockingCalls[M]):
             await in_thread(around.__exit__, None, None, None)
 
     def _begin(self, message: M) -> tuple[ExitStack, Any, float]:
-        """Return what is to be left at the end, what is to be awaited before, if anything, and the seconds used."""
+        """Return the contexts to leave at the end, the awaitable of the handler, if any, and the seconds used."""
         with ExitStack() as stack:
             stack.enter_context(self._around(message))
             began_s = self._now_s()

@@ -1,4 +1,4 @@
-"""Ends a handler that takes too long: by a cancellation in an event loop, by an exception in a thread."""
+"""Ends a handler that exceeds its time limit: by cancellation in an event loop, by an exception in a thread."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class _TimeIsUp(BaseException):
-    """Raised in a thread; no ``Exception``, so that a handler does not take it for a failure of its own."""
+    """Raised in a thread; it is not an ``Exception``, so that the handler does not catch it as its own failure."""
 
 
 class _Limit:
-    """The time of one call; whoever takes it off the watch says what becomes of it.
+    """The time limit of one call; the thread that removes it from the watch decides the outcome.
 
-    :ivar was_raised: its time was up, and the exception is on its way or has come.
+    :ivar was_raised: whether the time was up, so that the exception has come or will come.
     """
 
     __slots__ = ("end_s", "thread_id", "was_raised")
@@ -33,7 +33,7 @@ class _Limit:
 
 
 class _Watch:
-    """One thread that raises in others when their time is up."""
+    """A thread that raises an exception in other threads when their time is up."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -52,16 +52,16 @@ class _Watch:
                 self._changed.notify()
 
     def end(self, limit: _Limit) -> None:
-        # Without the lock: an exception that comes while a thread takes it would leave it taken for ever.
+        # Without the lock: an exception while the thread takes the lock would leave it taken for ever.
         if self._take_off(limit):
             return
         while not limit.was_raised:
             time.sleep(0.001)
-        # It may not have come yet.
+        # The exception may not have come yet.
         _raise_in(limit.thread_id, None)
 
     def _take_off(self, limit: _Limit) -> bool:
-        """Return whether nobody else has taken it off."""
+        """Remove a limit; return whether no other thread has removed it."""
         try:
             self._limits.remove(limit)
         except KeyError:
@@ -90,7 +90,7 @@ _watch = _Watch()
 
 
 def limited(work: Callable[..., T], *given: Any, limit_s: float) -> T:
-    """Call a function, and raise in it when its time is up.
+    """Call a function, and raise an exception in it when its time is up.
 
     A call into C, such as a query or a sleep, is not interrupted: the exception comes when it returns.
 
@@ -108,5 +108,5 @@ def limited(work: Callable[..., T], *given: Any, limit_s: float) -> T:
 
 
 def time_is_up(limit_s: float) -> TimeLimitExceeded:
-    """Return the error of a handler that took too long."""
+    """Return the error of a handler that has exceeded its time limit."""
     return TimeLimitExceeded(f"the handler took longer than its {limit_s:g} s")

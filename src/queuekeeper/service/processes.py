@@ -1,4 +1,4 @@
-"""Several processes of one service: started, replaced when they die, made anew on change, ended in good order."""
+"""Runs several processes of one service: starts, replaces and restarts them, and ends them in good order."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from queuekeeper.service.app import App
 from queuekeeper.service.signals import stopped_by_signals
 
 WORKER = "QUEUEKEEPER_WORKER"
-"""Variable of the environment by which a process knows that it is one of several."""
+"""Environment variable that tells a process that it is one of several."""
 
 LOOK_S = 0.2
-"""How often processes and files are looked at."""
+"""Seconds between two checks of processes and files."""
 
 STEADY_S = 60.0
-"""A process that has lived so long is replaced at once when it dies."""
+"""Lifetime in seconds after which a process that dies is replaced at once."""
 
 BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
-"""Pauses before a process is replaced that dies soon after its start."""
+"""Pauses in seconds before a process is replaced that has died soon after its start."""
 
 _log = logging.getLogger(__name__)
 
 
 def load(target: str) -> Any:
-    """Return the function or app that ``MODULE:NAME`` names; modules of the current folder are found, too.
+    """Return the function or app that ``MODULE:NAME`` names; modules in the current folder are found, too.
 
-    :raises UsageError: when there is no such module or name, or it is neither.
+    :raises UsageError: when there is no such module or name, or it is neither a function nor an app.
     """
     module_name, _, name = target.partition(":")
     if not module_name or not name:
@@ -50,9 +50,7 @@ def load(target: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise UsageError(
-            f"there is no module {error.name}: it is looked for in {folder} and in Python's path"
-        ) from error
+        raise UsageError(f"there is no module {error.name} in {folder} or in Python's path") from error
     found = getattr(module, name, None)
     if found is None:
         raise UsageError(f"module {module_name} has no {name!r}")
@@ -67,10 +65,10 @@ def is_worker() -> bool:
 
 
 def end_with_parent(stop: Callable[[], object]) -> None:
-    """Have a function called when the process that started this one ends it, or is gone."""
+    """Call a function when the process that started this one ends it or has died."""
 
     def watch() -> None:
-        # A thread that waits in a buffered read aborts a process that ends by itself.
+        # A thread in a buffered read would abort the process when it ends by itself.
         while os.read(sys.stdin.fileno(), 1):
             pass
         stop()
@@ -83,14 +81,14 @@ class _Process:
     began_s: float
     deaths: int
     running: subprocess.Popen[bytes] | None = field(default=None)
-    """None while it waits to be replaced."""
+    """``None`` while the process waits to be replaced."""
 
 
 class Processes:
-    """Keeps processes of a command running until it is told to stop.
+    """Keeps processes of a command running until it is stopped.
 
-    :param count: processes.
-    :param watched: folders; when a Python file below them changes, all processes are made anew.
+    :param count: number of processes.
+    :param watched: folders; when a Python file below them changes, all processes are restarted.
     """
 
     def __init__(self, command: Sequence[str], *, count: int, watched: Iterable[Path] = ()) -> None:
@@ -102,7 +100,7 @@ class Processes:
     def run(self) -> int:
         """Run until SIGTERM, Ctrl-C or :meth:`stop`, and return an exit code.
 
-        0 when told to stop; the code of a process that refuses its arguments, which no repetition would cure.
+        The code is 0 after a stop, or the code of a process that refuses its arguments, which a restart would not cure.
         """
         with stopped_by_signals(self.stop):
             seen = self._state()
@@ -115,7 +113,7 @@ class Processes:
                         return code
                     state = self._state()
                     if state != seen:
-                        _log.warning("files have changed: the processes are made anew")
+                        _log.warning("files have changed: the processes are restarted")
                         self._end()
                         seen = state
                         for process in self._processes:
@@ -125,18 +123,18 @@ class Processes:
         return 0
 
     def stop(self) -> None:
-        """End it in good order; may be called in another thread and in a signal handler."""
+        """Stop all processes in good order; may be called in another thread and in a signal handler."""
         self._stopped.set()
 
     def _start(self, process: _Process) -> None:
-        # A session of its own: Ctrl-C is for this process, which then tells the others once.
+        # The process gets its own session: Ctrl-C reaches only this process, which then tells the others once.
         process.running = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, env={**os.environ, WORKER: "1"}, start_new_session=True
         )
         process.began_s = time.monotonic()
 
     def _replace_dead(self) -> int | None:
-        """Start again what has died; return the exit code of one that refuses its arguments."""
+        """Restart processes that have died; return the exit code of a process that refuses its arguments."""
         for process in self._processes:
             running = process.running
             if running is not None and running.poll() is not None:
@@ -148,7 +146,7 @@ class Processes:
                 lived_s = time.monotonic() - process.began_s
                 process.deaths = 0 if lived_s >= STEADY_S else process.deaths + 1
                 process.began_s = time.monotonic()
-                _log.error("process %d ended with code %d; it is replaced", running.pid, running.returncode)
+                _log.error("process %d ended with code %d and is replaced", running.pid, running.returncode)
             if process.running is None and time.monotonic() >= process.began_s + self._pause_s(process):
                 self._start(process)
         return None
@@ -158,7 +156,7 @@ class Processes:
         return 0.0 if process.deaths < 2 else BACKOFF.after(process.deaths - 2)
 
     def _end(self) -> None:
-        """Tell all processes to end, and wait until they have."""
+        """Tell all processes to end, and wait until they have ended."""
         running = [process.running for process in self._processes if process.running is not None]
         for one in running:
             assert one.stdin is not None
@@ -169,11 +167,11 @@ class Processes:
             process.running = None
 
     def _state(self) -> dict[Path, int]:
-        """Return when each Python file was changed."""
+        """Return the time of the last change of each Python file."""
         found = {}
         for folder in self._watched:
             for path in folder.rglob("*.py"):
-                # It may be gone by now.
+                # The file may be gone.
                 if path.is_file():
                     found[path] = path.stat().st_mtime_ns
         return found

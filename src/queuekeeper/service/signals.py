@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a service in good order; a second one ends the process as it would without us."""
+"""Makes SIGTERM and Ctrl-C stop a service in good order; a second signal has its usual effect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Have the first SIGTERM or SIGINT call a function while the block runs.
+    """Make the first SIGTERM or SIGINT in the block call a function.
 
-    Outside of the main thread, and for a signal that the program handles itself, nothing is changed.
+    Outside the main thread, and for a signal that the program handles itself, nothing is changed.
     """
     with ExitStack() as stack:
 
@@ -27,13 +27,13 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def free_signals() -> list[signal.Signals]:
-    """Return those of SIGTERM and SIGINT that a service may take: in the main thread what nobody handles."""
+    """Return those of SIGTERM and SIGINT that a service may handle: in the main thread, those without a handler."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in (signal.SIGTERM, signal.SIGINT) if _is_free(signal.getsignal(number))]
 
 
 def _is_free(handler: Any) -> bool:
-    # asyncio.run has a handler of its own, which cancels its task.
+    # asyncio.run has its own handler, which cancels the task.
     owner = getattr(getattr(handler, "func", None), "__self__", None)
     return handler in (signal.SIG_DFL, signal.default_int_handler) or type(owner).__module__ == "asyncio.runners"

@@ -1,4 +1,4 @@
-"""Steps that any service is asked for, and what it is told; the other steps go to its server."""
+"""Steps and messages of any service; a service carries out all other steps at its server."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 END_S = 5.0
-"""How long the end may take, once handlers have had their time."""
+"""Seconds that the end may take after the handlers' time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Told to end a service in good order."""
+    """Message: stop the service in good order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Step: wait until somebody tells something, the server notifies, or time is up; the answer is :class:`Happened`.
+    """Step: wait for a message, a notification of the server, or the time-out; the answer is :class:`Happened`.
 
-    :param timeout_s: time to wait at most.
-    :param notifiable: whether the server can end it; else it notifies the wait after this one.
+    :param timeout_s: longest time to wait, in seconds.
+    :param notifiable: whether a notification ends this wait; otherwise it ends a later wait.
     """
 
     timeout_s: float
@@ -29,10 +29,10 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Happened:
-    """What ended a wait.
+    """Reason why a wait has ended.
 
-    :param told: what others told, in order.
-    :param notified: whether the server notified.
+    :param told: messages, in order.
+    :param notified: whether the server has sent a notification.
     """
 
     told: tuple[Any, ...]
@@ -41,10 +41,10 @@ class Happened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begin:
-    """Step: begin work beside the operation; the answer is none, and :class:`Ended` is told when it ends.
+    """Step: begin work beside the operation; there is no answer, and the message :class:`Ended` comes when it ends.
 
     :param work: function, for asyncio a coroutine function, without arguments.
-    :param token: by which it is known; none for work that :class:`Cut` leaves alone.
+    :param token: identifies the work for :class:`Cut`; ``None`` for work that is never cut off.
     """
 
     work: Callable[[], Any]
@@ -53,10 +53,10 @@ class Begin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """Told when work has ended.
+    """Message: work has ended.
 
-    :param result: what it returned.
-    :param error: what it raised instead.
+    :param result: return value of the work.
+    :param error: exception of the work, if it failed.
     """
 
     token: Any
@@ -66,4 +66,4 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Step: end work that has a token; the answer is whether that can be done."""
+    """Step: end work that has a token; the answer is whether that is possible."""
