@@ -11,14 +11,14 @@ ARGV
     [4]  now             ms; empty: the server's clock
     [5+] sequences       of a message; at most 1,000
 Returns
-    {acked_now, unknown, acked, in_flight}  acknowledged by this call; not in flight, thus done before or never
-                         delivered (up_to: 1 when nothing was in flight up to there); everything up to here is
-                         acknowledged; messages in flight now
+    {acked_now, unknown, acked, in_flight}  messages acknowledged by this call; messages not in flight: acknowledged
+                         before or never delivered (up_to: 1 when nothing was in flight up to there); sequence up to
+                         which all is acknowledged; messages in flight now
 Errors
     INVALID  an argument breaks the rules above
     STALE    the subscription is not the current one, or the queue is gone
 Cost
-    O(M log W) for M sequences and a window of W; about 10 us. Up_to removes the whole window at most.
+    O(M log W) for M sequences and a window of W; about 10 us. Mode up_to removes at most the whole window.
 ]]
 --- @include "includes/acked_up_to"
 --- @include "includes/instant"

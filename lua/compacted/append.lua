@@ -1,22 +1,22 @@
 #!lua
 --[[
 Purpose
-    Append entries to a queue, all or none of them; the newest value of a key takes the place of the one before.
+    Append entries to a queue, all or none of them; the newest value of a key replaces the one before.
 KEYS
     [1-8]  state, order, times, values, tombstones, in_flight, wake, producers
 ARGV
     [1]  max_keys        keys that the queue may hold; 0: any number
     [2]  max_bytes       bytes of keys and values that it may hold; 0: any number
     [3]  policy          when it is full: reject, or drop_oldest
-    [4]  producer        who numbers its appends; empty for nobody: the number is not looked at then
-    [5]  number          number of this append, 0 or more; grows. Behind a colon a digest of its entries may follow
+    [4]  producer        name of a producer that numbers its appends; empty: none, and the number is ignored
+    [5]  number          number of this append, 0 or more; grows. A colon and a digest of its entries may follow
     [6]  now             ms; empty: the server's clock
     [7+] entries         four per entry: key, record, 1 for a tombstone or else 0, expected_sequence that the key has
                          before this call (0: the key is not there, empty: whatever it has)
 Returns
     "first_sequence live evicted evicted_unacked is_consumed is_first replaced ..."  numbers in one text, as a list
-                         costs more than most commands in here: entries have sequences that count up from
-                         first_sequence; keys now; entries that went for want of room and how many of them nobody had
+                         costs more than most commands in here: sequence of the first entry, from which the others
+                         count up; keys now; entries that were evicted to make room, and how many of them were not
                          acknowledged; 1 while a consumer's lease runs; 1 when nothing was appended to this queue
                          before; per entry the sequence that it replaced, 0 for none
     {"replayed", first_sequence, last_sequence}  the producer has made this append before; nothing was written
@@ -26,16 +26,16 @@ Errors
     LAYOUT    the queue was written by a later version
     REUSED    the producer has made an append of this number with other entries; nothing was written
     CONFLICT  a key has another sequence than the expected one; nothing was written
-    FULL      the queue would be larger than it may be; nothing was written. An append by which it does not grow passes
+    FULL      the queue would exceed its limits; nothing was written. An append that does not enlarge it is accepted
 Cost
     O(M log N) for M entries and N keys, and O(E log N) for E that are evicted, at most 800 per call: a queue that is
-    over its limits still goes on shrinking with the next calls. About 25 us for one entry, 6 us per entry of 256 B in
+    still over its limits continues to shrink with the next calls. About 25 us for one entry, 6 us per entry of 256 B in
     large calls. At most 200 entries.
 ]]
 --- @include "includes/integers"
 
--- An append of one entry is the most frequent call of all, so little is made for it: every command, table and function
--- that an include defines costs time, whether it is needed or not.
+-- An append of one entry is the most frequent call, so this script avoids work: every command, table and function of an
+-- include costs time, whether it is needed or not.
 
 local ENTRIES_PER_CALL = 200
 local FIRST_ENTRY = 7
@@ -144,7 +144,7 @@ if has_condition then
     end
 end
 
--- Numbers of the queue's fields are read before the first write, so that none can stop the script behind it.
+-- Numbers in the queue's fields are read before the first write, so that a bad one cannot stop the script after it.
 local last_ms, appended = tonumber(fields[4] or '0'), tonumber(fields[5] or '0')
 local old_compacted = tonumber(fields[6] or '0')
 local old_acked, old_sent, last_lost = 0, 0, 0
@@ -157,10 +157,10 @@ local has_session = fields[7] and fields[7] ~= ''
 local is_consumed = has_session and tonumber(fields[8] or '0') > now and '1' or '0'
 local ms_text = now > last_ms and string.format('%d', now) or fields[4] or '0'
 local live, old_bytes = redis.call('ZCARD', order_key), tonumber(fields[3] or '0')
--- A queue that an earlier version has filled does not know how large its values are.
+-- A queue that an earlier version has filled has no record of the sizes of its values.
 local old_largest = fields[9] and fields[9] + 0 or live == 0 and 0
 
--- What the queue will hold. Of a key that comes twice the last entry stays, and it replaces the one before.
+-- Contents of the queue after this call. If a key comes twice, the last entry stays and replaces the one before.
 local bytes, batch_bytes, new_keys, batch_keys, compacted, largest = old_bytes, 0, 0, 0, 0, old_largest or 0
 local places, contents, order, times, replaced, replaced_keys
 if keys then
@@ -232,8 +232,8 @@ else
     redis.call('ZADD', order_key, text, ARGV[FIRST_ENTRY])
     redis.call('ZADD', times_key, ms_text, ARGV[FIRST_ENTRY])
 end
--- Keys that are no tombstones any more, or gone, leave with the last command on that key: while its slot moves, a key
--- that a script has emptied is not this server's any more.
+-- Keys that are no longer tombstones, or were removed, leave the index with the last command on it: while a cluster
+-- moves a slot, a script must not touch a key again that it has emptied.
 local unmarked
 if replaced_keys then
     for _, key in ipairs(replaced_keys) do
@@ -273,8 +273,8 @@ if drops_oldest then
         local going = {}
         for place = 1, #oldest, 2 do
             local key, old = oldest[place], oldest[place + 1] + 0
-            -- What this call has appended stands last and fits, unless the bytes that the queue says it has are wrong:
-            -- it must not go before anybody has seen it.
+            -- The entries of this call are the last ones and fit, unless the queue's recorded bytes are wrong: they
+            -- must not be evicted before a consumer has seen them.
             if not is_over() or old > sequence then
                 break
             end
@@ -312,7 +312,7 @@ if compacted > 0 then
 else
     redis.call('HSET', state_key, 'sequence', text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text)
 end
--- Last, so that an append that was cut short is not taken for done when it is repeated.
+-- Written last, so that an append that was cut short does not count as done when it is repeated.
 if producer ~= '' then
     redis.call('HSET', KEYS[8], producer, number_text .. ' ' .. first_text .. ' ' .. text .. ' ' .. count
         .. (digest ~= '' and ':' .. digest or '') .. ' ' .. ms_text)

@@ -1,23 +1,23 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove rows that find_due has named: those that still have the sequence named and that retention still lets go.
-    Records of producers that have not appended for long go too, some with every call.
+    Remove rows that find_due has returned, if they still have the same sequence and retention still allows it. Each
+    call also removes some records of producers that have not appended for long.
 KEYS
     [1-7]  state, order, times, values, tombstones, in_flight, producers
 ARGV
-    [1]  policy          delete, acked_only or compact: of a queue that configure has given no retention
+    [1]  policy          delete, acked_only or compact, for a queue without its own retention
     [2]  retention_ms    0 or more
     [3]  tombstone_ms    0 or more
-    [4]  override        1: the three above also for a queue with its own; else 0
-    [5]  producer_ms     records of producers that are older go; empty: all stay
+    [4]  override        1: the three above also for a queue with its own retention; else 0
+    [5]  producer_ms     age at which records of producers are removed; empty: all stay
     [6]  now             ms; empty: the server's clock
     [7+] rows            two per row: key, sequence; at most 200 rows, and none is fine
 Returns
     {deleted, unacked, tombstones, bytes, kept, producers, live, next_due_ms, *stayed}  rows removed; how many of
-                         them nobody had acknowledged; how many were tombstones; bytes of their keys and values; rows
-                         that stayed; records of producers removed; keys now; when the queue is to be looked at next,
-                         as find_due says, -1 for never; the sequence, as it was named, of each row that stayed
+                         them were not acknowledged; how many were tombstones; bytes of their keys and values; rows
+                         that stayed; records of producers removed; keys now; instant of the next collection, as in
+                         find_due, -1 for never; the given sequence of each row that stayed
 Errors
     INVALID  an argument breaks the rules above, or the retention that the queue was given does
 Cost

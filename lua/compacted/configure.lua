@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give a queue a retention of its own, or take it away. The queue is created when it is not there. A full server runs
-    it, too: a shorter retention makes room.
+    Give a queue its own retention, or remove it. The queue is created if it does not exist. A full server runs this,
+    too, since a shorter retention makes room.
 KEYS
     [1-2]  state, order
 ARGV
-    [1]  policy          delete, acked_only or compact; empty: the collector's retention holds again
+    [1]  policy          delete, acked_only or compact; empty: the collector's retention applies again
     [2]  retention_ms    0 or more; empty together with the policy
     [3]  tombstone_ms    0 or more; empty together with the policy
 Returns

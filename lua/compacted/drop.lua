@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove a queue with all it holds. The next append or subscription makes a new one, to which no old fence fits; who
-    consumes it is woken, and finds its fence stale.
+    Remove a queue with all it holds. The next append or subscription creates a new queue, for which no old fence is
+    valid; the consumer is woken and finds its fence stale.
 KEYS
     [1-8]  state, order, times, values, tombstones, in_flight, wake, producers
 ARGV
-    [1]  incarnation     of the queue that may go; empty: any
+    [1]  incarnation     of the queue that may be removed; empty: any
     [2]  dry_run         1: count and remove nothing; else 0
 Returns
-    {existed, live, lag, in_flight, bytes, incarnation}  1 when any key of the queue was there; keys; entries not
-                         delivered yet; messages in flight; bytes of keys and values; 0 where there is none
+    {existed, live, lag, in_flight, bytes, incarnation}  1 when any key of the queue existed; keys; entries not
+                         delivered yet; messages in flight; bytes of keys and values; incarnation, 0 without one
 Errors
     INVALID  an argument breaks the rules above
-    STALE    the queue is another than the one that may go
+    STALE    the queue has another incarnation
 Cost
     O(log N) for N keys; memory is freed in the background.
 ]]

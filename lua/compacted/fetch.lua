@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Acknowledge what the consumer has done and give it its next messages, in one round trip. First come those in flight
-    that a new subscription, or redeliver, asks for again; then new ones, in the order of their sequences.
+    Acknowledge messages and return the next ones, in one round trip. First come messages in flight that a new
+    subscription, or redeliver, asks for again; then new ones, in the order of their sequences.
 KEYS
     [1-5]  state, order, times, values, in_flight
 ARGV
@@ -10,20 +10,20 @@ ARGV
     [2]  epoch           of the subscription
     [3]  window          messages that may be in flight, 1 to 65,535
     [4]  limit           messages of this call, 1 to 500
-    [5]  max_bytes       bytes of keys and values to stop before, 1 or more; the first message comes whatever its size
+    [5]  max_bytes       limit for bytes of keys and values, 1 or more; the first message comes whatever its size
     [6]  refill          on_empty: new ones only when nothing is in flight; sliding: whenever the window has room;
-                         going_on: the same, and not even the first comes if it is larger than max_bytes
-    [7]  redeliver       1: everything in flight again, from the lowest; this and the following calls (with 0) go on
-                         with it until all came, before new ones do. 0: go on
+                         going_on: as sliding, but the first message, too, comes only if it fits into max_bytes
+    [7]  redeliver       1: return everything in flight again, from the lowest; later calls, with 0, continue until all
+                         has come, before new messages. 0: continue
     [8]  now             ms; empty: the server's clock
     [9+] sequences       messages to acknowledge first, each on its own; at most 1,000
 Returns
     {acked_now, unknown, acked, in_flight, lag, more_to_resend, redelivered, *messages(key, ms, sequence, value)}
-                         acknowledged by this call; not in flight, thus done before or never delivered; everything up to
-                         here is acknowledged; messages in flight now; entries not delivered yet; 1 while there is more
-                         to look at of what comes again, also when this call found nothing of it; how many of the
-                         messages come again, which are the first of them; then four per message: its instant is 0
-                         where that is lost, its sequence is its place in the order, and its value is
+                         messages acknowledged by this call; messages not in flight: acknowledged before or never
+                         delivered; sequence up to which all is acknowledged; messages in flight now; entries not
+                         delivered yet; 1 while there may be more to deliver again; how many of the messages are
+                         delivered again, which are the first of them; then four per message: its instant is 0 where
+                         that is lost, its sequence is its place in the order, and its value is
                          "<sequence> <flags> <record>", with flags 1 for a tombstone and else 0, unless it was damaged
 Errors
     INVALID  an argument breaks the rules above
@@ -60,7 +60,7 @@ local goes_on = refill == 'going_on'
 if (refill ~= 'on_empty' and refill ~= 'sliding' and not goes_on) or (redeliver ~= '0' and redeliver ~= '1') then
     return redis.error_reply('INVALID refill is not on_empty, sliding or going_on, or redeliver is neither 0 nor 1')
 end
--- What is in flight is a sequence: only what is not has to be looked at.
+-- Members in flight are sequences; only other members have to be checked.
 local held = acks > 0 and redis.call('ZMSCORE', in_flight_key, unpack(ARGV, FIRST_SEQUENCE)) or {}
 for place = 1, acks do
     if not held[place] and not integer(ARGV[FIRST_SEQUENCE + place - 1]) then
@@ -77,8 +77,8 @@ if refusal then
 end
 local sent, old_acked = fields[3] + 0, fields[4] + 0
 
--- What is not in flight any more leaves with the last command on its key, behind what is new: while its slot moves, a
--- key that a script has emptied is not this server's any more.
+-- Members that are no longer in flight are removed with the last command on the key, after new ones are added: while a
+-- cluster moves a slot, a script must not touch a key again that it has emptied.
 local leaving, is_leaving = {}, {}
 for place = 1, acks do
     local sequence = ARGV[FIRST_SEQUENCE + place - 1]
@@ -98,12 +98,12 @@ if acks > 0 then
 end
 
 local reply, bytes, messages = { 0, 0, 0, 0, 0, 0, 0 }, 0, 0
--- No value is larger than the largest there ever was, nor than all together. An append of an earlier version does not
--- note how large its values are, so that those that were read are counted all the same, and noted.
+-- No value is larger than the largest so far, nor than all together. Appends of an earlier version have not recorded
+-- the sizes of values, so the sizes that are read here are recorded, too.
 local most_bytes, largest_bytes = tonumber(fields[7] or '0'), fields[8] and fields[8] + 0 or math.huge
 local found_bytes = 0
--- Appends rows, given as keys and scores, until there are enough; returns the last sequence that was looked at. A row
--- without its value is for verify to find and must not hold up the others: it leaves what is in flight.
+-- Adds rows, given as keys and scores, to the reply until there are enough; returns the last sequence that was read. A
+-- row without a value, which verify finds, must not hold up the others: it is no longer in flight.
 local function deliver(rows, are_new)
     local first_may_wait = goes_on and are_new
     local keys, count = {}, #rows / 2
@@ -157,7 +157,7 @@ local function deliver(rows, are_new)
     return last
 end
 
--- Again: what was overwritten or removed meanwhile comes as its newer value or not at all.
+-- Deliver again: an entry that was overwritten comes with its newer value, and a removed one does not come.
 local after, up_to = tonumber(fields[5] or '0'), tonumber(fields[6] or '0')
 if redeliver == '1' then
     after, up_to = 0, sent

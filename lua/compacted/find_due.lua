@@ -1,28 +1,28 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Say what of a queue its retention lets go, oldest first. Under delete that is every row older than retention_ms,
-    under acked_only such rows that are acknowledged, under compact no row but tombstones. A tombstone also goes when
-    it is acknowledged and older than tombstone_ms; one that is not, with retention_ms, under delete.
+    Return the rows of a queue that its retention allows to remove, oldest first: with policy delete every row older
+    than retention_ms, with acked_only such rows that are acknowledged, with compact only tombstones. A tombstone is
+    also due when it is acknowledged and older than tombstone_ms; if not acknowledged, with delete, after retention_ms.
 KEYS
     [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
-    [1]  policy          delete, acked_only or compact: of a queue that configure has given no retention
+    [1]  policy          delete, acked_only or compact, for a queue without its own retention
     [2]  retention_ms    0 or more
     [3]  tombstone_ms    0 or more
-    [4]  override        1: the three above also for a queue with its own; else 0
-    [5]  after_sequence  only rows behind this one, 0 or more
+    [4]  override        1: the three above also for a queue with its own retention; else 0
+    [5]  after_sequence  only rows after this one, 0 or more
     [6]  limit           rows to look at, 1 to 500
-    [7]  with_values     1: answer values; else 0
-    [8]  max_bytes       bytes of keys and values to stop before, if values are answered, 1 or more
+    [7]  with_values     1: return values; else 0
+    [8]  max_bytes       limit for bytes of keys and values, if values are returned, 1 or more
     [9]  now             ms; empty: the server's clock
 Returns
     {more, next_after_sequence, next_due_ms, policy, retention_ms, tombstone_ms, looked_at,
      *rows(key, sequence, ms, is_tombstone, bytes, is_acked, value)}
-                         1 when rows behind next_after_sequence are to be looked at; when the queue is to be looked at
-                         next, -1 when nothing of it is ever due (rows waiting for an acknowledgement: in an hour); the
-                         retention that was applied; rows that were looked at, due or not; then seven per due row: bytes
-                         of key and value; value empty unless asked for
+                         1 when rows after next_after_sequence are left to look at; instant of the next look at the
+                         queue, -1 when nothing of it is ever due (rows that wait for an acknowledgement: in an hour);
+                         the retention that was applied; rows that were looked at, due or not; then seven per due row:
+                         bytes of key and value; value empty unless asked for
 Errors
     INVALID  an argument breaks the rules above, or the retention that the queue was given does
 Cost

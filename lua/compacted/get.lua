@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Read what a key has, without consuming it.
+    Read the message of a key, without consuming it.
 KEYS
     [1-3]  order, times, values
 ARGV

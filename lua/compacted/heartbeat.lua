@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Prolong the lease of a consumer, and wake it when something waits that it has not been woken for.
+    Extend the lease of a consumer, and wake it when messages wait for which it has not been woken.
 KEYS
     [1-4]  state, order, in_flight, wake
 ARGV
     [1]  incarnation     of the subscription
     [2]  epoch           of the subscription
-    [3]  lease_ms        how long the session counts as there from now on, 1 or more
+    [3]  lease_ms        length of the lease from now on, 1 or more
     [4]  now             ms; empty: the server's clock
 Returns
     {lag, in_flight}     entries not delivered yet; messages in flight

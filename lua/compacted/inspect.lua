@@ -1,11 +1,11 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Say where a queue stands.
+    Return the state of a queue.
 KEYS
     [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
-    [1]  samples         members per key that its memory is estimated by, 1 to 100
+    [1]  samples         members per key from which its memory is estimated, 1 to 100
     [2]  now             ms; empty: the server's clock
 Returns
     {now, live, tombstones, lag, in_flight, oldest_sequence, oldest_ms, newest_ms, oldest_undelivered_ms,
@@ -16,7 +16,7 @@ Returns
 Errors
     INVALID  an argument breaks the rules above
 Cost
-    O(log N + S) for N keys and S samples, O(log N) more per message in flight that has no value any more, of which 500
+    O(log N + S) for N keys and S samples, and O(log N) per message in flight whose value is gone, of which at most 500
     are looked at; about 50 us.
 ]]
 --- @include "includes/instant"

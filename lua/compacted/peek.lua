@@ -5,12 +5,12 @@ Purpose
 KEYS
     [1-3]  order, times, values
 ARGV
-    [1]  after_sequence  only messages behind this one, 0 or more
+    [1]  after_sequence  only messages after this one, 0 or more
     [2]  limit           messages to read, 1 to 500
-    [3]  max_bytes       bytes of keys and values to stop before, 1 or more; the first message comes whatever its size
+    [3]  max_bytes       limit for bytes of keys and values, 1 or more; the first message comes whatever its size
 Returns
     {next_after_sequence, *messages(key, ms, sequence, value)}
-                         where the next page begins, -1 behind the last one; then four per message: its instant is 0
+                         start of the next page, -1 after the last one; then four per message: its instant is 0
                          where that is lost, and the value is "<sequence> <flags> <record>", with flags 1 for a
                          tombstone and else 0, unless it was damaged
 Errors

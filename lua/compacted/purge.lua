@@ -6,14 +6,14 @@ KEYS
     [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  what            up_to: every message; acked: those that are acknowledged
-    [2]  up_to_sequence  last one to go, 0 or more: one that inspect has told, for all that is there now
-    [3]  after_sequence  only messages behind this one, 0 or more: from the call before
+    [2]  up_to_sequence  last one to remove, 0 or more: the one that inspect returns, for all present messages
+    [3]  after_sequence  only messages after this one, 0 or more: from the call before
     [4]  limit           messages to look at, 1 to 500
     [5]  dry_run         1: count and remove nothing; else 0
 Returns
     {deleted, unacked, tombstones, bytes, more, next_after_sequence}  messages removed, or that would be; how many of
-                         them nobody had acknowledged; how many were tombstones; bytes of their keys and values; 1 when
-                         messages behind next_after_sequence are to be looked at
+                         them were not acknowledged; how many were tombstones; bytes of their keys and values; 1 when
+                         messages after next_after_sequence are left to look at
 Errors
     INVALID  an argument breaks the rules above
 Cost

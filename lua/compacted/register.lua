@@ -1,18 +1,18 @@
 #!lua
 --[[
 Purpose
-    Note compacted queues in the set that tells the collector which queues there are. The set is a hint: what is due is
-    decided in the queue's own keys.
+    Add compacted queues to the registry, which tells the collector when to look at each. The registry is only a hint:
+    what is due is decided by the queue's own keys.
 KEYS
     [1]  registry        sorted set of client ids by the time at which each is due
 ARGV
     [1]  now             milliseconds since 1970; empty for the server's time
-    [2]  which           new: queues that are not noted yet; earlier: also those that are due later than now
+    [2]  which           new: queues that are not registered yet; earlier: also those that are due later than now
     [3+] client_ids      client of a queue
 Returns
-    noted  queues that the set did not have
+    noted  queues that the registry did not have
 Errors
-    INVALID  the time is no time, which is neither word, or there are no client ids or too many
+    INVALID  the time is not a time, which is neither word, or there are no client ids or too many
 Cost
     O(M log N) for M client ids and N queues in the set. At most 1,000 client ids.
 ]]

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    End a consumer's lease, so that another session may have the queue at once. What is in flight stays so. A consumer
-    that was fenced off wakes its successor: it may have taken a wake-up that was meant for that. One that nobody waits
-    for any more goes.
+    End a consumer's lease, so that another session may subscribe at once. Messages in flight stay in flight. A consumer
+    that was replaced wakes its successor, since it may have taken the successor's wake-up. A wake-up that nobody waits
+    for is removed.
 KEYS
     [1-2]  state, wake
 ARGV
@@ -11,7 +11,7 @@ ARGV
     [2]  epoch           of the subscription
 Returns
     1  the lease has ended
-    0  the subscription was not the current one any more, or the queue is gone
+    0  the subscription was no longer the current one, or the queue is gone
 Errors
     INVALID  2 keys and 2 arguments are expected
 Cost

@@ -1,20 +1,19 @@
 #!lua
 --[[
 Purpose
-    Put right what verify has found. A key whose value is there and says a sequence of its own is put in its place
-    again; of any other, whatever is left goes. The numbers of the queue are brought in line.
+    Repair what verify has found. A key whose value exists and names its own sequence is put back into its place; of any
+    other key, all remains are removed. The numbers of the queue are corrected.
 KEYS
     [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
-    [1]  wrong_bytes     bytes that the queue said it has, as verify told; empty: they stay
-    [2]  bytes           what all pages of verify's part order add up to, to be set if the queue still says wrong_bytes;
+    [1]  wrong_bytes     bytes that the queue recorded, as verify returned them; empty: they stay
+    [2]  bytes           sum over all pages of verify's part order, which is set if the queue still records wrong_bytes;
                          empty together with it
     [3+] violations      two per violation: key and the key of a message, or in_flight and a member; at most 200
                          violations, and none is fine
 Returns
-    {indexed, dropped, strays, numbers}  keys put in their places; keys of which nothing is left; members of in_flight
-                         removed, also those whose message is not at its place any more; numbers of the queue that
-                         were changed
+    {indexed, dropped, strays, numbers}  keys put back into their places; keys that were removed; members of in_flight
+                         removed, also those whose message has left its place; numbers of the queue that were changed
 Errors
     INVALID  an argument breaks the rules above
     LAYOUT   the queue was written by a later version
@@ -80,12 +79,12 @@ for index = 1, count do
         end
         local old_sequence = redis.call('ZSCORE', order_key, name)
         if old_sequence and not (is_free and sequence == old_sequence) then
-            -- Nothing is at this place any more that a consumer could hold.
+            -- A consumer cannot hold a message of this place any more.
             strays = strays + redis.call('ZREM', in_flight_key, old_sequence)
         end
         local was_there = redis.call('ZREM', order_key, name) + redis.call('ZREM', tombstones_key, name)
         if is_free then
-            -- Instants rise with the sequences: what is lost lies between those of the neighbours.
+            -- Instants rise with sequences, so the lost instant lies between those of the neighbours.
             local before = neighbour_ms(
                 order_key, times_key, sequence, '-inf', 'BYSCORE', 'REV', 'LIMIT', '0', '1'
             ) or 0

@@ -1,20 +1,20 @@
 #!lua
 --[[
 Purpose
-    Put rows back that collect has removed, where their keys are not there now. Each has its old place: it is delivered
-    only if the cursor has not passed that, else after a rewind.
+    Put rows back that collect has removed, if their keys do not exist now. Each row gets its old place: it is delivered
+    if the cursor has not passed that place, otherwise after a rewind.
 KEYS
     [1-5]  state, order, times, values, tombstones
 ARGV
-    [1]  incarnation     of the queue that the rows are of; empty: it is not known
-    [2+] rows            four per row: key, sequence, ms, value as find_due answered them; at most 200 rows
+    [1]  incarnation     of the queue that the rows belong to; empty: unknown
+    [2+] rows            four per row: key, sequence, ms, value as find_due returned them; at most 200 rows
 Returns
-    {restored, present, refused, to_deliver}  rows put back; rows whose key is there; rows that do not go into this
-                         queue: their sequence is taken or was never given out, their instant is not one between those
-                         of their neighbours, or their value is damaged; restored rows that the cursor has not passed
+    {restored, present, refused, to_deliver}  rows put back; rows whose key exists; rows that do not fit into this
+                         queue: their sequence is taken or was never given out, their instant is not between those of
+                         their neighbours, or their value is damaged; restored rows that the cursor has not passed
 Errors
     INVALID        an argument breaks the rules above
-    STALE          the queue is another than the one that the rows are of
+    STALE          the queue has another incarnation than the rows
     UNKNOWN_QUEUE  there is no such queue
 Cost
     O(M log N) for M rows and N keys; about 15 us per row.

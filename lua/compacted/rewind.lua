@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Move a queue's cursor, back or forward. Nothing is in flight then, and the subscription is the current one no
-    longer, so that no late acknowledgement can count for a message that is delivered again: the consumer is woken,
-    finds its fence stale and subscribes again.
+    Move a queue's cursor, back or forward. Afterwards nothing is in flight, and the subscription is not valid any more,
+    so that a late acknowledgement cannot count for a message that is delivered again: the consumer is woken, finds its
+    fence stale and subscribes again.
 KEYS
     [1-5]  state, order, times, in_flight, wake
 ARGV
-    [1]  incarnation     of the subscription; empty for an operator, who needs none
-    [2]  epoch           of the subscription; empty likewise
+    [1]  incarnation     of the subscription; empty for a person, who has none
+    [2]  epoch           of the subscription; empty together with incarnation
     [3]  to              earliest, latest, seq:<sequence to be next> or ms:<instant of the append to be next, at least>
 Returns
-    {old_acked, new_acked, to_deliver, is_clamped, oldest_sequence, incarnation, epoch}  to_deliver: entries behind the
-                         cursor now; 1 when the place is not there and the nearest was taken; 0 for an empty queue; the
-                         last two as they are now
+    {old_acked, new_acked, to_deliver, is_clamped, oldest_sequence, incarnation, epoch}  to_deliver: entries after the
+                         cursor now; 1 when the place does not exist and the nearest was taken; 0 for an empty queue;
+                         the last two as they are now
 Errors
     INVALID        an argument breaks the rules above
     STALE          the subscription is not the current one, or the queue is gone

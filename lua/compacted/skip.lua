@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Acknowledge a message in place of the consumer, which it holds up.
+    Acknowledge a message instead of the consumer, which cannot process it.
 KEYS
     [1-3]  state, in_flight, wake
 ARGV
     [1]  sequence        of the message, which is in flight
     [2]  now             ms; empty: the server's clock
 Returns
-    {acked_now, unknown, acked, in_flight}  1 and 0, or 0 and 1 when the message was not in flight; everything up to
-                         here is acknowledged; messages in flight now
+    {acked_now, unknown, acked, in_flight}  1 and 0, or 0 and 1 when the message was not in flight; sequence up to
+                         which all is acknowledged; messages in flight now
 Errors
     INVALID        an argument breaks the rules above
     UNKNOWN_QUEUE  there is no such queue

@@ -1,21 +1,21 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Make a session the one consumer of a queue, which is created when it is not there. What is in flight is delivered
-    again by the next fetches, before anything else.
+    Make a session the only consumer of a queue, which is created if it does not exist. The next fetches deliver
+    messages in flight again, before anything else.
 KEYS
     [1-5]  state, order, times, in_flight, wake
 ARGV
     [1]  session         name of the consumer's session
     [2]  mode            takeover, or if_free: refused while the lease of another session runs
-    [3]  lease_ms        how long the session counts as there without a heartbeat, 1 or more
+    [3]  lease_ms        length of the lease without a heartbeat, 1 or more
     [4]  now             ms; empty: the server's clock
-    [5]  start           where to begin: empty where the queue stands, else earliest, latest, seq:<sequence to be next>
-                         or ms:<instant>; nothing is in flight then any more
+    [5]  start           where to begin: empty: at the cursor; else earliest, latest, seq:<sequence to be next> or
+                         ms:<instant>, after which nothing is in flight any more
 Returns
     {incarnation, epoch, acked, sent, sequence, lag, in_flight, previous_session, is_clamped}  the first two are the
                          fence of all further calls; lag: entries not delivered yet; empty for no previous session;
-                         1 when start is not there and the nearest place was taken
+                         1 when start does not exist and the nearest place was taken
 Errors
     INVALID  an argument breaks the rules above
     LAYOUT   the queue was written by a later version
@@ -82,6 +82,6 @@ redis.call(
     'sent', sent_text, 'acked', string.format('%.0f', acked), 'resend_after', '0', 'resend_up_to', sent_text
 )
 local lag = redis.call('ZCOUNT', order_key, '(' .. sent_text, '+inf')
--- Also when nothing waits: whoever had the queue before and still waits for it learns that it has it no longer.
+-- Wake also when no message waits: a consumer that had the queue before learns that it was replaced.
 wake(wake_key, string.format('%.0f', sequence))
 return { incarnation + 0, epoch + 0, acked, sent, sequence, lag, in_flight, previous, is_clamped }

@@ -1,33 +1,32 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Look at a page of a queue for what should not be. All pages of all parts are a whole look; what an append or a
-    removal changes between two of them may be passed over, and the bytes of the pages add up only to those of a queue
-    that stands still meanwhile.
+    Check a page of a queue for faults. All pages of all parts check the whole queue; changes by an append or a removal
+    between two pages may be missed, and the bytes of the pages add up only if the queue does not change meanwhile.
 KEYS
     [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  part            state, order, times, values, tombstones or in_flight
     [2]  cursor          0 for the first page of a part, else the one of the page before
     [3]  limit           members to look at, 1 to 500; a small hash comes whole
-    [4]  kinds           bytes of which every record begins with one; empty: any
-    [5]  headed          kinds behind which a head follows, its length in four bytes before it; empty: none
+    [4]  kinds           bytes with one of which every record must begin; empty: any
+    [5]  headed          kinds that are followed by a head, with its length in four bytes before it; empty: none
 Returns
     {next_cursor, looked_at, bytes, *violations(rule, key, sequence, head)}
-                         0 after the last page; members of this page; of the part order, bytes of keys and values, and
-                         of the part state, the bytes that the queue says it has; then four per violation: name of the
+                         0 after the last page; members of this page; in part order, bytes of keys and values, and in
+                         part state, the bytes that the queue has recorded; then four per violation: name of the
                          rule, key or empty, sequence or -1, empty. Rules of order: missing_time, missing_value,
                          wrong_sequence (the value has another), unreadable (the record begins with none of the kinds,
                          or is shorter than its head), wrong_tombstone, duplicate_sequence, sequence_too_high,
                          time_disorder; of times, values and tombstones: dangling_time, dangling_value,
                          dangling_tombstone; of in_flight: stray_in_flight; of state: wrong_count, sent_too_high,
-                         acked_too_high, acked_behind. The rule head is none: it is the head of a record, for the caller
-                         to judge
+                         acked_too_high, acked_behind. The name head is not a rule: it returns the head of a record, for
+                         the caller to judge
 Errors
     INVALID  an argument breaks the rules above
 Cost
-    O(L log N) for a limit of L and N keys, and values of the parts order and values are read, about 256 KB of them, or
-    one that is larger; about 5 us per member of 1 KB.
+    O(L log N) for a limit of L and N keys; in parts order and values, about 256 KB of values are read, or one larger
+    value; about 5 us per member of 1 KB.
 ]]
 --- @include "includes/integers"
 
@@ -52,7 +51,7 @@ local function violation(rule, key, number, head)
     reply[#reply + 1] = number or -1
     reply[#reply + 1] = head or ''
 end
--- A page of a sorted set by rank, as its members stand in order.
+-- Returns a page of a sorted set by rank.
 local function page_of(key)
     local first = cursor + 0
     local members = redis.call(
@@ -65,7 +64,7 @@ local function page_of(key)
     return members
 end
 
--- The head of a record, none where it would be longer than the record.
+-- Returns the head of a record, or none if it would be longer than the record.
 local function head_of(value, at)
     local first, second, third, last = string.byte(value, at, at + 3)
     local size = last and ((first * 256 + second) * 256 + third) * 256 + last
@@ -89,7 +88,7 @@ if part == 'state' then
     end
     reply[2], reply[3] = 1, tonumber(fields[4] or '0')
 elseif part == 'order' then
-    -- The row before the page is looked at too: order and times are compared with it.
+    -- The row before the page is read, too, to compare its order and time.
     local before_score, before_ms = 0, 0
     if cursor ~= '0' then
         local before = redis.call(
@@ -141,7 +140,7 @@ elseif part == 'order' then
         end
     end
 elseif part == 'values' then
-    -- A page of a hash has a number of values, however large they are: of large ones it has fewer.
+    -- A page of a hash is bounded in the size of its values: with large values it has fewer members.
     local mean_bytes = math.max(0, tonumber(fields[4] or '0')) / math.max(1, redis.call('HLEN', values_key))
     local count = math.max(1, math.min(limit, math.floor(PAGE_BYTES / math.max(1, mean_bytes))))
     local page = redis.call('HSCAN', values_key, cursor, 'COUNT', string.format('%.0f', count))

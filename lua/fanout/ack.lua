@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    End work on messages that the caller has under lease. A message that nobody owes an ack any more goes.
+    Acknowledge messages that the caller has under lease. A message that no consumer owes an ack for is removed.
 KEYS
     [1-7]  state, messages, references, expiries, leases, details, wake
 ARGV
     [1]  token           of the lease
-    [2+] ids             messages; a lease that has run out but was not ended is good enough
+    [2+] ids             messages; a lease that has run out but was not ended is accepted
 Returns
-    {acked, freed, *stale}  messages done with; those of them that are gone; ids whose lease is not the caller's any
-                         more, or never was: nothing has changed for them
+    {acked, freed, *stale}  messages acknowledged; those of them that were removed; ids whose lease is no longer the
+                         caller's, or never was: these are unchanged
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 1,000 ids
 Cost
@@ -58,7 +58,7 @@ redis.call('HDEL', details_key, unpack(done))
 redis.call('ZREM', leases_key, unpack(done))
 redis.call('HINCRBY', details_key, 'acked', #done)
 if #lanes > 0 then
-    -- The next one of the lane can be claimed now, and another process may wait for it.
+    -- The lane's next message can be claimed now, and another process may wait for it.
     redis.call('HDEL', details_key, unpack(lanes))
     redis.call('ZADD', wake_key, 0, 'w')
 end

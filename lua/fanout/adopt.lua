@@ -1,9 +1,8 @@
 #!lua
 --[[
 Purpose
-    Give a consumer that has just registered messages of before, newest first, ahead of all that came since; those that
-    are not due wait for their time. It claims nothing until this has finished. A call that is repeated adopts nothing
-    twice.
+    Give a newly registered consumer earlier messages, newest first, ahead of all that came since; messages that are not
+    due wait for their time. The consumer claims nothing until this has finished. A repeated call adopts nothing twice.
 KEYS
     [1-9]  state, options, messages, references, expiries, held, delayed, details, wake
     [10+] ready          list of ids per lane
@@ -14,8 +13,8 @@ ARGV
     [4]  now_ms          instant; empty: the server's time
     [5+] ids             retained: messages to adopt, at most 500, greatest first
 Returns
-    {adopted, more}      messages that wait for it now; 1 when the consumer has to wait for another page. A start of
-                         held takes them, so that no later consumer adopts them; retained copies references
+    {adopted, more}      messages that wait for it now; 1 when the consumer has to wait for another page. With start
+                         held, no later consumer adopts the same messages; retained copies references
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered

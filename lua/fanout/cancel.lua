@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take back a message that was published for later and is not due yet: nobody gets it.
+    Cancel a message that was published for later and is not due yet: no consumer gets it.
 KEYS
     [1-5]  state, messages, references, expiries, held
     [6+] delayed_sets    the delayed set of each member

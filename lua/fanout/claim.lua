@@ -1,13 +1,12 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take the next messages of a consumer under a lease, and count an attempt of each. Leases that have run out end first
-    and messages get in line that are due, for a retry or as they were published for later, at most 100 of each; while
-    more leases have run out nothing is handed out. A message that has expired before its first attempt, or whose
-    payload is gone, is passed over, and freed when nobody else works on it; one that is handed out is kept until the
-    deadline at least. A message whose lease ran out twice is handed out alone: it may be what ends
-    its workers, and is to end no work on others. An ordered consumer gets at most one message per lane, and none from
-    a lane whose last one is not done.
+    Take the next messages of a consumer under a lease, and count an attempt of each. Before that, leases that have run
+    out are ended, and messages that are due, for a retry or because they were published for later, are put in line, at
+    most 100 of each; while more leases have run out, nothing is handed out. A message that has expired before its first
+    attempt, or whose payload is gone, is skipped, and removed when nobody else works on it; a message that is handed
+    out is kept at least until the deadline. A message whose lease ran out twice is handed out alone, since it may crash
+    its workers. An ordered consumer gets at most one message per lane, and none from a lane whose last one is not done.
 KEYS
     [1-11]  state, options, consumers, messages, references, expiries, leases, delayed, dead, details, wake
     [12+] ready          list of ids per lane
@@ -15,20 +14,20 @@ ARGV
     [1]  consumer        its name
     [2]  token           proves the lease: 1 to 64 letters, digits, hyphens and underscores, a letter or digit first
     [3]  lease_ms        how long it lasts, 1 or more
-    [4]  count           most messages, 1 to 1,000; fewer when they are over 1,000,000 bytes together
+    [4]  count           most messages, 1 to 1,000; fewer when they are longer than 1,000,000 bytes together
     [5]  max_stalls      a message whose lease ran out more often becomes a dead letter
     [6]  now_ms          instant; empty: the server's time
 Returns
     {deadline_ms, wait_until_ms, more, skipped, stalled, dead, *messages(id, attempt, stalls, message)}
                          deadline; instant at which something becomes due if nothing is published, 0 for none; 1 when
-                         there may be more to claim at once; messages passed over; leases ended; dead letters among
+                         there may be more to claim at once; messages skipped; leases ended; dead letters among
                          those; then four per message, the last as in the hash. A paused or adopting consumer gets none
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
     VERSION  the consumer has another number of lanes
 Cost
-    O(C log L) for C messages and L leases, and at most 200 messages moved and 1,000 passed over; about 90 us for one
+    O(C log L) for C messages and L leases, and at most 200 messages moved and 1,000 skipped; about 90 us for one
     message, 8 us per further one, on two busy cores.
 ]]
 --- @include "includes/instant"
@@ -77,8 +76,8 @@ if notes[1] or notes[2] or redis.call('HEXISTS', keys.state, 'paused') == 1 then
     return reply
 end
 
--- Of each key everything is read and added before anything is removed, and that once: while a cluster moves the slot,
--- a key that a script has emptied is out of its reach.
+-- Each key is read and added to first, and removed from once, at the end: while a cluster moves a slot, a script must
+-- not touch a key again that it has emptied.
 local later = string.format('%d', now + 1)
 local first_deadline = redis.call('ZRANGEBYSCORE', keys.leases, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 local first_due = redis.call('ZRANGEBYSCORE', keys.delayed, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -88,7 +87,7 @@ reply[5], reply[6] = #stalled, dead
 if is_more then
     count = 0
 end
--- Someone may have halted it just now.
+-- The consumer may have been halted just now.
 local is_halted = dead > 0 and options.mode == 'ordered' and options.when_failed == 'halt'
 
 local due = read_due(keys.delayed, now, MOVED_PER_CALL)
@@ -96,7 +95,7 @@ line_up(keys, options, due)
 
 local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
 local bytes, is_full = 0, false
--- Whether the answer has room for one more; a single larger message travels alone.
+-- Returns whether the reply has room for one more message; a larger message is returned alone.
 local function fits(id)
     if count > 1 and not is_full then
         local before = bytes
@@ -108,8 +107,8 @@ end
 
 local suspect_stalls = math.max(1, math.min(SUSPECT_STALLS, max_stalls))
 local is_alone = false
--- Leases those of the ids that have a payload and a life, and passes the others over, up to a message that is handed
--- out alone, now or next time. Returns how many are leased, and how many were looked at.
+-- Leases the ids that have a payload and have not expired, and skips the others, up to a message that must be handed
+-- out alone, now or next time. Returns how many were leased, and how many were looked at.
 local function lease(ids, lane)
     local payloads = redis.call('HMGET', keys.messages, unpack(ids))
     local entries = redis.call('HMGET', keys.details, unpack(ids))
@@ -160,7 +159,7 @@ if options.mode == 'fifo' then
     local key = keys.ready[1]
     local length, read = redis.call('LLEN', key), 0
     while read < length and taken < count and #skipped < SKIPPED_PER_CALL and not is_full and not is_alone do
-        -- Half of what unpack() may take: two values are noted per id.
+        -- Half of what unpack() can take: two values are written per id.
         local size = math.min(count - taken, 500, SKIPPED_PER_CALL - #skipped)
         local ids = {}
         for _, id in ipairs(redis.call('LRANGE', key, read, read + size - 1)) do
@@ -185,7 +184,7 @@ elseif not is_halted then
         fields[lane] = 'l' .. lane
     end
     local states = redis.call('HMGET', keys.details, unpack(fields))
-    -- Each claim begins behind the lane where the last one ended: none waits for ever.
+    -- Each claim begins after the lane where the last one ended, so that no lane waits for ever.
     local first = (tonumber(notes[3]) or 1) - 1
     local last_lane
     for step = 0, options.lanes - 1 do
@@ -196,7 +195,7 @@ elseif not is_halted then
         if kind == 'blocked' then
             is_free = tonumber(value) <= now
         elseif kind == 'leased' then
-            -- A note without its lease would stop the lane for ever.
+            -- A lane's note without a lease would block the lane for ever.
             is_free = not redis.call('ZSCORE', keys.leases, value)
         end
         if is_free then

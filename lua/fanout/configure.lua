@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give a member other options. Publishers learn of it by the membership. A full server runs it, too: a lower bound
-    makes room.
+    Change the options of a member. Publishers learn of it by the membership's number. A full server runs this, too,
+    since a lower limit makes room.
 KEYS
     [1-5]  state, options, leases, delayed, details
     [6+] ready           list of ids per lane that it has now

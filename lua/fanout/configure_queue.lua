@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Say how a queue behaves towards publishers. A queue that nobody has used comes into being. A full
-    server runs it, too: a lower bound makes room.
+    Set how a queue behaves towards publishers. A queue that does not exist is created. A full server runs this, too,
+    since a lower limit makes room.
 KEYS
     [1]  state           fields of the queue
 ARGV
-    [1]  when_nobody       hold or refuse: what a publish does while nobody is a member
-    [2]  max_held          most messages that are held, 1 or more
-    [3]  deduplication_ms  how long deduplication ids that come from now on are remembered at most, 1 or more
+    [1]  when_nobody       hold or refuse: what a publish does while the queue has no member
+    [2]  max_held          largest number of held messages, 1 or more
+    [3]  deduplication_ms  longest time for which later deduplication ids are remembered, 1 or more
 Returns
     1                    done
 Errors

@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove messages whose time is over, then their ids from the list of held messages, and forget deduplication ids.
-    Ids stay in the lists of consumers, which pass over them.
+    Remove expired messages, then their ids from the list of held messages, and forget old deduplication ids. Ids stay
+    in the lists of consumers, which skip them.
 KEYS
     [1-7]  state, messages, references, expiries, held, remembered, deduplications
 ARGV
     [1]  limit           most messages, held ids looked at and deduplication ids forgotten, 1 to 1,000 each
-    [2]  held_at         0 to begin; else what the last call answered
+    [2]  held_at         0 to begin; else the held_at of the last reply
     [3]  now_ms          instant; empty: the server's time
-    [4]  behind          messages and deduplication ids to step over, for who only counts; else 0
+    [4]  behind          messages and deduplication ids to skip, for a caller that only counts; else 0
 Returns
-    {expired, more, held_at, here}  messages that are gone; 1 when there may be more to do; how far the held ids are
-                         looked at; those of them that were taken off before there
+    {expired, more, held_at, here}  messages removed; 1 when there may be more to do; position up to which held ids
+                         were looked at; number of ids removed before it
 Errors
     INVALID  an argument breaks the rules above
 Cost
@@ -37,13 +37,13 @@ local is_going = {}
 for _, id in ipairs(ids) do
     is_going[id] = true
 end
--- Nobody claims what is held, so that nobody else passes over it. The last page of messages has to be known.
+-- Held messages are not claimed, so only this script removes their ids. It does so after the last page of messages.
 local held = #ids < limit and redis.call('LRANGE', KEYS[5], held_at, held_at + limit - 1) or {}
 local gone = 0
 if #held > 0 then
     for position, count in ipairs(redis.call('HMGET', KEYS[3], unpack(held))) do
         if not count or is_going[held[position]] then
-            -- Marked by place and removed together: to look for each would take a walk through the list each time.
+            -- Marked by position and removed together, since each search would walk through the list.
             redis.call('LSET', KEYS[5], held_at + position - 1, '')
             gone = gone + 1
         end

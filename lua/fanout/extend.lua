@@ -1,16 +1,16 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Keep messages under lease for longer, from now on, and their payloads as long at least.
+    Extend the leases of messages from now on, and keep their payloads at least as long.
 KEYS
     [1-4]  messages, expiries, leases, details
 ARGV
     [1]  token           of the lease
     [2]  lease_ms        how long it lasts, 1 or more
     [3]  now_ms          instant; empty: the server's time
-    [4+] ids             messages; a lease that has run out but was not ended is good enough
+    [4+] ids             messages; a lease that has run out but was not ended is accepted
 Returns
-    {deadline_ms, *stale}  deadline of those that were extended; ids whose lease is not the caller's any more
+    {deadline_ms, *stale}  deadline of the extended leases; ids whose lease is no longer the caller's
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 1,000 ids
 Cost

@@ -9,8 +9,8 @@ ARGV
     none
 Returns
     {fields(name, value), messages, references, held, deduplications, next_expiry_ms, now_ms}
-                         the state, nothing for an unknown queue; messages; messages that somebody owes an ack for; held
-                         ids; deduplication ids remembered; earliest end of a life, 0 without one; the server's time
+                         the state, nothing for an unknown queue; messages; messages that a consumer owes an ack for;
+                         held ids; deduplication ids remembered; earliest expiry, 0 without one; the server's time
 Errors
     INVALID  6 keys and no arguments are expected
 Cost

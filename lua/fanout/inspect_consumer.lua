@@ -13,10 +13,10 @@ Returns
     {options, last_seen_ms, leased, overdue, delayed, dead, deadline_ms, due_ms, oldest_dead_ms, sampled, only_holder,
      fields(name, value), lanes(length, published_ms, state)}
                          its options, with mode leaving while it is unregistered; messages under lease, those whose
-                         lease has run out, that wait for a retry, dead letters; earliest deadline, retry and death, 0
-                         without one; messages looked at, and those that only it owes an ack for; what is kept of it,
-                         empty where there is none; per lane its length, when its next message was published (0: none,
-                         or it is gone), and "leased <id>", "blocked <ms>" or empty
+                         lease has run out, messages that wait for a retry, dead letters; earliest deadline, retry and
+                         death, 0 without one; messages looked at, and those that only it owes an ack for; its counters,
+                         empty without any; per lane its length, when its next message was published (0: none, or it
+                         is gone), and "leased <id>", "blocked <ms>" or empty
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered

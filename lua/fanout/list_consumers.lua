@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Tell who the members of a queue are, for publishers, and for whoever names the keys of a consumer.
+    List the members of a queue, for publishers and for callers that need the keys of a consumer.
 KEYS
     [1-3]  state, options, consumers
 ARGV
@@ -9,7 +9,7 @@ ARGV
 Returns
     {membership, now_ms, *members(consumer, options, last_seen_ms)}
                          number of the membership, 0 for an unknown queue; the server's time; three values per consumer,
-                         in no order. One with the mode "leaving" is no member
+                         in no order. A consumer with the mode "leaving" is not a member
 Errors
     INVALID  3 keys and no arguments are expected
 Cost

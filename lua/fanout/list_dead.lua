@@ -1,12 +1,12 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Show a consumer's dead letters, oldest first.
+    List a consumer's dead letters, oldest first.
 KEYS
     [1-3]  messages, dead, details
 ARGV
-    [1]  offset          letters to pass over, 0 or more
-    [2]  limit           most letters, 1 to 1,000; fewer when they are over 1,000,000 bytes together
+    [1]  offset          letters to skip, 0 or more
+    [2]  limit           most letters, 1 to 1,000; fewer when they are longer than 1,000,000 bytes together
 Returns
     {total, *letters(id, died_ms, attempts, stalls, reason, message)}
                          letters in all; six values per letter; the last is empty when the message is gone

@@ -1,16 +1,16 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Walk through the ids that a key of a queue or consumer holds, for verify, repair and adopt.
+    List the ids in a key of a queue or consumer, page by page, for verify, repair and adopt.
 KEYS
     [1]  holder          messages, references, expiries, held, details, or a set or list of a consumer
 ARGV
-    [1]  cursor          0 to begin; else what the last call answered
-    [2]  limit           about how many ids, 1 to 1,000
-    [3]  with_values     1: what a hash has of each id follows it, for references and details; else 0
+    [1]  cursor          0 to begin; else the cursor of the last reply
+    [2]  limit           approximate number of ids, 1 to 1,000
+    [3]  with_values     1: each id is followed by its value in a hash, for references and details; else 0
 Returns
-    {cursor, *ids}    0 at the end; ids, and nothing that is none, with with_values each with its value behind it. In
-                         a hash that changes meanwhile some may come twice; in a list or set some may be missed
+    {cursor, *ids}    0 at the end; ids only, with with_values each followed by its value. In a hash that changes
+                         meanwhile some may come twice; in a list or set some may be missed
 Errors
     INVALID  an argument breaks the rules above
 Cost
@@ -33,7 +33,7 @@ if kind == 'hash' then
     local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', limit)
     local reply = { page[1] }
     for index = 1, #page[2], 2 do
-        -- Notes of a consumer are of an id, or why it died; its counters have words for names.
+        -- The hash holds notes on ids, reasons of dead letters, and counters, whose names are words.
         if ARGV[3] == '0' then
             reply[#reply + 1] = string.match(page[2][index], '^e?(%d+)$')
         elseif string.find(page[2][index], '^%d+$') then

@@ -1,9 +1,8 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Report that work on a message has failed: it is handed out again, at once or later, or it becomes a dead letter.
-    With an ordered consumer it goes back to the head of its lane, which waits for it. Its payload is kept until then at
-    least.
+    Report that work on a message has failed: it is handed out again, at once or later, or becomes a dead letter. With
+    an ordered consumer it returns to the head of its lane, which waits for it. Its payload is kept at least until then.
 KEYS
     [1-9]  state, options, messages, expiries, leases, delayed, dead, details, wake
     [10+] ready          list of ids per lane
@@ -12,14 +11,14 @@ ARGV
     [2]  token           of the lease
     [3]  id              the message
     [4]  delay_ms        until the retry, 0 or more
-    [5]  max_attempts    it becomes a dead letter when it has had so many; empty: never
-    [6]  reason          what a dead letter is kept with, at most 1,000 bytes
-    [7]  position        tail or head: where it goes when there is no delay; an ordered consumer's goes to the head
+    [5]  max_attempts    number of attempts after which it becomes a dead letter; empty: never
+    [6]  reason          reason that is kept with a dead letter, at most 1,000 bytes
+    [7]  position        tail or head: its place in line without a delay; always head for an ordered consumer
     [8]  now_ms          instant; empty: the server's time
 Returns
     {"retried", due_ms}  it is handed out again at that instant or later
     {"dead", attempts}   it is a dead letter
-    {"stale"}            its lease is not the caller's any more, or never was; nothing has changed
+    {"stale"}            its lease is no longer the caller's, or never was; nothing has changed
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered

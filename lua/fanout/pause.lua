@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Let nothing be claimed, by one consumer or by any; what is claimed can be finished, and publishes go on.
+    Stop claims by one consumer or by all; claimed messages can be finished, and publishing continues.
 KEYS
     [1-2]  state, options
-    [3]  paused          the hash that notes it: the consumer's details, or the queue's state
+    [3]  paused          hash that records the pause: the consumer's details, or the queue's state
 ARGV
     [1]  consumer        its name; empty for the whole queue
 Returns

@@ -1,13 +1,13 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Show messages that wait in one list, next in line first.
+    List messages that wait in one list, next in line first.
 KEYS
     [1-2]  messages, details
     [3]  ready           list of ids
 ARGV
-    [1]  offset          ids to pass over, 0 or more
-    [2]  limit           most ids, 1 to 1,000; fewer when their messages are over 1,000,000 bytes together
+    [1]  offset          ids to skip, 0 or more
+    [2]  limit           most ids, 1 to 1,000; fewer when their messages are longer than 1,000,000 bytes together
 Returns
     {*messages(id, attempts, stalls, message)}  four values per id; the last is empty when the message is gone
 Errors

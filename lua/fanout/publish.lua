@@ -1,37 +1,37 @@
 #!lua
 --[[
 Purpose
-    Store messages once, and put a reference to each into the list of every member, of all or of none; in order. One
-    that is for later goes to the same members, to wait beside their lists, and lives from its time on. While nobody is
-    a member they are held for whoever adopts them; where too many are, the oldest make room whose lives are over. With
-    each sixteenth message go up to 32 whose lives are over. Where the server can, a payload has an expiry of its own,
-    unless the caller says what time it is.
+    Store messages once, in order, and add a reference to each to the list of every member, for all messages or none. A
+    message for later goes to the same members, waits beside their lists until its instant, and its ttl counts from
+    there. While the queue has no member, messages are held for consumers that adopt them; if too many are held, the
+    oldest expired ones are removed. Every sixteenth message also removes up to 32 expired ones. If the server can do
+    it, a payload has its own expiry, unless the caller gives the time.
 KEYS
     [1-2]  state, messages
     [3]  references      id -> consumers that owe an ack; the list of held messages counts as one
     [4-7]  expiries, held, remembered, deduplications
-    [8+] consumer_keys   per consumer: its wake, and the ready lists of the lanes that these messages are of, in order
-                         of the lanes; a message's is order_hash modulo lanes; then, when it has a maximum length or
-                         something is said of when a message is due, its details and delayed set
+    [8+] consumer_keys   per consumer: its wake, and the ready lists of the lanes of these messages, in order of the
+                         lanes; the lane of a message is order_hash modulo lanes; then, if it has a maximum length or
+                         a message says when it is due, its details and delayed set
 ARGV
     [1]  membership      number of the membership that the caller knows; 0 for an unknown queue
     [2]  to              empty for all members; else the name of the one member that the keys are of
     [3]  now_ms          instant; empty: the server's time
     [4]  consumers       number of consumers that follow
     [5+] values          a pair per consumer: name, options as the membership has them; then six per message: ttl_ms,
-                         order_hash (an integer of 0 or more), deduplication id or empty, how long that is remembered
-                         at most in ms or empty, when it is due, record. Empty is at once, a number an instant, and a
-                         number behind a plus so many ms from now
+                         order_hash (an integer of 0 or more), deduplication id or empty, longest time in ms to
+                         remember that or empty, when it is due, record. Due is empty for at once, a number for an
+                         instant, or a plus and a number of ms from now
 Returns
     {dropped, *messages(id, consumers, is_duplicate)}  oldest messages that full consumers lost, in all; then three per
-                         message: its id, how many got it (0: it is held), 1 when its deduplication id was published
-                         before, to the same ones, by a message with this id, and nothing was stored
+                         message: its id, number of consumers that get it (0: it is held), 1 when a message with this
+                         id was published with its deduplication id to the same consumers before: nothing was stored
 Errors
     INVALID      an argument breaks the rules above
     VERSION      the membership is another one; the sentence ends with its number
-    FULL         a member has no room for these messages and its policy is to reject, or as many as it may have wait for
-                 their time, or too many messages are held
-    NO_CONSUMER  nobody is a member, and the queue's policy is to refuse
+    FULL         a member has no room for these messages and its policy is to reject, or the largest number that it may
+                 have wait for their time, or too many messages are held
+    NO_CONSUMER  the queue has no member, and its policy is to refuse
 Cost
     O(M (N + log T)) for M messages, N consumers and T messages in the queue; about 60 us for one message to one
     consumer, 4 us per further consumer, 8 us per further message, on two busy cores. At most 100 messages, and
@@ -74,7 +74,7 @@ end
 if to ~= '' and consumers ~= 1 then
     return redis.error_reply('INVALID one consumer is expected to be the only one')
 end
--- By position, the instants of messages that are for later.
+-- Instants of messages for later, by position.
 local due, names_instants = {}, false
 for index = first_message, #ARGV, VALUES_PER_MESSAGE do
     local ttl_ms, order_hash = integer(ARGV[index]), integer(ARGV[index + 1])
@@ -108,7 +108,7 @@ if to == '' and (tonumber(fields[3]) or 0) ~= consumers then
     return redis.error_reply('INVALID the queue has ' .. (fields[3] or 0) .. ' members, and all are expected')
 end
 
--- Which messages are new, and which repeat one of before or of this call.
+-- Find out which messages are new, and which repeat an earlier one or one of this call.
 local ids, receivers, is_duplicate = {}, {}, {}
 local fresh, fresh_ids, in_line, later, by_deduplication_id = {}, {}, {}, {}, {}
 for position = 1, count do
@@ -119,7 +119,7 @@ for position = 1, count do
     else
         local name = deduplication_id ~= '' and to .. ':' .. deduplication_id
         local known = name and redis.call('HGET', deduplications_key, name)
-        -- Ids whose time is over are forgotten by and by; here they count no more.
+        -- Expired deduplication ids are removed later; here they no longer count.
         local ends = known and redis.call('ZSCORE', remembered_key, name)
         if known and not (ends and tonumber(ends) <= now) then
             local id, number = string.match(known, '^(%d+) (%d+)$')
@@ -140,7 +140,7 @@ for position = 1, count do
     end
 end
 
--- Lane of each message, and the place of that lane among the lists that a consumer with so many lanes has here.
+-- Lane of each message, and the position of its list among the lists in this call, by the consumer's number of lanes.
 local used_lanes = {}
 local function lanes_used(lanes)
     if used_lanes[lanes] then
@@ -162,7 +162,7 @@ local function lanes_used(lanes)
     return used
 end
 
--- Ids per list, and what a list that is bounded has too many of.
+-- Ids per list, and how many a bounded list has too many.
 local push_keys, push_ids, push_lanes, wakes, drops = {}, {}, {}, {}, {}
 local later_keys, count_of_later = {}, #later / 2
 local parsed = {}
@@ -197,7 +197,7 @@ for number = 1, consumers do
     end
     later_keys[number] = count_of_later > 0 and KEYS[bounds_at + 1] or nil
     if options.max_length > 0 and #fresh > 0 then
-        -- What waits for its time takes room in each lane, and is not dropped.
+        -- Messages that wait for their time take room in each lane, and are not dropped.
         local delayed = redis.call('ZCARD', KEYS[bounds_at + 1]) + count_of_later
         for push = first_push, #push_keys do
             local length = redis.call('LLEN', push_keys[push]) + #push_ids[push]
@@ -207,7 +207,7 @@ for number = 1, consumers do
                 return redis.error_reply('FULL consumer ' .. ARGV[FIRST_VALUE + 2 * number - 2] .. ' has no room')
             end
             if excess > 0 then
-                -- A list that was longer than it may be shrinks by and by; it never gets empty.
+                -- A list that is too long shrinks gradually, and never becomes empty.
                 local count_of_drops = math.min(excess, 2 * (#push_ids[push] + count_of_later), length - 1)
                 if count_of_drops > 0 then
                     drops[#drops + 1] = {
@@ -223,7 +223,7 @@ end
 if at ~= #KEYS + 1 then
     return redis.error_reply('INVALID there are more keys than consumers have')
 end
--- Held ids that make room, and the messages of them that are over but still there.
+-- Held ids that make room, and their expired messages that are still stored.
 local unheld, held_over = 0, {}
 if consumers == 0 and #fresh > 0 then
     if fields[4] == 'refuse' then
@@ -246,7 +246,7 @@ if consumers == 0 and #fresh > 0 then
     push_keys[1], push_ids[1] = held_key, fresh_ids
 end
 
--- Stores ids and records in turn.
+-- Stores ids and records, given alternately.
 local function store(messages_key, values, expires_at)
     local ends_ms = expires_at and string.format('%d', tonumber(expires_at) + LATE_MS)
     local fields_of = #values / 2
@@ -273,7 +273,7 @@ if #fresh > 0 then
         'HSET', keys.state, 'version', 1, 'next_id', string.format('%d', next_id + #fresh),
         'published', string.format('%d', (tonumber(fields[7]) or 0) + #fresh), 'bytes', string.format('%d', bytes)
     )
-    -- Where the instant is the caller's, the server's clock has no say.
+    -- If the caller gives the instant, the server's clock is not used.
     local has_own_expiry = HAS_FIELD_EXPIRY and ARGV[3] == ''
     local first = 1
     for number, position in ipairs(fresh) do
@@ -289,7 +289,7 @@ if #fresh > 0 then
         stored[#stored + 1] = ids[position]
         stored[#stored + 1] = owed
         if ARGV[index + 2] ~= '' then
-            -- No name of a consumer has a colon.
+            -- A consumer's name has no colon.
             local name = to .. ':' .. ARGV[index + 2]
             local for_ms = math.min(tonumber(fields[6]) or DEDUPLICATION_MS, tonumber(ARGV[index + 3]) or math.huge)
             redis.call('HSET', deduplications_key, name, ids[position] .. ' ' .. consumers)
@@ -326,7 +326,7 @@ if unheld > 0 then
     redis.call('LTRIM', held_key, unheld, -1)
     release(keys, {}, held_over)
 end
--- More may go than come. To look each time would cost as much as to store a reference.
+-- More messages may be removed than added. Checking each time would cost as much as storing a reference.
 local turns = math.floor((next_id + #fresh - 1) / MESSAGES_PER_TURN) - math.floor((next_id - 1) / MESSAGES_PER_TURN)
 if turns > 0 then
     local instants, most = string.format('%d', now), 2 * MESSAGES_PER_TURN * turns
@@ -344,7 +344,7 @@ if turns > 0 then
     end
     release(keys, {}, over)
 end
--- More go than come, so that the memory of ids is bounded by the time that they are remembered for.
+-- More ids are removed than added, so that their number is bounded by the time for which they are remembered.
 forget(remembered_key, deduplications_key, now, 2 * count)
 
 local reply = { dropped }

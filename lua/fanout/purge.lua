@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give up what waits for a consumer: its lists and its delayed messages. Leases and dead letters stay.
+    Remove the messages that wait for a consumer: its lists and its delayed messages. Leases and dead letters stay.
 KEYS
     [1-6]  state, messages, references, expiries, delayed, details
     [7+] ready           list of ids per lane
 ARGV
     [1]  limit           most messages, 1 to 1,000
 Returns
-    {released, freed, more}  messages that it owed an ack; those of them that are gone; 1 when there are more
+    {released, freed, more}  messages that it owed an ack; those of them that were removed; 1 when there are more
 Errors
     INVALID  an argument breaks the rules above
 Cost

@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give dead letters up for good.
+    Remove dead letters.
 KEYS
     [1-6]  state, messages, references, expiries, dead, details
 ARGV
-    [1]  died_before_ms  letters that died at this instant or later stay; empty: they go whenever they died
+    [1]  died_before_ms  letters that died at this instant or later stay; empty: any may be removed
     [2]  limit           most letters, 1 to 500
-    [3]  behind          letters to step over, for who only counts; else 0
-    [4+] ids             letters to give up, at most 500; none for the oldest ones
+    [3]  behind          letters to skip, for a caller that only counts; else 0
+    [4+] ids             letters to remove, at most 500; none for the oldest ones
 Returns
-    {purged, freed, more}  letters that are gone; those of them whose message nobody owed an ack any more; 1 when there
-                         are more letters that old
+    {purged, freed, more}  letters removed; those of them whose message was removed, too; 1 when there are more letters
+                         that old
 Errors
     INVALID  an argument breaks the rules above
 Cost

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give up messages that are held for consumers to come, oldest first.
+    Remove messages that are held for later consumers, oldest first.
 KEYS
     [1-5]  state, messages, references, expiries, held
 ARGV
     [1]  limit           most messages, 1 to 1,000
 Returns
-    {released, freed, more}  ids that are held no longer; messages that are gone; 1 when there are more
+    {released, freed, more}  ids that are no longer held; messages removed; 1 when there are more
 Errors
     INVALID  an argument breaks the rules above
 Cost

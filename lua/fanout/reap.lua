@@ -1,10 +1,9 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Do for a consumer that nobody claims for what a claim would do first: end leases that have run out, and put messages
-    in line that are due, for a retry or as they were published for later. Then take ids out of its lists whose messages
-    are gone, page by page: those in the middle too, which take the room of messages that a bounded consumer would be
-    given.
+    Do for a consumer without claims what a claim does first: end leases that have run out, and put messages in line
+    that are due, for a retry or because they were published for later. Then remove ids from its lists whose messages
+    are gone, page by page, in the middle too, where they take the room of new messages for a bounded consumer.
 KEYS
     [1-10]  state, options, messages, references, expiries, leases, delayed, dead, details, wake
     [11+] ready          list of ids per lane
@@ -13,24 +12,24 @@ ARGV
     [2]  max_stalls      a message whose lease ran out more often becomes a dead letter
     [3]  limit           most leases, most messages that are due, and most ids looked at, 1 to 1,000
     [4]  lane            whose list to go on with, from 1
-    [5]  offset          0 to begin with that list; else what the last call answered
+    [5]  offset          0 to begin with that list; else the offset of the last reply
     [6]  now_ms          instant; empty: the server's time
-    [7]  part            all; leases: leases and what is due alone; lists: ids in lists alone, also those that are over
-    [8]  behind          leases and messages that are due to step over, for who only counts; empty: none
-    [9+] ids             lists: lives on as a dead letter though its time is over
+    [7]  part            all; leases: only leases and due messages; lists: only ids in lists, expired ones too
+    [8]  behind          leases and due messages to skip, for a caller that only counts; empty: none
+    [9+] ids             lists: expired messages that stay as dead letters
 Returns
     {requeued, dead, skipped, more, lane, offset, here, unseen, *revived}  messages that are next in line again;
-                         dead letters; ids without a message taken off; 1 when there may be more to do; where to go
-                         on; ids taken off before there; of the messages in line again those that are gone or over;
-                         ids of dead letters whose time was over
+                         dead letters; ids without a message that were removed; 1 when there may be more to do; where
+                         to continue; ids removed before there; of the messages in line again, those that are gone or
+                         expired; ids of dead letters that had expired
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
     VERSION  the consumer has another number of lanes
 Cost
-    O(M log L + E) for M messages, L leases, and E entries between ids that are taken off and the nearer end of their
-    list; about 10 us per message, 1 us per id looked at. At most 1,000 of each kind, and 250,000 entries; farther in,
-    ids stay until others have gone.
+    O(M log L + E) for M messages, L leases, and E entries between removed ids and the nearer end of their list; about
+    10 us per message, 1 us per id looked at. At most 1,000 of each kind, and 250,000 entries; ids farther inside stay
+    until others are gone.
 ]]
 --- @include "includes/instant"
 --- @include "includes/fanout_consumer"
@@ -63,7 +62,7 @@ if not first_lane or first_lane < 1 or not offset or offset < 0 then
 end
 --- @include "includes/fanout_own_options"
 
--- Which of some ids have no message any more, or are over.
+-- Returns the ids that have no message any more, or an expired one.
 local lives_on = {}
 for index = FIRST_ID, #ARGV do
     lives_on[ARGV[index]] = true
@@ -115,7 +114,7 @@ while lane <= #keys.ready and left > 0 do
         for position, is_gone in ipairs(gone_of(ids, part == 'lists')) do
             if is_gone then
                 gone[#gone + 1] = ids[position]
-                -- Marked by place and removed together: to look for each would take a walk through the list each time.
+                -- Marked by position and removed together, since each search would walk through the list.
                 redis.call('LSET', key, offset + position - 1, '')
             end
         end

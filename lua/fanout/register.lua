@@ -1,8 +1,8 @@
 #!lua
 --[[
 Purpose
-    Make a consumer a member of a queue: it gets every message that is published from then on. A queue comes into being
-    with its first member. A consumer that is a member already keeps its options; configure changes them.
+    Make a consumer a member of a queue: it gets every message that is published from then on. A queue is created with
+    its first member. A consumer that is a member already keeps its options; configure changes them.
 KEYS
     [1-4]  state, options, consumers, details
 ARGV
@@ -16,7 +16,7 @@ Returns
                          empty when nothing is left to adopt
 Errors
     INVALID  an argument breaks the rules above
-    LEAVING  a consumer of this name is being unregistered; its messages are not all gone yet
+    LEAVING  a consumer of this name is being unregistered, and some of its messages are still there
     FULL     the queue has 1,000 members
 Cost
     O(log C) for C members; about 40 us on two busy cores.

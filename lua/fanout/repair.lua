@@ -1,24 +1,25 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Set right what the queue and its consumers have of some ids: a count that has drifted, a message that nobody owes an
-    ack, an ack owed for a message that is gone, a lease without a token, an id in two places, notes on an id that is in
-    none, a message without an expiry. What is right stays as it is.
+    Repair the entries of some ids in a queue and its consumers: a wrong count, a message that no consumer owes an ack
+    for, an ack owed for a message that is gone, a lease without a token, an id in two places, notes on an id that is in
+    no place, a message without an expiry. Correct entries are not changed.
 KEYS
     [1-5]  state, messages, references, expiries, held
     [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
-    [1]  membership      its number: all consumers are there, or a caller that names some after others knows all of them
+    [1]  membership      its number, by which all consumers are known, also if they are named in several calls
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
     [4+] values          per consumer its lanes, 0 when it is not ordered and has one list; then three values for each
-                         of 1 to 100 different ids: the id; consumers that are not named and have it, or - to leave
-                         count and message alone; the count by which they were told, -1 for none, or empty when nobody
-                         is left out. With another count than that, both stay as they are
+                         of 1 to 100 different ids: the id; number of unnamed consumers that have it, or - to leave
+                         count and message alone; the count when these were found, -1 for none, or empty when all
+                         consumers are named. If the count differs now, count and message stay as they are
 Returns
-    {looked_at, missing, freed, recounted, leases, doubled, notes, expiries}  ids that this call has looked at, from the
-                         first one on: go on behind them; places of messages that are gone; messages removed; counts
-                         set; leases ended; second places removed; notes removed; expiries set or removed
+    {looked_at, missing, freed, recounted, leases, doubled, notes, expiries}  number of ids that this call has looked
+                         at, from the first on: continue after them; places of messages that are gone; messages
+                         removed; counts set; leases ended; second places removed; notes removed; expiries set or
+                         removed
 Errors
     INVALID   an argument breaks the rules above
     VERSION   the membership is another one
@@ -54,8 +55,8 @@ end
 
 local missing, freed, recounted, leases, doubled, noted, expiries = 0, 0, 0, 0, 0, 0, 0
 
--- What is to go from each key. It goes last: while a cluster moves the slot, a key that a script has emptied is out of
--- its reach.
+-- Members to remove from each key, which is done last: while a cluster moves a slot, a script must not touch a key
+-- again that it has emptied.
 local going = { sets = {}, hashes = {}, lists = {}, repeated = {} }
 local function remove(kind, key, id)
     local ids_of_key = going[kind][key] or {}
@@ -68,7 +69,7 @@ local function forget_notes(consumer, id)
     remove('hashes', consumer.details, 'e' .. id)
 end
 
--- Takes an id out of all places of a consumer but one.
+-- Removes an id from all places of a consumer but one.
 local function withdraw(consumer, id, kept, list)
     if kept ~= 'l' then
         remove('sets', consumer.leases, id)
@@ -110,7 +111,7 @@ for position, id in ipairs(ids) do
         elseif found ~= '' then
             owed = owed + 1
             if #found > 1 then
-                -- A worker's lease comes first, then the list, then the retry, then the dead letters.
+                -- A worker's lease is kept first, then the place in a list, then the retry, then the dead letter.
                 local kept = string.match(found, 'l') or string.match(found, 'r') or string.match(found, 'd') or 'x'
                 withdraw(consumer, id, kept, list)
                 doubled = doubled + 1

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Let messages be claimed again, also by an ordered consumer that a dead letter has halted, and wake who waits.
+    Allow claims again, also by an ordered consumer that a dead letter has halted, and wake waiting consumers.
 KEYS
     [1-2]  state, options
-    [3]  paused          the hash that notes it: the consumer's details, or the queue's state
+    [3]  paused          hash that records the pause: the consumer's details, or the queue's state
     [4+] wakes           of the consumer, or of each, at most 1,000
 ARGV
     [1]  consumer        its name; empty for the whole queue

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Put dead letters back in line, with their attempts and stalls at zero: behind the others, or, with an ordered
-    consumer, ahead of them. They live as long as a dead letter would from now on.
+    Put dead letters back in line, with attempts and stalls of 0: after other messages, or, with an ordered consumer,
+    before them. They are kept as long as new dead letters.
 KEYS
     [1-7]  state, options, messages, expiries, dead, details, wake
     [8+] ready           list of ids per lane
@@ -11,7 +11,7 @@ ARGV
     [2]  now_ms          instant; empty: the server's time
     [3+] ids             letters
 Returns
-    {retried, *missing}   messages that wait again; ids that are no dead letters, or whose message was gone: such a
+    {retried, *missing}   messages that wait again; ids that are not dead letters, or whose message was gone: such a
                          letter is removed
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 500 ids

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give messages under lease back that were not begun, when a worker stops: they are next in line, and the attempt does
-    not count. Their notes stay: a letter that was retried is handed out although its first life is over.
+    Return messages under lease that were not begun, when a worker stops: they are next in line, and the attempt does
+    not count. Their notes stay: a retried dead letter is handed out although its first expiry has passed.
 KEYS
     [1-3]  leases, details, wake
     [4+] ready           list of ids per lane
@@ -10,7 +10,7 @@ ARGV
     [1]  token           of the lease
     [2+] ids             messages
 Returns
-    {returned, *stale}  messages given back; ids whose lease is not the caller's any more, or never was
+    {returned, *stale}  messages returned; ids whose lease is no longer the caller's, or never was
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 1,000 ids
     VERSION  the consumer has another number of lanes

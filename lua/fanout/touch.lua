@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Note that a consumer is alive, so that it is not unregistered as idle. A claim notes it too.
+    Record that a consumer is alive, so that it is not unregistered as idle. A claim records it, too.
 KEYS
     [1-3]  state, options, consumers
 ARGV
     [1]  consumer        its name
     [2]  now_ms          instant; empty: the server's time
 Returns
-    seen_ms              the instant that was noted
+    seen_ms              the recorded instant
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered

@@ -1,29 +1,29 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove a consumer, page by page: the first call ends its membership, so that it gets nothing more, and each call
-    gives up some of what it still owes; the last one removes its keys and its name.
+    Remove a consumer, page by page: the first call ends its membership, so that it gets nothing more; each call
+    releases some messages that it owes an ack for; the last call removes its keys and its name.
 KEYS
     [1-11]  state, options, consumers, messages, references, expiries, leases, delayed, dead, details, wake
     [12+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  force           1: even with leases that have not run out; acks of those are refused from then on. Else 0
-    [3]  unseen_since_ms  a member that was seen at this instant or later stays; empty: it goes whenever it was seen
-    [4]  limit           most messages to give up, 1 to 1,000
-    [5]  begun           1: only to go on with a removal that has begun; one that registered anew since stays. Else 0
+    [3]  unseen_since_ms  a member that was seen at this instant or later stays; empty: it is removed in any case
+    [4]  limit           most messages to release, 1 to 1,000
+    [5]  begun           1: only continue a removal that has begun; a consumer that registered again stays. Else 0
     [6]  now_ms          instant; empty: the server's time
 Returns
-    {released, freed, more}  messages that it owed an ack; those of them that are gone; 1 when another call is needed
+    {released, freed, more}  messages that it owed an ack; those of them that were removed; 1 to call again
     {"seen", last_seen_ms}   it was seen since; nothing has changed
 Errors
     INVALID           an argument breaks the rules above
     UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered, or all of it is gone, or its removal was to have begun and has not
-    HAS_LEASES        somebody works on messages of it
+    UNKNOWN_CONSUMER  no such consumer is registered or left, or with begun, its removal has not begun
+    HAS_LEASES        workers have messages of it under lease
     VERSION           the consumer has another number of lanes
 Cost
-    O(M log T) for M messages given up and T in the queue; about 5 us per message. At most 1,000.
+    O(M log T) for M messages released and T in the queue; about 5 us per message. At most 1,000.
 ]]
 --- @include "includes/instant"
 --- @include "includes/fanout_consumer"

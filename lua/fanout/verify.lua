@@ -1,22 +1,22 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Tell for each of some ids what the queue has of it and which consumers do, to be compared.
+    Return for each id the entries of the queue and the consumers that have it, to be compared.
 KEYS
     [1-5]  state, messages, references, expiries, held
     [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
-    [1]  membership      its number: a caller that asks about some consumers after others knows all of them
+    [1]  membership      its number, by which all consumers are known, also if they are named in several calls
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
     [4+] values          per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
 Returns
     {*rows(id, has_message, references, expires_at_ms, places)}
-                         five values per id; the count and the end of its life, as text, are -1 when there is none, and
-                         when the payload has gone by its own expiry; places has a word per consumer that has something:
-                         its position in the call, from 1, and a letter per place: r ready, d delayed, l leased, u
-                         leased without a token and not overdue, x dead letter, n only notes; "0h" for held. There may
-                         be fewer ids than were asked about: go on behind the last
+                         five values per id; the count and the expiry, as text, are -1 when there is none, and when the
+                         payload was removed by its own expiry; places has a word per consumer that has the id: its
+                         position in the call, from 1, and a letter per place: r ready, d delayed, l leased, u leased
+                         without a token and not overdue, x dead letter, n only notes; "0h" for held. There may be
+                         fewer ids than were asked about: continue after the last
 Errors
     INVALID   an argument breaks the rules above
     VERSION   the membership is another one

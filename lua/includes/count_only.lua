@@ -1,12 +1,12 @@
--- Stands before a script that is to say what it would do: reads go to the server, and a write is answered with what the
--- server would answer, but is not sent. It does not see its own writes: a script that reads again what it has written,
--- and decides by it, cannot be asked like this.
+-- Put before a script that only counts what it would do: reads go to the server, and a write is answered as the server
+-- would answer it, but not sent. The script does not see its own writes, so a script that decides by what it has
+-- written cannot be run like this.
 local redis = (function(server)
     local function ask(...)
         return server.call(...)
     end
 
-    -- Each name once, as a write that names it twice finds it once.
+    -- Counts each name once, since a write that names a member twice finds it once.
     local function each_once(first, ...)
         local names, seen = {}, {}
         for place = first, select('#', ...) do

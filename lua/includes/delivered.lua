@@ -1,17 +1,17 @@
--- Up to which serial the messages in a session have been sent. The note of that outlives them where another program
--- empties the set or adds to it, so it is believed only with proof. Other programs give a set no expiry: one that has
--- an expiry is the set that the note speaks of. What they have added since has packet ids behind the last one that we
--- know, and greater scores than all that was there.
+-- Returns the serial up to which the messages of a session have been sent. The note of it can become wrong when another
+-- program empties the set or adds to it, so it is used only with proof. Other programs give a set no expiry, so a set
+-- with an expiry is the one of the note. Messages that they have added since have packet ids after the last one that we
+-- know, and greater scores than all earlier ones.
 
 -- notes: delivered_serial, delivered_at, saved_last_packet_id, last_serial and owner of the session, false for none.
--- delivered_at is last packet id and greatest score as they were when the note was last known to be true, where those
--- of our last save are not.
+-- delivered_at holds last packet id and greatest score of the time when the note was last known to be true, if they
+-- differ from those of our last save.
 local function delivered_up_to(references_key, given_out, notes)
     local delivered = notes[1] and tonumber(notes[1])
     if not delivered then
         return -1
     end
-    -- What PostgreSQL owns only its own copy is written to.
+    -- Only the copy from PostgreSQL writes to a session that PostgreSQL owns.
     if notes[5] == 'postgres' then
         return delivered
     end
@@ -28,7 +28,7 @@ local function delivered_up_to(references_key, given_out, notes)
         return -1
     end
     local added = ((tonumber(given_out) or 0) - from) % 65535
-    -- More have been added than the packet ids say: all of them have been given out again.
+    -- More messages were added than the packet ids tell: all packet ids have been used again.
     if redis.call('ZRANGE', references_key, '0', '0', 'REV', 'WITHSCORES')[2] - greatest > added then
         return -1
     end

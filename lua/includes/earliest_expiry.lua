@@ -1,5 +1,5 @@
 --- @include "includes/integers"
--- A message that expires earlier than the session thinks any does has to be noted, or no sweep would look for it.
+-- A message that expires earlier than the session's recorded earliest expiry must be recorded, so that sweeps find it.
 local function note_expiry(session_key, expires_at_ms)
     local known = integer(redis.call('HGET', session_key, 'earliest_expiry_ms') or '')
     if known and expires_at_ms >= 0 and expires_at_ms < known then

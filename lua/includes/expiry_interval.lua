@@ -1,5 +1,5 @@
--- Seconds of life that a record says of itself: four bytes without a sign that TBMQ holds in a signed number, whose
--- highest value stands for itself and for all that it has no room for.
+-- Expiry interval of a record in seconds: an unsigned number of four bytes that TBMQ keeps in a signed one, whose
+-- highest value stands for itself and for all greater values.
 local function expiry_interval_s(value)
     if value < 0 then
         return value + 4294967296

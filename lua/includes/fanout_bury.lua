@@ -1,6 +1,6 @@
 --- @include "includes/fanout_new_entries"
 --- @include "includes/fanout_keep"
--- Makes a message a dead letter. It keeps its reference, and its payload for as long as dead letters are kept.
+-- Makes a message a dead letter, which keeps its reference, and its payload for as long as dead letters are kept.
 local function bury(keys, options, id, attempts, stalls, lane, reason, now)
     redis.call('HSET', keys.details, id, write_entry(attempts, stalls, lane, '-'), 'e' .. id, reason)
     redis.call('ZADD', keys.dead, string.format('%d', now), id)

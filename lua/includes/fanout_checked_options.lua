@@ -1,5 +1,5 @@
 --- @include "includes/fanout_options"
--- Options as a caller gives them; nil when they break a rule.
+-- Returns the options that a caller gives, or nil when they break a rule.
 local function checked_options(text)
     local found = read_options(text)
     if

@@ -1,5 +1,5 @@
 --- @include "includes/fanout_options"
--- What to answer when nobody has this name.
+-- Returns the error for a name that no consumer has.
 local function nobody_error(state_key)
     if redis.call('EXISTS', state_key) == 0 then
         return redis.error_reply('UNKNOWN_QUEUE there is no queue of this name')
@@ -7,8 +7,8 @@ local function nobody_error(state_key)
     return redis.error_reply('UNKNOWN_CONSUMER no consumer of this name is registered with the queue')
 end
 
--- Returns the options of a member and, behind a nil, their text; nil and the error to answer where nobody has this
--- name. A member that leaves counts only if asked for.
+-- Returns the options of a member, a nil, and their text; or nil and the error, if no consumer has this name. A
+-- consumer that leaves counts only on request.
 local function options_of(state_key, options_key, consumer, may_leave)
     local text = redis.call('HGET', options_key, consumer)
     local found = text and read_options(text)

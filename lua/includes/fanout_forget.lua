@@ -1,4 +1,5 @@
--- Forgets deduplication ids whose time is over; returns how many. Who only counts steps over those of the pages before.
+-- Removes deduplication ids that have expired and returns their number. A caller that only counts skips those of
+-- earlier pages.
 local function forget(remembered_key, deduplications_key, now, limit, behind)
     local instants = string.format('%d', now)
     local forgotten = redis.call('ZRANGEBYSCORE', remembered_key, '-inf', instants, 'LIMIT', behind or 0, limit)

@@ -1,6 +1,6 @@
 --- @include "includes/fanout_field_expiry"
 --- @include "includes/fanout_late"
--- Keeps the payloads of 1 to 1,000 messages beyond an instant, where they have an expiry of their own.
+-- Keeps the payloads of 1 to 1,000 messages beyond an instant, if they have their own expiry.
 local function keep_payloads(messages_key, until_ms, ids)
     if HAS_FIELD_EXPIRY then
         local ends_ms = string.format('%d', until_ms + LATE_MS)
@@ -8,7 +8,7 @@ local function keep_payloads(messages_key, until_ms, ids)
     end
 end
 
--- Keeps 1 to 1,000 messages until an instant at least; never shortens a life.
+-- Keeps 1 to 1,000 messages at least until an instant; never makes an expiry earlier.
 local function keep(keys, until_ms, ids)
     local text = string.format('%d', until_ms)
     for _, id in ipairs(ids) do

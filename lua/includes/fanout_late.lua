@@ -1,4 +1,3 @@
--- A payload outlives its message by so long where nothing else frees it. So does a message that was worked on behind
--- the end of its life, except for upkeep: a retry or a lease that ran out is taken up late where workers have much to
--- do.
+-- Time for which a payload outlives its message if nothing else removes it. A message that was worked on after its
+-- expiry is kept as long, except for upkeep, since busy workers may be late with a retry or a lease that ran out.
 local LATE_MS = 600000

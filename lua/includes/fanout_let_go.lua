@@ -1,8 +1,7 @@
 --- @include "includes/fanout_over"
 --- @include "includes/fanout_release"
--- Passes at most 1,000 different ids over that nobody gets: those whose lives are over go, whoever owes an ack for
--- them; of each of the others one reference is taken away. By id, expires_at has what the record says, if there is
--- one.
+-- Skips at most 1,000 different ids that are not handed out: expired messages are removed, whichever consumers owe an
+-- ack for them; the others lose one reference each. expires_at has the expiry of each record by id, if there is one.
 local function let_go(keys, ids, expires_at, now)
     if #ids == 0 then
         return

@@ -1,10 +1,10 @@
--- Ids whose instant has come, first things first. Who only counts steps over those of the pages before.
+-- Returns ids that are due, the earliest first. A caller that only counts skips those of earlier pages.
 local function read_due(delayed_key, now, limit, behind)
     local below = '(' .. string.format('%d', now + 1)
     return redis.call('ZRANGEBYSCORE', delayed_key, '-inf', below, 'LIMIT', behind or 0, limit)
 end
 
--- Puts at most 1,000 of these ids in line, each in that of its lane.
+-- Puts at most 1,000 of these ids in line, each in the list of its lane.
 local function line_up(keys, options, ids)
     if #ids == 0 then
         return

@@ -1,5 +1,5 @@
--- Numbers of memberships never come again, even where the server has lost its last writes or all of them: a publisher
--- that knows an earlier one would publish to consumers that are no more. Hence the clock, in microseconds.
+-- Numbers of memberships are never used again, even if the server has lost writes: otherwise a publisher that knows an
+-- earlier membership could publish to consumers that are gone. So they come from the clock, in microseconds.
 local function next_membership(state_key)
     local time = redis.call('TIME')
     local before = tonumber(redis.call('HGET', state_key, 'membership')) or 0

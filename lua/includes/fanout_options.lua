@@ -1,5 +1,5 @@
--- Options of a consumer travel as "mode when_failed lanes max_length when_full dead_retention_ms idle_expiry_ms"; a
--- length or idle expiry of 0 is none. A consumer with mode "leaving" is being drained and is no member any longer.
+-- Options of a consumer are the text "mode when_failed lanes max_length when_full dead_retention_ms idle_expiry_ms"; a
+-- length or idle expiry of 0 means none. A consumer with mode "leaving" is being removed and is no longer a member.
 local function read_options(text)
     local mode, when_failed, lanes, max_length, when_full, dead_retention_ms, idle_expiry_ms =
         string.match(text, '^(%l+) (%l+) (%d+) (%d+) ([%l_]+) (%d+) (%d+)$')

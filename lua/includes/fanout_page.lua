@@ -1,5 +1,5 @@
 --- @include "includes/integers"
--- Which page of a list the caller wants: as many as it says, and no more than fit.
+-- Returns the page of a list that the caller asks for: as many items as it says, and no more than fit.
 local PER_CALL = 1000
 local BYTES_PER_CALL = 1000000
 

@@ -1,5 +1,5 @@
 --- @include "includes/fanout_consumer"
--- The error to answer when there is no such queue, or, unless the name is empty, no such member of it.
+-- Returns the error if there is no such queue, or, unless the name is empty, no such member of it.
 local function pausable_error(state_key, options_key, consumer)
     if consumer ~= '' then
         local _, unknown = options_of(state_key, options_key, consumer)

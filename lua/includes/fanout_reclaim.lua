@@ -2,14 +2,14 @@
 --- @include "includes/fanout_entries"
 --- @include "includes/fanout_new_entries"
 --- @include "includes/fanout_ids"
--- So many are put in order, where there are more than a call moves; beyond it, pages are in order of deadlines.
+-- Number of leases that are sorted, if there are more than a call moves; beyond it, pages are in order of deadlines.
 local OVERDUE_READ = 5000
 
--- Puts messages whose lease has run out back to the head of their list, oldest in front, or to the dead letters after
--- too many: the newest first, so that until there are no more, nothing is to be handed out. Returns their ids, how many
--- are dead, whether there are more, and members that are no ids; the caller takes all these leases away, as his last
--- touch of that key. Last come the ids of dead letters whose time was over, and who live on as such. Who only counts
--- steps over the leases of the pages before, in the order in which they are read.
+-- Puts messages whose lease has run out back to the head of their list, the oldest in front, or after too many stalls
+-- to the dead letters. It begins with the newest, so nothing may be handed out until there are no more. Returns their
+-- ids, the number of dead letters, whether there are more, members that are not ids, and the ids of dead letters that
+-- had expired and are kept. The caller removes all these leases, with its last command on that key. A caller that only
+-- counts skips the leases of earlier pages, in the order in which they are read.
 local function reclaim(keys, options, max_stalls, limit, now, behind)
     local instants = string.format('%d', now)
     local first = behind or 0

@@ -2,11 +2,11 @@
 --- @include "includes/fanout_entries"
 --- @include "includes/fanout_ids"
 local IDS_PER_CALL = 100
--- Comparisons of an id with an entry of a list, after which a call ends: about 10 ms.
+-- Largest number of comparisons of an id with an entry of a list in a call: about 10 ms.
 local COMPARISONS_PER_CALL = 1000000
 
--- Keys of the consumers that a call names, the ids that it asks about, and where the values of the first of them stand;
--- nil, and the error to answer, when they do not fit together, or their lists are too long to be looked through.
+-- Returns the keys of the consumers in a call, its ids, and the position of the first id's values; or nil and the
+-- error, when they do not fit together or the lists are too long to be searched.
 local function read_holders(first_key, first_value, values_per_id)
     local misfit = redis.error_reply('INVALID keys and lanes of consumers, and 1 to 100 ids, do not fit together')
     local count = integer(ARGV[first_value - 1])
@@ -14,7 +14,7 @@ local function read_holders(first_key, first_value, values_per_id)
         return nil, misfit
     end
     local consumers, at = {}, first_key
-    -- The held list comes before the consumers, and is looked through as well.
+    -- The held list comes before the consumers, and is searched, too.
     local entries = redis.call('LLEN', KEYS[first_key - 1])
     for number = 1, count do
         local lanes = integer(ARGV[first_value - 1 + number])
@@ -57,8 +57,8 @@ local function read_holders(first_key, first_value, values_per_id)
     return consumers, { unpack(ids, 1, math.min(#ids, affordable)) }, first_value + count
 end
 
--- Where a consumer has an id: the kinds of the places in turn, and the list of the first place among its lists. A lease
--- without a token that has run out is ended as any other is.
+-- Returns the places where a consumer has an id: their kinds in order, and the list of the first place in a list. A
+-- lease without a token that has run out is ended like any other.
 local function places_of(consumer, id, now)
     local found, list = '', nil
     local notes = redis.call('HMGET', consumer.details, id, 'e' .. id)

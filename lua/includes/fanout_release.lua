@@ -1,7 +1,7 @@
 --- @include "includes/fanout_remove"
--- Takes one reference of each of at most 1,000 different ids away. A message that nobody owes any longer goes; it
--- counts as expired where its payload was gone before. One that has been removed has no count any more, and none is
--- made. Messages that are over, if there are any, go with them, whoever owes an ack for them.
+-- Removes one reference of each of at most 1,000 different ids. A message that no consumer owes an ack for is removed;
+-- it counts as expired if its payload was gone before. A message that was removed before gets no count. Expired
+-- messages, if any, are removed with them, whichever consumers owe an ack for them.
 local function release(keys, ids, over)
     local gone = {}
     if #ids > 0 then

@@ -1,6 +1,6 @@
--- Removes 1 to 1,000 different messages: payload, count and end of life. Returns of how many of the first ones there
--- was a payload: one may have been removed by its own expiry. Nobody knows its size any more, so the sum of sizes is
--- put right when no other payload is left.
+-- Removes 1 to 1,000 different messages: payload, count and expiry. Returns how many of the first ones had a payload:
+-- one may have been removed by its own expiry. Its size is then unknown, so the sum of sizes is corrected when no other
+-- payload is left.
 local function remove(keys, ids, first)
     local bytes, payloads, of_first = 0, 0, 0
     for position, id in ipairs(ids) do

@@ -1,6 +1,6 @@
 --- @include "includes/fanout_entries"
--- A lane that waits for the retry of its head waits no longer when that message goes. To be called before the notes on
--- the ids that go are removed.
+-- Ends the wait of a lane for the retry of its head when that message is removed. Call this before the notes on the
+-- removed ids are deleted.
 local function unblock(details_key, lane, ids)
     if #ids == 0 or not string.find(redis.call('HGET', details_key, 'l' .. lane) or '', '^blocked ') then
         return

@@ -1,6 +1,6 @@
 --- @include "includes/ownership"
--- The answer to a caller who may not write to a session, whose owner, import and epoch come first in noted; nothing
--- to others. Epochs are compared as texts; the claimed one is empty for a caller who does not know owners.
+-- Returns the error for a caller that may not write to a session, else nothing. The session's owner, import and epoch
+-- come first in noted. Epochs are compared as texts; the claimed one is empty if the caller does not know owners.
 local function refusal(noted, claimed)
     if noted[1] == 'fenced' then
         return redis.error_reply('NOT_OWNER the session is on its way to PostgreSQL: repeat the call in a moment')

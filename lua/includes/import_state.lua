@@ -1,5 +1,5 @@
 --- @include "includes/integers"
--- Who wrote a session and how far it got. Missing fields read as ''.
+-- State of a session's import: its plan and progress. Missing fields read as ''.
 local function import_state(session_key)
     local fields = redis.call(
         'HMGET', session_key, 'plan', 'import', 'epoch', 'owner', 'references', 'imported_last_packet_id', 'used',

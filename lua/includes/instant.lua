@@ -1,6 +1,7 @@
 --- @include "includes/integers"
 --- @include "includes/time"
--- Callers give an instant only where a clock is injected; nothing for what is no instant.
+-- Returns the instant that a caller gives, or the server's time; nothing if it is not an instant. Only callers with an
+-- injected clock give one.
 local function instant(text)
     if text == '' then
         return now_ms()

@@ -1,4 +1,4 @@
--- Of what was sent, everything is acknowledged but what is in flight.
+-- A message that was sent is acknowledged unless it is in flight.
 local function is_acked(in_flight_key, number, acked, sent)
     if number <= acked or number > sent then
         return number <= acked

@@ -1,5 +1,5 @@
 --- @include "includes/integers"
--- A last packet id is empty for none, 0 in a session that has never given one out, else an MQTT packet id.
+-- A last packet id is empty if there is none, 0 in a session that has never used one, else an MQTT packet id.
 local function is_last_packet_id(text)
     if text == '' then
         return true

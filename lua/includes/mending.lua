@@ -1,4 +1,4 @@
--- How records without expiry are mended, as the caller says; what it says wrong is answered.
+-- Reads the caller's rules for repairing records without expiry, and returns an error if they are wrong.
 local PAYLOAD_KEYS_PER_CALL = 100
 local BYTES_PER_CALL = 1048576
 

@@ -1,7 +1,7 @@
 --- @include "includes/expiry_interval"
 --- @include "includes/integers"
--- What a record says of itself; nothing when nobody can read it. It is decoded to be looked at and never encoded again,
--- and the rules are at most as strict as those of the stores: what they can read is read here too.
+-- Returns the facts of a record, or nothing if it cannot be read. The record is decoded but never encoded again, and
+-- the rules are at most as strict as those of the stores: a record that they can read is read here, too.
 local function whole_number(value, lowest, highest)
     return type(value) == 'number' and value % 1 == 0 and value >= lowest and value <= highest
 end

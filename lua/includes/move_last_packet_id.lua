@@ -1,6 +1,6 @@
 --- @include "includes/delivered"
--- What we remember goes along where we move the last packet id without a message. Reads first; the function that it
--- returns writes, and comes behind the move.
+-- Moves the notes of our last save when the last packet id is moved without a message. This part reads; the function
+-- that it returns writes, and is called after the move.
 local function move_of_last_packet_id(messages_key, session_key, before, after)
     local noted = redis.call(
         'HMGET', session_key, 'delivered_serial', 'delivered_at', 'saved_last_packet_id', 'last_serial'

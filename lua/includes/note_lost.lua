@@ -1,4 +1,4 @@
--- Messages that went without having been acknowledged are counted apart, and the newest of them is named.
+-- Counts messages that were removed without an acknowledgement, and records the newest of them.
 local function note_lost(key, counter, lost, newest)
     if lost > 0 then
         redis.call('HINCRBY', key, counter, lost)

@@ -1,9 +1,9 @@
--- Notes in a session that has a mirror what the other store does not know yet: serials as text such as 17-20,25, '-'
--- for a change of no message, or '*' for anything. The text is bounded; what would be longer is all of the session.
+-- Records in a session with a mirror what the other store does not know yet: serials as text such as 17-20,25, '-' for
+-- a change of no message, or '*' for anything. The text is bounded; a longer one becomes '*'.
 local OUTBOX_BYTES = 4000
 
 local function appended(outbox, change)
-    -- Saves come one behind the other, so that the last run grows.
+    -- Saves follow each other, so the last run of serials grows.
     local tail = string.sub(outbox, -36)
     local at, _, run_first, run_last = string.find(tail, '(%d+)%-?(%d*)$')
     local next_first, rest = string.match(change, '^(%d+)%-?(.*)$')

@@ -1,5 +1,5 @@
--- A session that PostgreSQL owns or that is on its way there, or whose import is not complete, takes no messages and
--- gives out no packet ids.
+-- A session accepts no messages and reserves no packet ids while PostgreSQL owns it, while it moves to PostgreSQL, or
+-- until its import is complete.
 local function takes_messages(owner, import)
     return owner ~= 'postgres' and owner ~= 'fenced' and (not import or import == 'done')
 end

@@ -1,4 +1,4 @@
--- Refuse arguments, and payload keys that are none or too many.
+-- Refuse arguments, and no or too many payload keys.
 local PAYLOAD_KEYS_PER_CALL = 1000
 
 local count = #KEYS - FIRST_PAYLOAD + 1

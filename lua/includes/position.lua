@@ -1,8 +1,8 @@
 --- @include "includes/integers"
--- The sequence that is delivered next, whether something else was asked for, and the oldest that is there (0: none).
--- Nothing when the text does not parse. Instants rise with the sequences, so that a count of earlier ones is a rank. An
--- instant after which there was something, and nothing is, is not there: what was is gone. Nor is a sequence that was
--- removed from between others, as far as it can be told from one that was overwritten: up to the last removed one.
+-- Returns the sequence that is delivered next, whether that is another place than the one asked for, and the oldest
+-- sequence (0: none); nothing when the text does not parse. Instants rise with sequences, so a count of earlier rows is
+-- a rank. A place does not exist if its messages were removed: an instant with no rows after it where there were some,
+-- or a sequence up to the last removed one, after which a removed row cannot be told from an overwritten one.
 local function position(text, order_key, times_key, sequence, last_ms, last_removed)
     local kind, number = string.match(text, '^(%l+):?(.*)$')
     local oldest = tonumber(redis.call('ZRANGE', order_key, '0', '0', 'WITHSCORES')[2] or '0')

@@ -1,9 +1,8 @@
 --- @include "includes/integers"
 --- @include "includes/is_acked"
 --- @include "includes/is_policy"
--- What of a queue retention lets go: by its own rules, which configure has set, or else by the given ones; nothing, and
--- what is wrong, when they are none. Rows that are old but have to wait for an acknowledgement are looked at again
--- after an hour.
+-- Returns the retention of a queue: its own rules, which configure has set, or else the given ones; or nothing and the
+-- error, when they are not valid. Old rows that wait for an acknowledgement are looked at again after an hour.
 local LOOK_AGAIN_MS = 3600000
 
 local function retention_of(own, override, policy, retention_text, tombstone_text, now)
@@ -26,8 +25,8 @@ local function retention_of(own, override, policy, retention_text, tombstone_tex
     }
 end
 
--- Of a tombstone that goes unacknowledged the consumer never learns: it stays until retention ends, and without end
--- under acked_only and compact.
+-- If a tombstone were removed before its acknowledgement, the consumer would never learn of it: it stays until
+-- retention ends, and for ever with acked_only and compact.
 local function is_due(rules, ms, is_tombstone, acknowledged)
     if ms < rules.old_ms and rules.policy ~= 'compact' then
         return acknowledged or rules.policy ~= 'acked_only'
@@ -45,11 +44,11 @@ local function first_from(times_key, ms)
     return score and score + 0
 end
 
--- Whether there are tombstones is said by the script, in keys.has_tombstones: while its slot moves, a key that a script
--- has emptied is not this server's any more, and a further command on it fails.
+-- The script says in keys.has_tombstones whether there are tombstones, since while a cluster moves a slot, a command on
+-- a key that the script has emptied fails.
 
--- At most so many rows behind a sequence, the oldest first, that are old enough: as key and score in turns. Instants
--- rise with the sequences: among all rows the old ones come first, and behind them only tombstones can be due.
+-- Returns at most so many old enough rows after a sequence, the oldest first, as keys and scores alternately. Instants
+-- rise with sequences: old rows come first, and after them only tombstones can be due.
 local function old_rows(rules, keys, after, limit)
     local after_text, rows = string.format('(%.0f', after), {}
     if rules.policy ~= 'compact' then
@@ -76,8 +75,8 @@ local function old_rows(rules, keys, after, limit)
     return rows
 end
 
--- When the queue is to be looked at next, -1 when there is nothing that could ever be due. Rows that are old already
--- are waiting for acknowledgements, or nobody has collected them yet.
+-- Returns the instant of the next look at the queue, -1 when nothing can ever be due. Rows that are old already wait
+-- for acknowledgements, or have not been collected yet.
 local function next_due_ms(rules, keys, now)
     local due = nil
     local function note(ms)

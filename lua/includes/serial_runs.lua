@@ -1,4 +1,4 @@
--- Scores as text such as 17-20,25, in the order in which they come; '*' where a score is none: another program's.
+-- Returns scores as text such as 17-20,25, in the given order; '*' if a score of another program is not a serial.
 local function serial_runs(scores)
     local runs, first, last = {}, nil, nil
     for _, text in ipairs(scores) do

@@ -5,7 +5,7 @@ local function is_keep_ms(text)
     return text == '' or (keep_ms ~= nil and keep_ms > 0)
 end
 
--- Its expiry is never shortened. Without a life, an expiry that it has stays as it is.
+-- The key's expiry is never made earlier. Without a time to keep, its expiry stays as it is.
 local function set_last_packet_id(key, value, keep_ms)
     local expires_at_ms = redis.call('PEXPIRETIME', key)
     local wanted = keep_ms ~= '' and now_ms() + integer(keep_ms)

@@ -1,4 +1,4 @@
--- unpack() puts every value on the stack of the interpreter, which ends near 8,000: long lists go in slices.
+-- unpack() puts every value on the interpreter's stack, which holds about 8,000: long lists are cut into slices.
 local SLICE = 1000
 
 local function each_slice(values, work)

@@ -1,5 +1,5 @@
--- The answer to a fence that is not the current one, with incarnation and epoch as the queue has them first of fields;
--- nothing when it is.
+-- Returns the error for a fence that is not the current one, else nothing. The queue's incarnation and epoch come first
+-- in fields.
 local function stale(fields, incarnation, epoch)
     if fields[1] ~= incarnation or fields[2] ~= epoch then
         return redis.error_reply('STALE the queue is gone, rewound or another subscription has it')

@@ -1,23 +1,23 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Let the keys of a session in which no message waits expire, unless somebody uses it again before. A broker that
-    saves a message writes the last packet id anew, without expiry; our own saves set the expiry of all keys themselves.
+    Give the keys of a session without waiting messages an expiry, unless the session is used before. A broker that
+    saves a message writes the last packet id again, without expiry; our own saves set the expiry of all keys.
 KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
 ARGV
-    [1]  keep_ms         how long the keys are kept from now on, at least
-    [2]  said_ms         0 to say only what would be done; or the last number of such an answer, to do it
-    [3]  all_dead        1: the set holds dead references only, all of which would be gone by then; for who only counts
+    [1]  keep_ms         shortest time for which the keys are kept from now on
+    [2]  said_ms         0 to return only what would be done; or the last number of such a reply, to do it
+    [3]  all_dead        1: count as if the set, which holds only dead references, were empty; for dry runs
 Returns
-    {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory that each key takes,
-                            0 where it does not exist or has an end of life; the instant for which it is said
+    {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory of each key, 0 if it
+                            does not exist or has an expiry; the instant for which the reply holds
     {"kept"}                a message waits, or every key has an expiry; nothing was written
-    {"held"}                the session is to last for ever, is being imported or moved, belongs to PostgreSQL or has
+    {"held"}                the session must last for ever, is being imported or moved, belongs to PostgreSQL or has
                             a mirror there
-    {"foreign"}             the keys are of another type, or hold what no broker and no store of ours writes
+    {"foreign"}             the keys are of another type, or hold what neither a broker nor our stores write
 Errors
     INVALID  3 keys and 3 arguments as above are expected
 Cost
@@ -42,7 +42,7 @@ end
 local going = {}
 for _, key in ipairs({ last_packet_id_key, session_key }) do
     local until_ms = redis.call('PEXPIRETIME', key)
-    -- That of an import is no end of life.
+    -- The expiry that an import sets does not count.
     if until_ms == -1 or until_ms == tonumber(KEPT_MS) then
         going[#going + 1] = key
     end
@@ -63,7 +63,7 @@ if session_type == 'hash' then
     local fields = redis.call(
         'HMGET', session_key, 'owner', 'import', 'until_ms', 'last_serial', 'delivered_serial', 'rekeyed', 'mirror'
     )
-    -- Moved from keys with another hash tag: the remedy that began it ends it. With a mirror: the note of it stays.
+    -- A session that is moved from another hash tag is left to that remedy; in one with a mirror, its notes must stay.
     if fields[6] or fields[7] then
         return { 'held' }
     end

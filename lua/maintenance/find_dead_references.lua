@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Say which references of a session name a message that is gone, and which messages would never expire.
+    Find references of a session whose message is gone, and messages that would never expire.
 KEYS
     [1]  messages        sorted set of references
     [2+] payloads        keys of messages that are referred to

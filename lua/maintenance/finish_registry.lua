@@ -1,16 +1,15 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give up a part of the registry of compacted queues, and note how its collection ended if it came to its end.
+    Release a part of the registry of compacted queues, and record the facts of its collection if it is finished.
 KEYS
-    [1]  collector   who collects this part, and how its last collection ended
+    [1]  collector   collector of this part, and facts of its last collection
 ARGV
     [1]  token       name of the collector
-    [2+] fields      name of a fact about a collection that is finished, then the fact; alternately. None where it was
-                     broken off
+    [2+] fields      names and values of facts about a finished collection, alternately; none if it was interrupted
 Returns
-    1  given up
-    0  another collector holds it by now: nothing is noted
+    1  released
+    0  another collector holds it now: nothing was recorded
 Errors
     INVALID  facts do not pair, or there are too many
 Cost

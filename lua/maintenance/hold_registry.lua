@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Hold one part of the registry of compacted queues for a collector, or hold it for longer.
+    Lock a part of the registry of compacted queues for a collector, or extend its lock.
 KEYS
-    [1]  collector   who collects this part, and how its last collection ended
+    [1]  collector   collector of this part, and facts of its last collection
 ARGV
-    [1]  token       name of the collector; whoever repeats its work uses it again
-    [2]  lease_ms    how long it is held without a further call
+    [1]  token       name of the collector; a repeated collection uses the same
+    [2]  lease_ms    length of the lock without a further call
 Returns
-    1  it is held
+    1  the collector holds it
     0  another collector holds it
 Errors
     INVALID  the token is empty, or the lease is not an integer of 1 or more

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take the expiry off keys again, where it still is the one that was set.
+    Remove the expiry of keys, if it still is the one that was set.
 KEYS
     [1+] keys            keys of one session
 ARGV
-    [1+] instants_ms     the instant at which each is to expire
+    [1+] instants_ms     the expiry that each key must have
 Returns
     persisted
 Errors

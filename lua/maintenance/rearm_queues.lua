@@ -1,20 +1,20 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Note when queues that were collected are due again. A queue that somebody else has put forward since, or that is
-    not registered, stays as it is; and a collector that has lost its hold changes nothing.
+    Record when collected queues are due again. A queue that was registered for an earlier instant meanwhile, or is not
+    registered, stays as it is; a collector that has lost its lock changes nothing.
 KEYS
     [1]  due         registry: client ids by the time at which collection is due
-    [2]  collector   who collects this part
+    [2]  collector   collector of this part
 ARGV
     [1]  token       name of the collector
-    [2+] queues      queue, then the time in ms at which it was due when it was read, then the one at which it is due
-                     again; in turns
+    [2+] queues      three per queue: the queue, the time in ms at which it was due when it was read, and the time at
+                     which it is due again
 Returns
-    rearmed  how many were put back
+    rearmed  number of queues that were changed
 Errors
-    INVALID  queues and times do not go together, there are too many, or a time is not an integer of 0 or more
-    STALE    another collector holds the registry by now
+    INVALID  queues and times do not match, there are too many, or a time is not an integer of 0 or more
+    STALE    another collector holds the registry now
 Cost
     O(M log N) for M queues of N; about 2 us per queue. At most 200 queues.
 ]]
@@ -43,7 +43,7 @@ for position = FIRST_TRIPLE, #ARGV, 3 do
     local client_id, seen_ms, due_ms = ARGV[position], integer(ARGV[position + 1]), integer(ARGV[position + 2])
     local known_ms = tonumber(redis.call('ZSCORE', due_key, client_id) or '-1')
     if known_ms == seen_ms then
-        -- Only what is there already is written again, so that a full server is collected, too.
+        -- Only existing members are written, so that queues on a full server are collected, too.
         redis.call('ZINCRBY', due_key, string.format('%d', due_ms - seen_ms), client_id)
         rearmed = rearmed + 1
     end

@@ -1,13 +1,13 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Say which commands this user may not run on a key, before any work begins.
+    Find the commands that this user may not run on a key, before any work begins.
 KEYS
     [1]  key             any key of the kind; it need not exist, and is not touched
 ARGV
     [1+] commands        lower-case name; a subcommand follows after a bar, as in memory|usage
 Returns
-    {*refused}  those that are refused
+    {*refused}  commands that are refused
 Errors
     INVALID  1 key and commands are expected
 Cost
@@ -19,7 +19,7 @@ if #KEYS ~= 1 or #ARGV < FIRST_COMMAND then
     return redis.error_reply('INVALID 1 key and commands are expected')
 end
 
--- As many arguments as each command needs at least, the key where it expects it.
+-- Least arguments of each command, with the key at its place.
 local key = KEYS[1]
 local refused = {}
 local probes = {

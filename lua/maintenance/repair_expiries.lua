@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Give messages without expiry the one that they say of themselves: their time and their own interval, or the default.
+    Give messages without expiry the one of their record: their time plus their own expiry interval, or the default.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
     [3+] payloads        keys of messages
 ARGV
-    [1]  default_ttl_ms  life of a message without an interval
-    [2]  grace_ms        a message whose life is over already ends so much later than now, so that it can be taken back
-    [3]  said_ms         0 to say only what would be done; or the instant that such an answer begins with, to do it
+    [1]  default_ttl_ms  lifetime of a message without an expiry interval
+    [2]  grace_ms        time after which a message expires that has expired by its record, so that undo is possible
+    [3]  said_ms         0 to return only what would be done; or the instant that begins such a reply, to do it
 Returns
-    {as_of_ms, *expires_at_ms}  the instant for which it is said, then a text per key, from the first on as many as
-                          fit: the instant that is set; empty when the key has gone, has an expiry or is not referred
-                          to; unreadable when the record does not say
+    {as_of_ms, *expires_at_ms}  the instant for which the reply holds, then a text per key, from the first on as many as
+                          fit: the expiry that is set; empty when the key is gone, has an expiry or has no reference;
+                          unreadable when the record cannot be read
 Errors
     INVALID  an argument breaks the rules above, or there are no payload keys or too many
 Cost
@@ -29,7 +29,7 @@ local messages_key, session_key = KEYS[1], KEYS[2]
 local FIRST_PAYLOAD = 3
 --- @include "includes/mending"
 
--- Where something else lies under the name of the session, this fails before anything is written.
+-- If the session's key has another type, this fails before anything is written.
 redis.call('HGET', session_key, 'earliest_expiry_ms')
 local now = as_of(said_ms)
 local soonest = now + grace_ms

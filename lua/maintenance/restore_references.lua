@@ -1,14 +1,14 @@
 #!lua
 --[[
 Purpose
-    Put references back into their set, which a cleanup has removed. One that is there by now belongs to a newer message
-    and stays as it is.
+    Put references back into their set that a cleanup has removed. A member that exists belongs to a newer message and
+    stays as it is.
 KEYS
     [1]  messages        sorted set of references
 ARGV
     [1+] references      a pair per reference: its score, and the member
 Returns
-    restored             references that are back; -1 when the key is of another type by now, and nothing was written
+    restored             references put back; -1 when the key is of another type now, and nothing was written
 Errors
     INVALID  there are no pairs, or too many
 Cost

@@ -1,22 +1,22 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove messages that no reference of their session names, once they are old enough not to be anybody's work, and
-    give an expiry to those that nobody can read.
+    Remove messages that no reference of their session names, if they are too old to be part of a save in progress, and
+    give those that cannot be read an expiry.
 KEYS
     [1]  messages        sorted set of references
     [2+] payloads        keys of messages
 ARGV
-    [1]  default_ttl_ms  life that is left to a record without expiry that nobody can read
+    [1]  default_ttl_ms  time after which a record expires that has no expiry and cannot be read
     [2]  grace_ms        a message younger than this is left alone
-    [3]  said_ms         0 to say only which expiries would be set; or the instant that such an answer begins with, to
-                         set them
+    [3]  said_ms         0 to return only which expiries would be set; or the instant that begins such a reply, to set
+                         them
 Returns
     {as_of_ms, *outcomes(outcome, number)}
-                            the instant for which it is said, then a pair per key, from the first on as many as fit:
-                            unlinked and the memory that it took; limited and the instant at which it is to expire;
-                            young, unreadable, wrong_type or referenced (also when it has gone), and 0: those are left
-                            alone
+                            the instant for which the reply holds, then a pair per key, from the first on as many as
+                            fit: unlinked and the memory of the key; limited and the instant at which it will expire;
+                            young, unreadable, wrong_type or referenced (also when the key is gone), and 0, for keys
+                            that are left alone
 Errors
     INVALID  an argument breaks the rules above, or there are no payload keys or too many
 Cost

@@ -1,18 +1,19 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Judge what messages hold, in the server: the JSON is decoded here, never encoded again, and only numbers leave.
+    Judge the contents of messages in the server: the JSON is decoded here and never encoded again, and only numbers are
+    returned.
 KEYS
     [1+] payloads        keys of messages of one session
 ARGV
-    [1]  client_id       whose messages they must be
-    [2]  default_ttl_s   life of a message without expiry interval
+    [1]  client_id       client that the messages must name
+    [2]  default_ttl_s   lifetime of a message without expiry interval
     [3+] packet_ids      of each key, in order
 Returns
     {*records(faults, fingerprint)}
                          two numbers per key, in order: a sum of 1 unreadable, 2 of another client or packet id, 4
                          quality of service outside 0 to 2, 8 quality of service 0, 16 neither PUBLISH nor PUBREL, or
-                         PUBREL below quality of service 2, 32 lives over a minute longer than it should; 48 bits of a
+                         PUBREL below quality of service 2, 32 expires over a minute later than it should; 48 bits of a
                          hash over topic, time and payload, 0 when unreadable. 0 and 0 for a key without a string
 Errors
     INVALID  an argument breaks the rules above
@@ -26,7 +27,7 @@ Cost
 local FIRST_PAYLOAD = 1
 local MESSAGES_PER_CALL = 500
 local FIRST_PACKET_ID = 3
--- Life counts from the message's time, which a broker sets a little before it stores the message.
+-- The lifetime counts from the message's time, which a broker sets shortly before it stores the message.
 local GRACE_MS = 60000
 
 local client_id, default_ttl_s = ARGV[1], integer(ARGV[2])
@@ -43,8 +44,8 @@ local function whole(value)
     return type(value) == 'number' and value % 1 == 0
 end
 
--- Less strict than includes/message_facts: what a store would not read for its quality of service, packet type or ids
--- has a fault of its own here.
+-- This is less strict than includes/message_facts: a quality of service, packet type or id for which a store would not
+-- read the record is a separate fault here.
 local function is_message(value)
     if type(value) ~= 'table' then
         return false

@@ -9,9 +9,9 @@ ARGV
     none
 Returns
     {*records(pexpiretime, bytes)}
-                               two numbers per payload key, in order: instant in ms, -1 without expiry, -2 for a key
-                               that does not exist, -3 when it was confirmed, so that its reference is gone, too; length
-                               of the record, 0 without one, -1 for a key of another type
+                               two numbers per payload key, in order: expiry in ms, -1 without expiry, -2 for a key
+                               that does not exist, -3 when it was acknowledged, so that its reference is gone, too;
+                               length of the record, 0 without one, -1 for a key of another type
 Errors
     INVALID  there are arguments, no payload keys or too many
 Cost
@@ -27,7 +27,7 @@ if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 0 then
     return redis.error_reply('INVALID 1 key and 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys are expected')
 end
 
--- The references were read a moment ago, and brokers go on working.
+-- The references were read earlier, and brokers may have changed them since.
 local function is_referred_to(key)
     return redis.call('TYPE', messages_key).ok == 'zset' and redis.call('ZMSCORE', messages_key, key)[1]
 end

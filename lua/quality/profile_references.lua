@@ -1,11 +1,11 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Measure a session's keys, and a page of its references in the order of delivery. Numbers only: no text of the
-    session leaves the server.
+    Measure a session's keys, and a page of its references in the order of delivery. Only numbers are returned: no text
+    of the session leaves the server.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
 ARGV
     [1]  start           rank of the first reference, from 0
@@ -13,11 +13,11 @@ ARGV
 Returns
     {references, wrong_types, without_expiry, last_packet_id, saved, newest_packet_id,
      *page(serial, packet_id)}
-                         members of the set; keys of another type than they should have; keys that would never
-                         expire; packet id given out last, -1 without one, -2 when it is no packet id; 1 where our own
-                         store has saved; packet id of the reference with the highest serial; then a pair per reference.
-                         A serial is -1 when it is negative, no whole number or beyond 2^53. A packet id is -1 when
-                         the member is no payload key of this session, -2 when what ends the key is no number
+                         members of the set; keys of the wrong type; keys that would never expire; last packet id, -1
+                         without one, -2 when it is not a packet id; 1 if our own store has saved; packet id of the
+                         reference with the highest serial; then a pair per reference. A serial is -1 when it is
+                         negative, not a whole number or beyond 2^53. A packet id is -1 when the member is not a
+                         payload key of this session, -2 when the end of the key is not a number
 Errors
     INVALID  an argument breaks the rules above
 Cost
@@ -41,12 +41,12 @@ if not limit or limit < 1 or limit > REFERENCES_PER_CALL then
     return redis.error_reply('INVALID limit is not an integer from 1 to ' .. REFERENCES_PER_CALL)
 end
 
--- Names of payload keys are compared, not made: the caller declares those that it looks at.
+-- Names of payload keys are compared, not made, since scripts access only declared keys.
 local stem = messages_key .. '_'
 
 local sub, find = string.sub, string.find
 
--- As decimal text and no other way to write a number: another text names another key.
+-- Only plain decimal text is accepted, since any other text names another key.
 local function packet_id_of(member)
     if sub(member, 1, #stem) ~= stem then
         return FOREIGN

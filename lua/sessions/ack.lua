@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove messages that the client has confirmed. A repeated call removes nothing.
+    Remove messages that the client has acknowledged. A repeated call removes nothing.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
     [3+] payloads        keys of the messages
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
-    [2+] serials         serial of each of the messages, which goes only if it has this one; empty: any
+    [2+] serials         serial of each message, which is removed only if it has this one; empty: any
 Returns
     {*removed}  1 or 0 per payload key, in order
 Errors

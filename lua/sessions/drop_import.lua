@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take back an import that nobody has used: remove the references whose payload keys are given, and these keys. With
-    the last reference the session's other keys go too. The caller reads references by ZRANGE and calls page by page.
-    A message that a broker has rewritten is only seen by the call that names it: who needs several calls asks first.
+    Undo an import that was not used: remove the references whose payload keys are given, and these keys. With the last
+    reference the session's other keys are removed, too. The caller reads references by ZRANGE and calls page by page.
+    Only the call that names a message notices that a broker has rewritten it, so a caller with several pages first
+    checks all of them.
 KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
@@ -12,7 +13,7 @@ KEYS
 ARGV
     [1]  plan            id of the plan whose import may be dropped
 Returns
-    {removed, remaining}  references removed by this call and left in the set; 0 and 0 when there is nothing to drop
+    {removed, remaining}  references removed by this call and left in the set; 0 and 0 when there is nothing to remove
 Errors
     INVALID   an argument is missing, or there are too many payload keys
     MOVED_ON  the session exists but this plan did not import it, or it has been used since
@@ -50,8 +51,8 @@ if touched(state, messages_key, last_packet_id_key) then
     return redis.error_reply('MOVED_ON the session has been used since it was imported')
 end
 
--- Every message of an import has an expiry. A broker that has been sent PUBREC writes it anew without one, and changes
--- nothing else.
+-- Every message of an import has an expiry. A broker that receives PUBREC writes the message again without expiry, and
+-- changes nothing else.
 local payload_keys = {}
 for index = FIRST_PAYLOAD, #KEYS do
     local key = KEYS[index]

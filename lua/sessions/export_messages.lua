@@ -5,8 +5,8 @@ Purpose
 KEYS
     [1+] payloads        keys of messages of one session
 ARGV
-    [1]  max_bytes       bytes of JSON to read at most: messages that do not fit are left out, those behind them that
-                         do are read; empty: all are read
+    [1]  max_bytes       largest number of bytes of JSON to read: messages that do not fit are left out, later ones
+                         that fit are read; empty: all are read
 Returns
     {*records(json, pexpiretime)}  two values per key, in order: JSON, or empty when there is none; instant in ms,
                               -1 without expiry, -2 for a key that does not exist, -3 less its bytes for a message
@@ -34,7 +34,7 @@ end
 local reply, read, places, bytes = {}, {}, {}, 0
 for index = FIRST_PAYLOAD, #KEYS do
     local key = KEYS[index]
-    -- An error reply, which is a table, stands for a key of another type: MGET reads it as nothing.
+    -- An error reply, which is a table, means a key of another type, which MGET reads as nothing.
     local size = max_bytes and redis.pcall('STRLEN', key)
     if type(size) == 'number' and bytes + size > max_bytes then
         reply[2 * index - 1] = ''

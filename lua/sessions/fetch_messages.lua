@@ -5,7 +5,7 @@ Purpose
 KEYS
     [1+] payloads        keys of messages of one session
 ARGV
-    [1]  max_bytes       bytes of JSON to stop before; the first message is read whatever its size
+    [1]  max_bytes       limit for bytes of JSON; the first message is read whatever its size
 Returns
     {*records(json, pexpiretime)}
                               two values per key that was read, in order: JSON, empty when there is none or the key is
@@ -29,8 +29,8 @@ if not max_bytes or max_bytes < 1 then
     return redis.error_reply('INVALID max_bytes is not an integer of 1 or more')
 end
 
--- MGET reads wrong types as nothing. Slices grow only as far as messages of the largest size seen would still fit, so
--- that little is read in vain.
+-- MGET reads a key of another type as nothing. A slice has only as many messages as would fit if all had the largest
+-- size so far, so that little is read in vain.
 local reply, bytes, largest = {}, 0, 1
 local first, slice = FIRST_PAYLOAD, 1
 while first <= #KEYS do

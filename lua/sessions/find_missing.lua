@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Say which messages have expired, though references may still lead to them.
+    Find messages that have expired, though references may still name them.
 KEYS
     [1+] payloads        keys of messages of one session
 ARGV

@@ -1,15 +1,15 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Say which payload keys no reference of their session names.
+    Find payload keys that no reference of their session names.
 KEYS
     [1]  messages        sorted set of references
     [2+] payloads        keys of messages
 ARGV
     none
 Returns
-    {*expiries}  one number per payload key: instant in ms at which it expires, -1 for never; -2 when it is
-                        referred to or does not exist
+    {*expiries}  one number per payload key: instant in ms at which it expires, -1 for never; -2 when it has a
+                     reference or does not exist
 Errors
     INVALID  there are arguments, no payload keys or too many
 Cost
@@ -18,7 +18,7 @@ Cost
 local FIRST_PAYLOAD = 2
 --- @include "includes/payloads_only"
 
--- Where something else lies under the name of the set, there are no references.
+-- If the set's key has another type, there are no references.
 local is_set = redis.call('TYPE', KEYS[1]).ok == 'zset'
 local scores = is_set and redis.call('ZMSCORE', KEYS[1], unpack(KEYS, FIRST_PAYLOAD)) or {}
 local found = {}

@@ -1,14 +1,14 @@
 #!lua
 --[[
 Purpose
-    Note that nothing of a session is left under another hash tag: from now on rekey_messages takes it for any other.
-    What the session said about itself there comes with it.
+    Record that nothing of a session is left under another hash tag: from now on it is a normal session for
+    rekey_messages. Fields of the session's old hash are added to the new one.
 KEYS
     [1]  session         fields of the session
 ARGV
     [1+] fields          pairs of a field and its value, each written where the session has none
 Returns
-    1  the note of the move was removed
+    1  the mark of the move was removed
     0  there was none; nothing was written
 Errors
     INVALID  1 key and pairs of arguments are expected

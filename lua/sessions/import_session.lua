@@ -1,11 +1,11 @@
 #!lua
 --[[
 Purpose
-    Write one chunk of a DEVICE session that is copied from PostgreSQL. A whole import, a repeated one and one that
-    was killed half-way and started again leave the same keys, order and expiry instants.
+    Write one chunk of a DEVICE session that is copied from PostgreSQL. A whole import, a repeated import, and an import
+    that was killed half-way and started again leave the same keys, order and expiries.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         owner, epoch and state of the import
     [4+] payloads        one key per message of this chunk, in the order of the triples
 ARGV
@@ -16,12 +16,12 @@ ARGV
     [5]  last            1 for the last chunk, else 0
     [6]  last_packet_id  0 to 65535, written with the last chunk, with an expiry in the year 144,683, which the
                          next save of any program takes off; empty: the key is not written
-    [7]  last_serial     serial given out last, noted with the last chunk; empty: unknown
+    [7]  last_serial     last serial, recorded with the last chunk; empty: unknown
     [8+] messages        a triple per message: serial, expires_at_ms, JSON
 Returns
-    {"imported", written, expired}  the chunk is stored; messages whose life is over are counted, not written
+    {"imported", written, expired}  the chunk is stored; expired messages are counted, not written
     {"unchanged", written, expired}  this plan has finished this session before: 0 and 0, nothing was written
-    {"used", written, expired}      likewise, and somebody has used it since: that is noted, and nothing else written
+    {"used", written, expired}      likewise, and the session was used since: that is recorded, and nothing else written
 Errors
     INVALID          an argument breaks the rules above, a payload key comes twice or belongs to another serial
     STALE            a greater epoch owns the session
@@ -112,7 +112,7 @@ if state.plan == plan and state.import == 'done' then
     end
     return { 'unchanged', 0, 0 }
 end
--- Of a session that moves, who knows its epoch may restore an export where nobody has used it.
+-- In a session that moves, a caller that knows its epoch may restore an export if the session was not used.
 local restores = state.plan == '' and state.owner == 'redis' and epoch > 0 and state.epoch == epoch
     and string.sub(plan, 1, 8) == 'restore:'
 if restores and redis.call('HEXISTS', session_key, 'last_serial') == 1 then
@@ -137,7 +137,7 @@ if chunk == 0 and state.plan ~= '' and state.plan ~= plan then
     return redis.error_reply('IMPORTED_BEFORE plan ' .. state.plan .. ' imported the session: drop that import first')
 end
 
--- A key that another serial holds would silently replace that message. An empty set needs no look.
+-- A payload key of another serial would silently replace that message. An empty set needs no check.
 local references = redis.call('ZCARD', messages_key)
 if references > 0 then
     local at = 0
@@ -160,7 +160,7 @@ if references > 0 then
     end
 end
 
--- Writing: SET or HSET come first, which a full server refuses before anything has changed; removals come last.
+-- Writing: SET or HSET, which a full server refuses, come first, before anything has changed; removals come last.
 
 local scored = {}
 for position, index in ipairs(live) do
@@ -174,7 +174,7 @@ each_slice(scored, function(...)
     redis.call('ZADD', messages_key, ...)
 end)
 
--- In an empty set every live message made a reference; otherwise an earlier try may have made some of them.
+-- In an empty set every live message has added a reference; otherwise an earlier try may have added some of them.
 local remaining = references == 0 and #live or redis.call('ZCARD', messages_key)
 local fields = {
     'plan', plan, 'epoch', ARGV[2], 'import', string.format('%d', chunk + 1),

@@ -1,18 +1,18 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Judge records in the server, so that none of them leaves it, as many from the first on as fit.
+    Judge records in the server, so that no record leaves it, as many from the first on as fit.
 KEYS
     [1+] payloads        keys of messages of one session
 ARGV
-    [1]  client_id       whose messages they should be
+    [1]  client_id       client that the messages should name
     [2]  max_bytes       bytes of JSON after which to stop; the first record is judged whatever its size
 Returns
     {*verdicts(verdict, pexpiretime, packet_id, time_ms, interval_s, digest)}
                               six values per key that was judged, in order. The verdict is missing, wrong_type,
                               unreadable, other_client, publish or pubrel; the instant in ms, -1 without expiry, -2 for
                               a key that does not exist. The rest is empty unless the record can be read; the interval
-                              also for a message without one. Equal digests stand for equal topic, time and payload
+                              also for a message without one. Equal digests mean equal topic, time and payload
 Errors
     INVALID  max_bytes is not an integer of 1 or more, or there are no keys or too many
 Cost

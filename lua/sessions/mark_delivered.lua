@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Note that messages up to a serial have been sent to the client. The note goes back only where the set has been
-    emptied by another program, whose messages have lesser serials.
+    Record that messages up to a serial have been sent to the client. The record goes back only if another program has
+    emptied the set and added messages with lower serials.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
-    [2]  serial          highest serial that was sent; one that was never given out counts as the one given out last
-    [3]  keep_ms         life of a hash that this call makes for a set without expiry; empty: for ever
+    [2]  serial          highest serial that was sent; a serial beyond the session's last one counts as the last one
+    [3]  keep_ms         expiry of a hash that this call creates for a set without expiry; empty: none
 Returns
-    1  the note has moved
+    1  the record has moved
     0  it was there or further, or the session has neither messages nor fields
 Errors
     INVALID    an argument is not an integer of 0 or more
@@ -49,7 +49,7 @@ if delivered >= serial then
 end
 local messages_until = redis.call('PEXPIRETIME', messages_key)
 local greatest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2]
--- A hash that only says who owns the session is no session.
+-- A hash that holds only the owner of a session does not count as a session.
 if messages_until == -2 and fields[1] and not before and not last_serial then
     return 0
 end
@@ -57,7 +57,7 @@ local known = before or redis.call('EXISTS', session_key) == 1
 if not known and messages_until == -2 then
     return 0
 end
--- What was never given out cannot have been sent.
+-- A serial beyond the last one cannot have been sent.
 if last_serial or greatest then
     serial = math.floor(math.min(serial, math.max(last_serial or 0, tonumber(greatest or '0'))))
 end
@@ -65,7 +65,7 @@ if delivered >= serial then
     return 0
 end
 redis.call('HSET', session_key, 'delivered_serial', string.format('%d', serial))
--- What we save later comes behind all that has been sent, whoever wrote it.
+-- Our later saves get serials after all that were sent, whichever program wrote them.
 if last_serial and serial > last_serial then
     redis.call('HSET', session_key, 'last_serial', string.format('%d', serial))
 end
@@ -79,7 +79,7 @@ end
 if messages_until == -1 then
     redis.call('PEXPIREAT', messages_key, KEPT_MS)
 end
--- The hash may not outlive a session that another program wrote.
+-- The hash must not outlive a session that another program wrote.
 if not known and messages_until ~= -1 and messages_until < tonumber(KEPT_MS) then
     redis.call('PEXPIREAT', session_key, string.format('%d', messages_until))
 elseif not known and keep_ms then

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Note that the client has sent PUBREC: the record becomes PUBREL and loses its body; place and expiry stay.
+    Record that the client has sent PUBREC: the record becomes PUBREL and loses its body; its place and expiry stay.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
@@ -22,8 +22,8 @@ Cost
     O(log N + B) for N references and a record of B bytes; about 8 us, and 1 us per 2 KB.
 ]]
 --- @include "includes/integers"
--- Where the value of a member of an object is, if it is a string without escaped quotes; nil when there is none. A
--- quoted name cannot occur inside a JSON string, whose quotes are escaped, and as a value no colon follows it.
+-- Returns where the value of a member of an object is, if it is a string without escaped quotes; else nil. A quoted
+-- name cannot occur inside a JSON string, whose quotes are escaped, and a value is not followed by a colon.
 local function string_member(json, name)
     local quoted = '"' .. name .. '"'
     local from, to = string.find(json, quoted, 1, true)

@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove a session. The caller reads the highest serial first, then lists references and calls page by page; what is
-    saved meanwhile has a greater serial and stays. With the last reference the session's other keys go too; of a
-    session with a mirror its owner, its epoch and the note of the change stay until the other store has it.
+    Remove a session. The caller reads the highest serial first, then lists references and calls page by page; messages
+    saved meanwhile have greater serials and stay. With the last reference the session's other keys are removed, too; in
+    a session with a mirror, owner, epoch and the record of the change stay until the other store has it.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
     [4+] payloads        keys of messages to remove; none for a session without messages
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  up_to_serial    references with a greater serial stay
-    [3+] members         references that name no payload key of the session: only the reference goes
+    [3+] members         references that name no payload key of the session: only the reference is removed
 Returns
     {removed, remaining}  references removed by this call and left in the set
 Errors
@@ -44,14 +44,14 @@ if not up_to_serial then
 end
 
 local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
--- An import that is not complete may be purged.
+-- An incomplete import may be purged.
 fields[2] = false
 local refused_reply = refusal(fields, epoch)
 if refused_reply then
     return refused_reply
 end
 
--- Those of a list, from its index first on, that the set refers to by a serial that may go.
+-- Returns the members of a list, from an index on, that are in the set with a serial that may be removed.
 local function removable(list, first)
     local found = {}
     if #list >= first then
@@ -78,7 +78,7 @@ for position = 1, #members do
     payload_keys[#payload_keys + 1] = members[position]
 end
 if #payload_keys > 0 then
-    -- While its slot moves to another server, a call may not touch a key again that it has emptied.
+    -- While a cluster moves a slot, a script must not touch a key again that it has emptied.
     removed = redis.call('ZREM', messages_key, unpack(payload_keys))
 end
 remaining = remaining - removed

@@ -1,22 +1,22 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take a message out of its session that another one, which comes before it, repeats, and keep it under another name.
+    Move a message that duplicates an earlier one out of its session, and keep it under another name.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
     [3]  kept            key of the message that stays
-    [4]  payload         key of the message that goes
+    [4]  payload         key of the message that is moved
     [5]  quarantined     its new name
 ARGV
     [1]  kept_serial     serial of the message that stays
-    [2]  serial          serial of the message that goes; greater
-    [3]  keep_ms         life of a record that has no expiry
-    [4]  tolerance_ms    by how much the message that stays may expire earlier than the one that goes
+    [2]  serial          serial of the message that is moved; greater
+    [3]  keep_ms         expiry of a record that has none
+    [4]  tolerance_ms    by how much the message that stays may expire earlier than the one that is moved
 Returns
     1  the message was moved and its reference removed
-    0  one of the two is another message by now, has been released, or they differ; the one that stays expires too
-       early, or the new name is taken; nothing was written
+    0  one of the two is another message now, has been released, or they differ; the one that stays expires too early,
+       or the new name is taken; nothing was written
 Errors
     INVALID  an argument breaks the rules above
 Cost

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take a record that nobody can read out of its session and keep it under another name, whatever its type.
+    Move a record that cannot be read out of its session and keep it under another name, whatever its type.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
@@ -10,8 +10,8 @@ KEYS
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  serial          serial of the reference
-    [3]  keep_ms         life of a record that has no expiry
-    [4]  client_id       a message of this client under its own packet id stays; empty: anything goes
+    [3]  keep_ms         expiry of a record that has none
+    [4]  client_id       a message of this client under its own packet id stays; empty: any record is moved
 Returns
     1  the record was moved and its reference removed
     0  there is no such record, its reference has another serial, its new name is taken, or it is a message that

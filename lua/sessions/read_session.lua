@@ -1,19 +1,19 @@
 #!lua flags=no-writes
 --[[
 Purpose
-    Read what a session says about itself, without its messages.
+    Read the state of a session, without its messages.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
 ARGV
     none
 Returns
-    {last_packet_id, references, highest, now_ms, *fields(field, value)}  packet id given out last, empty for none;
-                              members of the set; highest score as text, empty for an empty set; the server's time;
-                              the fields of the session; beside delivered_serial also sent_up_to: up to which serial
-                              that holds for the messages of the set, -1 for none; of an imported session also
-                              import_used: 1 when somebody has used it since, else 0
+    {last_packet_id, references, highest, now_ms, *fields(field, value)}  last packet id, empty for none; members of
+                              the set; highest score as text, empty for an empty set; the server's time; the fields of
+                              the session; with delivered_serial also sent_up_to: serial up to which messages of the
+                              set have been sent, -1 for none; for an imported session also import_used: 1 if it was
+                              used since, else 0
 Errors
     INVALID  3 keys and no arguments are expected
 Cost

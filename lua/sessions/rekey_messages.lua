@@ -1,22 +1,22 @@
 #!lua
 --[[
 Purpose
-    Write messages of a session whose keys had another hash tag, with their serials and expiry instants. What an earlier
-    call wrote stays as it is, so that a move can be repeated from its start.
+    Write messages of a session whose keys had another hash tag, with their serials and expiries. Messages of an earlier
+    call stay as they are, so that a move can be repeated from its start.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
     [4+] payloads        one key per message; none for a session without messages
 ARGV
-    [1]  last_packet_id  as it was under the other tag, written where there is none; empty: none
+    [1]  last_packet_id  its value under the other tag, which is written if there is none; empty: none
     [2+] messages        a triple per message: serial, instant at which it expires in ms or -1 for never, record
 Returns
-    {written, present, expired}  messages stored by this call, stored by an earlier one, and not stored because their
-                                 life is over
+    {written, present, expired}  messages stored by this call, stored by an earlier one, and not stored because they
+                                 have expired
 Errors
     INVALID           an argument breaks the rules above, or there are too many messages
-    MOVED_ON          the session exists and no move made it
+    MOVED_ON          the session exists and was not made by a move
     PACKET_ID_IN_USE  another message has one of the payload keys; nothing was written
 Cost
     O(M log N) for M messages and N references; about 6 us per message. At most 256 messages.
@@ -70,7 +70,7 @@ for index = 1, count do
     end
 end
 
--- The note comes first: HSET is refused by a full server, and without it a repeated call would not know its own work.
+-- The mark comes first: a full server refuses HSET, and without the mark a repeated call would not know its own work.
 redis.call('HSET', session_key, 'rekeyed', '1')
 for _, index in ipairs(going) do
     local key = KEYS[FIRST_PAYLOAD - 1 + index]

@@ -2,14 +2,14 @@
 --[[
 Purpose
     Remove the references whose messages have expired. The caller lists references and calls page by page; the last page
-    of a whole session tells it when the next message expires, so that saves need no such sweep before.
+    of a whole session records when the next message expires, so that saves need no sweep before.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
     [3+] payloads        keys of messages that are referred to; none for an empty page
 ARGV
     [1]  epoch               of the session as the caller knows it; empty: the caller does not know owners
-    [2]  earliest_expiry_ms  earliest instant that the pages before have answered; empty for none
+    [2]  earliest_expiry_ms  earliest instant that earlier pages have returned; empty for none
     [3]  complete_for        saved_last_packet_id as read before the first page, when this is the last page of the
                              whole session; else empty
 Returns
@@ -43,8 +43,8 @@ if ARGV[2] ~= '' and not earliest then
     return redis.error_reply('INVALID earliest expiry is not an integer')
 end
 
--- What expires here expires in the other store, too: a mirror need not know. Where something else lies under the name
--- of the session, this fails before anything is written.
+-- Messages expire in the other store, too, so nothing is recorded for a mirror. If the session's key has another type,
+-- this fails before anything is written.
 local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'saved_last_packet_id')
 local refused_reply = refusal(fields, epoch)
 if refused_reply then
@@ -64,7 +64,7 @@ if #dead > 0 then
     removed = redis.call('ZREM', messages_key, unpack(dead))
     count_in_session(session_key, 'expired', removed)
 end
--- A save since the first page has moved saved_last_packet_id, and may have brought an earlier expiry.
+-- A save since the first page has changed saved_last_packet_id, and may have added an earlier expiry.
 if complete_for ~= '' and fields[4] == complete_for then
     redis.call('HSET', session_key, 'earliest_expiry_ms', string.format('%d', earliest or MAX_INTEGER))
 end

@@ -31,5 +31,5 @@ end
 if #going == 0 then
     return 0
 end
--- While its slot moves to another server, a call may not touch a key again that it has emptied.
+-- While a cluster moves a slot, a script must not touch a key again that it has emptied.
 return redis.call('ZREM', KEYS[1], unpack(going))

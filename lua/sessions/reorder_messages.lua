@@ -1,21 +1,21 @@
 #!lua
 --[[
 Purpose
-    Give references other serials, all of them or none, and let later messages come behind them. A reference that has
-    gone is passed over.
+    Give references other serials, all of them or none, and place later messages after them. A reference that is gone is
+    skipped.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
     [3+] payloads        members of the set
 ARGV
-    [1]  highest           highest serial of the session once all is done; serials given out later are greater
-    [2]  delivered_serial  up to which messages have been sent before, by the new serials; empty: it stays
-    [3]  references        members that the set must have; empty: it is not looked at
-    [4]  last_score        score that the last member must have; empty: it is not looked at
+    [1]  highest           highest serial of the session after all calls; later serials are greater
+    [2]  delivered_serial  new serial up to which messages have been sent; empty: it stays
+    [3]  references        number of members that the set must have; empty: it is not checked
+    [4]  last_score        score that the last member must have; empty: it is not checked
     [5+] serials           a pair per payload: the score that it has, and the serial that it gets, 0 or more
 Returns
     {*done}  per payload key whether it has its new serial now, or is gone
-    {}           one of them has another score, or the set is another; nothing was written
+    {}           one of them has another score, or the set has changed; nothing was written
 Errors
     INVALID  an argument breaks the rules above, or there are too many payload keys
 Cost

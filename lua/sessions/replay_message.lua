@@ -4,7 +4,7 @@ Purpose
     Add one repaired message of the quarantine to a session whose import is complete. A repeated call adds nothing.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         owner, epoch and state of the import
     [4]  payload         key of the message, named by the packet id that it gets
 ARGV
@@ -13,17 +13,17 @@ ARGV
     [3]  expected        last packet id that the caller has read; empty: the key is absent
     [4]  last_packet_id  new last packet id, 0 to 65535; empty: it stays
     [5]  serial          score of the message
-    [6]  expires_at_ms   instant at which its life ends
+    [6]  expires_at_ms   instant at which it expires
     [7]  message         JSON
 Returns
     {"replayed", key}   the message is stored under key
     {"unchanged", key}  an earlier call has stored the message, under key
-    {"expired", key}    its life is over; nothing was written, and the key is empty
+    {"expired", key}    the message has expired; nothing was written, and the key is empty
 Errors
     INVALID           an argument breaks the rules above
     STALE             a greater epoch owns the session
-    MOVED_ON          this plan has not imported the session to its end, its last packet id is another, or a message
-                      that came later has been given the serial
+    MOVED_ON          this plan has not completed the session's import, its last packet id is another, or a later
+                      message has the serial
     PACKET_ID_IN_USE  another message of the session has this payload key
 Cost
     O(log N) for N references; about 15 us.
@@ -61,7 +61,7 @@ end
 if state.plan ~= plan or state.import ~= 'done' then
     return redis.error_reply('MOVED_ON plan ' .. plan .. ' has not imported the session to its end')
 end
--- A repeated call finds its own note, with the key that an earlier try chose; the last packet id has moved.
+-- A repeated call finds its own record, with the key that an earlier try chose; the last packet id has changed.
 local note = 'replayed:' .. ARGV[5]
 local replayed = redis.call('HGET', session_key, note)
 if replayed then
@@ -86,7 +86,7 @@ local noted_until = tonumber(redis.call('HGET', session_key, 'until_ms') or nil)
 redis.call('SET', payload_key, ARGV[7], 'PXAT', ARGV[6])
 redis.call('ZADD', messages_key, ARGV[5], payload_key)
 if last_packet_id ~= '' then
-    -- A session that was used before stays recognisable as used.
+    -- A session that was used before must still count as used.
     redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL')
     if current == state.last_packet_id then
         redis.call('HSET', session_key, 'imported_last_packet_id', last_packet_id)
@@ -100,7 +100,9 @@ redis.call('HSET', session_key, note, payload_key)
 redis.call('HINCRBY', session_key, 'references', 1)
 note_expiry(session_key, expires_at_ms)
 if noted_until then
-    -- Our saves let the keys end: not before this message. One without an end stays so: somebody else has written it.
+    -- Our saves give the keys an expiry, which must not be before that of this message. A key without expiry was
+    -- written by
+-- another program and stays as it is.
     local until_text = string.format('%d', math.max(noted_until, expires_at_ms))
     redis.call('HSET', session_key, 'until_ms', until_text)
     redis.call('PEXPIREAT', session_key, until_text, 'GT')

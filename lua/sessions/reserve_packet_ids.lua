@@ -1,20 +1,20 @@
 #!lua
 --[[
 Purpose
-    Give out packet ids for messages that are kept elsewhere.
+    Reserve packet ids for messages that are stored elsewhere.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
-    [4+] payloads        keys that the packet ids would have here, to see that they are not in use
+    [4+] payloads        payload keys of the packet ids, to check that they are not in use
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  expected        last packet id that the caller knows; empty: the key is absent
-    [3]  last_packet_id  the last one of those to give out, 1 to 65535
-    [4]  keep_ms         how long from now on the last packet id is kept at least; empty: for ever, as in a session
-                         with a mirror
+    [3]  last_packet_id  last packet id to reserve, 1 to 65535
+    [4]  keep_ms         shortest time for which the last packet id is kept from now on; empty: for ever, as in a
+                         session with a mirror
 Returns
-    {"reserved"}  the packet ids are the caller's
+    {"reserved"}  the packet ids are reserved for the caller
     {"conflict", last_packet_id, *positions}  the last packet id is this one and not the expected one, or else
                   the packet ids of the keys at these positions, from 0, are in use; nothing was written
 Errors
@@ -75,10 +75,10 @@ if #in_use > 0 then
 end
 local note_move = move_of_last_packet_id(messages_key, session_key, current, last_packet_id)
 if fields[5] == current and fields[6] and fields[6] ~= 'never' then
-    -- The expiry that our save gave it shows that nobody else has set it since.
+    -- The expiry of our save shows that no other program has set the key since.
     set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[4])
 elseif ARGV[4] == '' or fields[4] then
-    -- A cleanup may have given it an expiry; in use it loses that, as by a broker's save.
+    -- A cleanup may have given the key an expiry, which is removed when it is used, as by a broker's save.
     redis.call('SET', last_packet_id_key, last_packet_id)
 else
     set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[4])

@@ -1,7 +1,7 @@
 #!lua
 --[[
 Purpose
-    Put a record that was set aside back under its own name, and into its session where it was before.
+    Put a quarantined record back under its own name, and into its session at its old place.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
@@ -9,14 +9,13 @@ KEYS
     [4]  payload         name that it gets; ends with its packet id
 ARGV
     [1]  serial          serial of its reference; empty: it gets none
-    [2]  expires_at_ms   instant at which it expires from then on, -1 for never; empty: as it is
-    [3]  client_id       whose message it must be, readable and with the packet id of its name; empty: anything goes
-                         back
+    [2]  expires_at_ms   new expiry of the record, -1 for never; empty: it stays as it is
+    [3]  client_id       client that the record must name, readable and with the packet id of its key; empty: any record
 Returns
     "restored"    the record is back
     "missing"     no record is kept under this name; nothing was written
     "occupied"    its name, its reference or its serial is in use; nothing was written
-    "unreadable"  it is no message of this client and packet id; nothing was written
+    "unreadable"  it is not a message of this client and packet id; nothing was written
 Errors
     INVALID  serial or expiry breaks the rules above
 Cost

@@ -1,10 +1,10 @@
 #!lua
 --[[
 Purpose
-    Store messages behind all others of a session, once however often the call is repeated.
+    Add messages to the end of a session; a repeated call adds them only once.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
     [4+] payloads        one key per message, named by the packet id that it gets, in the order of the pairs; none
                          where the caller has refused all messages of a batch, and they are to be counted
@@ -12,21 +12,20 @@ ARGV
     [1]  heading   "epoch:expected:last_packet_id:until_ms:soon:batch", one text, as each argument costs a hundredth of
                    the call. Epoch of the session as the caller knows it; empty: it does not know owners. Last packet
                    id that the caller knows; empty: the key is absent. Packet id of the last message, 1 to 65535; empty
-                   without messages. Until when the session's keys stay, not before the last life ends; empty: for
-                   ever. 1 where a life ends within an hour by the caller's clock: the server's is asked then, and
-                   decides; else empty. The batch is empty, or "refused:over:offset:chunk:packet_ids:source": messages
-                   that the caller refused for their interval, and those whose life it found over, to be counted;
-                   number of the batch, which grows; number of this call within it, from 0; what to answer to a
-                   repeated call, in digits, commas and hyphens; who numbers the batches, in any bytes. With no source
-                   the three before it are empty too
+                   without messages. Expiry of the session's keys, not before that of the last message; empty: none.
+                   1 if a message expires within an hour by the caller's clock: then the server's clock decides; else
+                   empty. The batch is empty, or "refused:over:offset:chunk:packet_ids:source": messages that the
+                   caller refused for their expiry interval, and messages that it found expired, to be counted; number
+                   of the batch, which grows; number of this call within it, from 0; text to return for a repeated
+                   call, of digits, commas and hyphens; name of the source that numbers the batches, in any bytes.
+                   Without a source the three before it are empty, too
     [2+] messages  a pair per message: expires_at_ms, JSON
 Returns
     "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
-                      count up from first_serial; members of the set now; positions of the messages whose life was
-                      over and that were passed over, from 0, with commas. When all had expired, the last packet id
-                      has not changed, and where no session is kept neither counts nor the batch are noted. A
-                      fifth part follows when packet ids of expired messages were given out again: how many references
-                      to those went with that
+                      count up from first_serial; members of the set now; positions of expired messages, which were
+                      skipped, from 0, with commas. If all had expired, the last packet id has not changed, and if the
+                      session does not exist, neither counts nor the batch are recorded. A fifth part follows if packet
+                      ids of expired messages were used again: number of their references that were removed
     {"replayed", first_serial, packet_ids, expired}  this call has been made before; nothing was written
     {"forgotten"}     the source has saved a batch with a greater offset; nothing was written
     {"conflict", last_packet_id, *positions}  the last packet id is this one and not the expected one, or else
@@ -34,15 +33,15 @@ Returns
 Errors
     INVALID    an argument breaks the rules above, or serials have reached 2^53
     NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
-    STALE      the session has another epoch than the caller; not looked at where the last save was ours and there is
-               no mirror, as whoever takes a session away lets it forget that save
+    STALE      the session has another epoch than the caller; not checked if the last save was ours and there is no
+               mirror, since a change of the owner removes the record of that save
 Cost
     O(M log N) for M messages and N references; about 20 us for a call of one message of 256 B, 8 us per
     message of 1 KB in large ones. At most 256 messages.
 ]]
--- A save of one message is the most frequent call of all, so little is made for it: every function that an include
--- defines and every table costs time, whether it is used or not. So do numbers: integers without leading zeros compare
--- as texts, the shorter one first, and to read or write one costs more than that.
+-- A save of one message is the most frequent call, so this script avoids work: every function of an include and every
+-- table costs time, whether it is used or not. Integers without leading zeros are compared as texts, the shorter one
+-- first, because converting them costs more.
 
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
@@ -52,7 +51,7 @@ local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
 local MAX_INSTANT = '9007199254740992'
 
--- A global is looked up by its name each time.
+-- Local, since a global is looked up by its name each time.
 local string, KEYS, ARGV = string, KEYS, ARGV
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
 local count = #KEYS - FIRST_PAYLOAD + 1
@@ -84,8 +83,8 @@ if batch ~= '' then
     end
 end
 
--- To ask for the time costs a twentieth of a call of one message. Whose clock is hours behind leaves a reference to a
--- message that has expired, as any message does that expires later.
+-- Reading the time costs a twentieth of a call of one message. If a caller's clock is hours behind, a reference to an
+-- expired message is left, as by any message that expires later.
 local now
 if soon ~= '' then
     -- As includes/time does.
@@ -110,7 +109,7 @@ for index = 1, count do
     end
 end
 
--- Every field costs; so what only a session of another writer needs is read below.
+-- Every field costs time, so fields that only sessions of other programs need are read below.
 local fields, source_field
 if source == '' then
     fields = redis.call(
@@ -123,10 +122,10 @@ else
     )
 end
 
--- Another program that saved since our last save has moved the last packet id; our fields do not cover what it wrote.
--- Once around, the last packet id is the same again. But where we gave it an expiry, others have taken that off with
--- their first write, and where it has none, as with a mirror, the greatest score is past our last serial.
--- Who takes the session away from Redis removes the note of our last save, so that owners are looked at then.
+-- Another program that saved since our last save has changed the last packet id; our fields do not cover its messages.
+-- After a whole round, the last packet id is the same again. But if we gave it an expiry, other programs have removed
+-- that with their first write, and if it has none, as with a mirror, the greatest score is beyond our last serial.
+-- A change of the session's owner removes the record of our last save, so that the owner is checked then.
 local serial = fields[1] and fields[1] + 0
 local ours = serial and fields[2] == expected
 local noted_until = fields[3]
@@ -140,7 +139,7 @@ if ours then
 end
 if not ours then
     --- @include "includes/guard"
-    -- A session that we have saved to is no import's any more: an import leaves it alone.
+    -- A session that we have saved to no longer belongs to an import, which leaves it alone.
     local others = redis.call(
         'HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial', 'delivered_at'
     )
@@ -198,10 +197,12 @@ end
 local earliest_text = ours and fields[4] or ''
 local references
 local replaced = 0
--- Whether there are fields of a session: a hash that only says who owns it is none, and counts nothing.
+-- Whether the hash has fields of a session: a hash with only the owner does not count as a session and gets no counts.
 local kept = true
 if live > 0 then
-    -- One call looks and writes. It seldom finds another value, which is put back then: nobody can have seen it gone.
+    -- One command checks and writes. If it finds another value, which is rare, the value is put back before others can
+    -- see
+-- the change.
     if ours then
         local current = redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL', 'GET')
         if current ~= expected then
@@ -220,11 +221,11 @@ if live > 0 then
         local free
         if expired and expired[passed] == index - 1 then
             passed = passed + 1
-            -- Its packet id is passed over with it, and has to be free as those of the others.
+            -- Its packet id is skipped, too, but must be free like those of the others.
             free = redis.call('EXISTS', key) == 0
         else
             local at = FIRST_PAIR + 2 * index - 2
-            -- The same holds here: most packet ids are free, and nothing refers to the messages of this call yet.
+            -- Here, too, most packet ids are free, and the messages of this call have no references yet.
             free = redis.call('SET', key, ARGV[at + 1], 'NX', 'PXAT', ARGV[at])
             if free and scored then
                 serial = serial + 1
@@ -262,7 +263,8 @@ if live > 0 then
     references = redis.call('ZCARD', messages_key)
     local was_empty = references == added
 
-    -- Messages of another program may live longer than we know. Then the keys stay until the set has been empty.
+    -- Messages of another program may expire later than we know. Then the keys have no expiry until the set has been
+    -- empty.
     local until_text = 'never'
     if until_ms ~= '' and (was_empty or (ours and has_end)) then
         if has_end and (#noted_until > #until_ms or (#noted_until == #until_ms and noted_until >= until_ms)) then
@@ -277,7 +279,7 @@ if live > 0 then
     end
     if until_text == 'never' then
         if moved then
-            -- Without an expiry of the set a note of what has been sent would not be believed: see includes/delivered.
+            -- Without an expiry of the set, the record of what has been sent would not be used: see includes/delivered.
             --- @include "includes/kept_for_ever"
             if redis.call('HEXISTS', session_key, 'delivered_serial') == 1 and delivered_serial ~= -1 then
                 redis.call('PEXPIREAT', messages_key, KEPT_MS)
@@ -288,7 +290,7 @@ if live > 0 then
             redis.call('PERSIST', session_key)
         end
     elseif moved or was_empty then
-        -- A set that was empty was no key, and has no expiry yet.
+        -- An empty set did not exist as a key, so the set has no expiry yet.
         redis.call('PEXPIREAT', messages_key, until_text)
         -- The state of a session with a mirror stays until the other store has it.
         if (moved or not ours) and not mirror then
@@ -343,7 +345,7 @@ if mirror and kept and (live > 0 or source ~= '') then
     --- @include "includes/outbox"
     local change = live > 0 and first_text or '-'
     if not ours and fields[2] then
-        -- Another program has written what nobody noted.
+        -- Another program has written messages that were not recorded.
         change = '*'
     elseif live > 1 then
         change = first_text .. '-' .. string.format('%d', first_serial + live - 1)

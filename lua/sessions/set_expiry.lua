@@ -1,18 +1,17 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Set the instants at which messages expire, where they still are what the caller has read.
+    Set the expiry of messages, if they are unchanged since the caller read them.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
     [3+] payloads        keys of messages
 ARGV
-    [1]  may_lengthen    1 to take back what an earlier call did; 0: a life is only ever made shorter
-    [2+] lives           a triple per message: its serial, the instant at which it expires now and the one at which it
-                         is to, in ms; -1 for never
+    [1]  may_lengthen    1 to undo an earlier call; 0: an expiry is only made earlier
+    [2+] lives           a triple per message: its serial, its present expiry and its new expiry, in ms; -1 for never
 Returns
-    {*done}  one number per message: 1 when its instant was set, 0 when it is another message by now, expires at
-                 another instant, or would end at once
+    {*done}  one number per message: 1 when its expiry was set, 0 when it is another message now, expires at another
+                 instant, or would expire at once
 Errors
     INVALID  an argument breaks the rules above, or there are too many payload keys
 Cost

@@ -1,16 +1,16 @@
 #!lua
 --[[
 Purpose
-    Set the packet id given out last, if it still is the expected one.
+    Set the last packet id, if it still is the expected one.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  expected        last packet id that the caller knows; empty: the key is absent
     [3]  last_packet_id  0 to 65535
-    [4]  keep_ms         how long from now on the key is kept at least; empty: for ever, if it is new, as in a
+    [4]  keep_ms         shortest time for which the key is kept from now on; empty: for ever, if it is new, as in a
                          session with a mirror
 Returns
     1  it was set

@@ -1,29 +1,29 @@
 #!lua
 --[[
 Purpose
-    Make the copy of a session that PostgreSQL owns equal to it, in one call or in several. A repeated call leaves the
-    same.
+    Bring the copy of a session that PostgreSQL owns up to date, in one call or several. A repeated call has the same
+    result.
 KEYS
     [1]  messages        sorted set of references
-    [2]  last_packet_id  packet id given out last
+    [2]  last_packet_id  last packet id
     [3]  session         fields of the session
     [4+] payloads        keys of messages: first those to remove, then those to write, in the order of the triples
 ARGV
     [1]  epoch             of PostgreSQL's ownership; a session with a greater one is left alone
     [2]  removed           number of payload keys to remove
     [3]  last_packet_id    0 to 65535; empty: none
-    [4]  last_serial       serial given out last; empty: none
-    [5]  delivered_serial  messages up to it have been sent; empty: unknown
+    [4]  last_serial       last serial; empty: none
+    [5]  delivered_serial  serial up to which messages have been sent; empty: unknown
     [6]  sources           number of sources that follow
-    [7+] values            a pair per source: its name, and the offset of the batch that it has saved last, empty to
-                           forget the source; then a triple per message to write: serial, expires_at_ms, JSON
+    [7+] values            a pair per source: its name, and the offset of its last saved batch, empty to remove the
+                           source; then a triple per message to write: serial, expires_at_ms, JSON
 Returns
-    {written, removed}  messages written; references removed, also of messages to write whose life is over
+    {written, removed}  messages written; references removed, also of messages to write that have expired
 Errors
     INVALID    an argument breaks the rules above, or a payload key comes twice
     STALE      the session has a greater epoch
-    NOT_OWNER  Redis owns the session, or it is on its way from there
-    MOVED_ON   the session has been used in Redis, and nobody owns it
+    NOT_OWNER  Redis owns the session, or it is moving from there
+    MOVED_ON   the session has been used in Redis, and has no owner
 Cost
     O(M log N) for M messages and N references; about 15 us per call and 5 us per message. At most 256 payload keys
     and 256 sources.
@@ -69,8 +69,8 @@ then
     return redis.error_reply('INVALID last or delivered serial is neither empty nor an integer of 0 or more')
 end
 
--- The batch after the last one that was saved elsewhere is noted as one of which no call has come: it is saved, and
--- those before it are known to have been.
+-- The batch after the last one that was saved elsewhere is recorded as begun, without calls: it will be saved, and
+-- earlier batches count as saved.
 local noted, forgotten = {}, {}
 for index = 1, sources do
     local at = FIRST_VALUE + 2 * (index - 1)
@@ -121,7 +121,7 @@ if not fields[1] and (fields[3] or fields[4] or redis.call('EXISTS', messages_ke
     return redis.error_reply('MOVED_ON the session has been used in Redis, and nobody owns it: purge it there first')
 end
 
--- Writing: HSET comes first, which a full server refuses before anything has changed; removals come last.
+-- Writing: HSET, which a full server refuses, comes first, before anything has changed; removals come last.
 
 redis.call('HSET', session_key, 'owner', 'postgres', 'epoch', ARGV[1], 'import', 'done')
 local scored = {}
@@ -145,7 +145,7 @@ for name, serial in pairs({ last_serial = last_serial, delivered_serial = delive
         redis.call('HSET', session_key, name, serial)
     end
 end
--- The next save of Redis's own looks at owner and messages, and an import may not take back what it has not left.
+-- The next save in Redis checks owner and messages, and an import must not undo a session that has changed since.
 redis.call(
     'HDEL', session_key, 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror', 'outbox',
     'outbox_version', 'outbox_ms', 'plan', 'references', 'imported_last_packet_id', 'imported_until_ms', 'used',

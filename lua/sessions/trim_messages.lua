@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove messages of a session that is over its limit, in the order given, until it is not.
+    Remove messages of a session that exceeds its limit, in the given order, until it does not.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payloads        keys of messages, in the order in which they may go
+    [3+] payloads        keys of messages, in the order in which they may be removed
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  limit           references that may stay
-    [3+] serials         serial of each of the messages; one that has another by now is passed over
+    [3+] serials         serial of each message; a message that has another serial now is skipped
 Returns
     {trimmed, dead, references}  messages removed; references removed whose message had expired; members of the set now
 Errors
@@ -17,7 +17,7 @@ Errors
     NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
-    O(M log N) for M payload keys and N references; about 3 us per key that goes. At most 1,000 keys.
+    O(M log N) for M payload keys and N references; about 3 us per removed key. At most 1,000 keys.
 ]]
 --- @include "includes/integers"
 --- @include "includes/outbox"

@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Forget the changes of a session that the other store has, unless there have been others since they were read. Then
-    all stay noted, but only the others count for how far it is behind.
+    Remove the records of changes that the other store has, unless there were other changes since they were read. In
+    that case all records stay, but only the other changes count as delay of the mirror.
 KEYS
     [1]  session         fields of the session
 ARGV
     [1]  epoch           of the session as the caller knows it
-    [2]  outbox_version  as the caller has read it together with the changes
-    [3]  read_ms         when that was, by this server's clock
+    [2]  outbox_version  version that the caller has read together with the changes
+    [3]  read_ms         time of that reading, by this server's clock
 Returns
-    1  nothing is noted any more
-    0  there have been other changes, or none ever
+    1  no records are left
+    0  there were other changes, or there never were any
 Errors
     INVALID  an argument is not an integer of 0 or more
     STALE    the session has another epoch
@@ -33,7 +33,7 @@ if fields[1] ~= ARGV[1] then
     return redis.error_reply('STALE epoch ' .. (fields[1] or 'none') .. ' owns the session: ask for its owner')
 end
 if fields[2] ~= ARGV[2] then
-    -- A client that is written to all the time is never quite up to date, and yet not far behind.
+    -- A client with constant changes is never quite up to date, and yet not far behind.
     if fields[3] and (integer(fields[3]) or 0) < read_ms then
         redis.call('HSET', session_key, 'outbox_ms', ARGV[3])
     end

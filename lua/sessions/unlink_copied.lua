@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove one key whose content has been copied elsewhere, if it still is that content.
+    Remove a key whose content has been copied elsewhere, if the content is unchanged.
 KEYS
     [1]  copied          key of a record, of a last packet id or of a session's fields
 ARGV
@@ -9,7 +9,7 @@ ARGV
                          in the order of the names
 Returns
     1  it was removed
-    0  its content is another, or there is none; nothing was written
+    0  its content has changed, or there is none; nothing was written
 Errors
     INVALID  1 key and a digest are expected
 Cost

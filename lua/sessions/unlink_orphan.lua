@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take a record that no reference names out of its session, so that its packet id is free, and keep it for a while.
+    Move a record without a reference out of its session, so that its packet id is free, and keep it for a while.
 KEYS
     [1]  messages        sorted set of references
     [2]  payload         key of the record
     [3]  orphan          its new name
 ARGV
-    [1]  keep_ms         most that the record is kept; one that expires earlier does so
-    [2]  expires_at_ms   instant at which it must expire now, -1 for never
-    [3]  grace_ms        a message younger than this is left alone: its reference may be about to come
+    [1]  keep_ms         longest time for which the record is kept; an earlier expiry stays
+    [2]  expires_at_ms   expiry that it must have now, -1 for never
+    [3]  grace_ms        a message younger than this is left alone, since its reference may be added soon
 Returns
     1  the record was moved
-    0  a reference names it, there is none, it is another or too young, or its new name is taken; nothing was written
+    0  it has a reference, does not exist, is another or too young, or its new name is taken; nothing was written
 Errors
     INVALID  3 keys, a life and a grace of 1 or more and an instant are expected
 Cost
