@@ -1,17 +1,17 @@
-"""Collect from compacted queues what their retention lets go: what is due goes in bounded steps, then a second look.
+"""Remove due messages from compacted queues, by their retention, in bounded steps; then check the queues again.
 
-Nobody is asked: the rules are the queues' own, or those of the form. A registry says which queues are due, so no names
-of keys are looked through. What goes is on disk before it does, with its value, and can be brought back. The queue's
-own script decides again in the moment in which it removes: a newer value of a key is never touched. Each part of the
-registry notes when its collection was last *finished*; the DAG `queue_quality` finds a collector that stopped.
+Nobody is asked: the rules are those of the queues, or those of the form. A registry lists the queues that are due, so
+the names of keys are not scanned. Before a message is removed, it is written to disk with its value, from which it can
+be restored. The script that removes decides again: a newer value of a key is never touched. Each part of the registry
+records when its collection last *finished*; the DAG `queue_quality` finds a collector that has stopped.
 
 ### If it fails
 
-- **plan**: the log's last line says what to mend: a parameter, a server. Nothing was removed. Clear the task.
-- **collect**: it has retried what a retry can mend. Do what the log says, then clear the failed task with its
-  downstream tasks: it goes on where it stopped. The same after its time limit.
-- **report**: queues that cannot be collected are counted in the report; `queuekeeper quality run --store compacted`
-  names them, `queuekeeper compacted repair` mends them. Otherwise clear the task: it only reads.
+- **plan**: the log's last line says what to correct: a parameter, a server. Nothing was removed. Clear the task.
+- **collect**: it has retried what a retry can solve. Do what the log says, then clear the failed task with its
+  downstream tasks: it continues where it stopped. Do the same after its time limit.
+- **report**: the report counts queues that cannot be collected; `queuekeeper quality run --store compacted` names
+  them, and `queuekeeper compacted repair` repairs them. Otherwise clear the task: it only reads.
 
 Step by step, with commands: `docs/runbooks/compacted_queue_gc.md`. Owner: queuekeeper.
 """
@@ -28,7 +28,7 @@ from queuekeeper.maintenance.compacted.model import CollectionParameters
 
 with DAG(
     **of_file(__file__, __doc__),
-    description="Collect what compacted queues may lose by their retention: plan, collect, look again.",
+    description="Remove due messages of compacted queues by their retention: plan, collect, check again.",
     schedule="20 * * * *",
     params=form(DryRun, CollectionParameters, UndoRetention, Connections),
     default_args={**default_args(), **connections("postgres", "redis")},

@@ -1,17 +1,18 @@
-"""Keep the event broker in order: expire subscriptions, repeat what was never dispatched, watch polls, ages and bloat.
+"""Keep the event broker in order: expire subscriptions, dispatch lost events, watch polls, ages and bloat.
 
-Nobody is asked: a subscription is removed when the time it was given has passed since it was last active, and an event
-that was stored and never dispatched is put up for dispatch, which harms no consumer that can bear a repetition. What
-must not wait (polls have stopped, a table nears wraparound, events are written to the overflow) turns the run red.
+Nobody is asked. A subscription is removed when its expiry interval has passed since it was last active. An event that
+was stored and never dispatched is queued for dispatch; a consumer may see it twice. The run fails when trouble must not
+wait: polls have stopped, a table nears wraparound, or events are written to the overflow.
 
 ### If it fails
 
-- **plan**: the log's last line says what to mend: a parameter, a server, a privilege, a broker that is not installed.
-  Nothing was changed. Clear the task.
+- **plan**: the log's last line says what to correct: a parameter, a server, a privilege, a broker that is not
+  installed. Nothing was changed. Clear the task.
 - **expire_subscriptions**, **reenqueue_events**: do what the log says, then clear the task with its downstream tasks:
-  it goes on where it stopped. They are skipped in a dry run, and where nothing is to be done.
+  it continues where it stopped. They are skipped in a dry run, and if there is nothing to do.
 - **watch**, **report**: clear the task; it only reads.
-- **upkept**: something must not wait. The message says what and what to do; the report has the figures.
+- **upkept**: there is trouble that must not wait. The message says what it is and what to do; the report has the
+  figures.
 
 Step by step, with commands: `docs/runbooks/event_upkeep.md`. Owner: queuekeeper.
 """
@@ -33,7 +34,7 @@ LIMIT = timedelta(hours=1)
 
 with DAG(
     **of_file(__file__, __doc__),
-    description="Expire subscriptions, repeat what was never dispatched, watch polls, ages and bloat, report.",
+    description="Expire subscriptions, dispatch lost events, watch polls, ages and bloat, report.",
     schedule="*/15 * * * *",
     params=form(DryRun, UpkeepParameters, PostgresConnection),
     default_args={**default_args(), **connections("postgres")},
@@ -45,7 +46,7 @@ with DAG(
         do=("expire_subscriptions", "reenqueue_events"),
         done="upkept",
         limit=LIMIT,
-        # What is wrong is of interest most when something was not done.
+        # Findings are needed most when a task above has failed.
         watch=WatchBrokerOperator(
             task_id="watch", pool=Pool.POSTGRES, execution_timeout=LIMIT, trigger_rule=TriggerRule.ALL_DONE
         ),

@@ -1,19 +1,19 @@
-"""Clean sessions in Redis of what has expired, while the broker runs.
+"""Remove expired entries from sessions in Redis, while the broker runs.
 
-References whose message is gone and messages that no reference names are removed; messages without expiry and what is
-left of idle sessions get one. A first pass counts; a person approves; each master is cleaned by a task of its own; a
-second pass shows what is left. No live message is touched: the script that writes looks again.
+References whose message is gone and messages without a reference are removed; messages without expiry and the keys of
+idle sessions get an expiry. A first pass counts; a person approves; a task per master cleans; a second pass shows what
+is left. No live message is touched: the script that writes checks again.
 
 **Before**: nothing has to be stopped. Start with a dry run.
 
 ### If it fails
 
-- **plan**: the log's last line says what to mend: a parameter, a server, a right that the Redis user lacks, with the
+- **plan**: the log's last line says what to correct: a parameter, a server, a right that the Redis user lacks, with the
   command that grants it. Nothing was written to Redis. Trigger the DAG again.
 - **check_approval**: the plan was rejected, not answered in time, or is too old. Nothing was written to Redis. Trigger
   the DAG again.
-- **apply**: it has retried what a retry can mend. Do what the log says, then clear the failed task with its downstream
-  tasks: it goes on where it stopped. The same after its time limit.
+- **apply**: it has retried what a retry can solve. Do what the log says, then clear the failed task with its downstream
+  tasks: it continues where it stopped. Do the same after its time limit.
 - **report**: clear the task; it only reads.
 
 Step by step, with commands: `docs/runbooks/expired_reference_cleanup.md`. Owner: queuekeeper.
@@ -31,7 +31,7 @@ from queuekeeper.maintenance.cleanup.model import CleanupParameters
 
 with DAG(
     **of_file(__file__, __doc__),
-    description="Clean sessions in Redis of what has expired: plan, approve, clean, look again.",
+    description="Remove expired entries from sessions in Redis: plan, approve, clean, check again.",
     schedule=None,
     params=form(DryRun, CleanupParameters, UndoRetention, Approval, Connections),
     default_args={**default_args(), **connections("postgres", "redis")},

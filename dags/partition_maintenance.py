@@ -1,22 +1,23 @@
-"""Keep partitions ahead of clock and data, and retire old ones: quarantine, archive, drop, each with a way back.
+"""Create partitions ahead of clock and data, and retire old ones: quarantine, archive, drop, each with a way back.
 
-Every table that has a policy is kept, each by tasks of its own: one that fails stops no other. Creation comes first,
-then what passes no consumer is retired; both ask nobody. A person is asked where a retirement would pass a consumer,
-and, apart from that, before anything is dropped. While one run asks or archives, later runs create and retire, and
-leave asking and archiving to it. Nothing is dropped whose archive was not read again and compared with the table.
+Each table with a policy is maintained by its own tasks, so a table that fails does not stop the others. New partitions
+are created first; then partitions that all consumers have read are retired; neither needs an approval. A person is
+asked before partitions are retired that a consumer has not read, and before partitions are dropped. While one run asks
+or archives, later runs only create and retire. A partition is dropped only after its archive was read again and
+compared with the table.
 
 ### If it fails
 
-- **list_tables**: the log's last line says what to mend: a parameter, a server, a policy. Nothing was written.
+- **list_tables**: the log's last line says what to correct: a parameter, a server, a policy. Nothing was written.
 - **creation.plan_creation**, **creation.create**: the log says why, and who held the lock. New rows need these
-  partitions: mend it first, then clear the task with its downstream tasks.
-- **retirement.plan_retirement**, **retirement.retire**: the log says why. The next run plans anew.
+  partitions: solve this first, then clear the task with its downstream tasks.
+- **retirement.plan_retirement**, **retirement.retire**: the log says why. The next run plans again.
 - **retirement.plan_archive**, **retirement.archive**: nothing is dropped. Do what the log says, clear the task.
 - **retirement.plan_override**, **retirement.override**, **retirement.plan_drop**, **retirement.verify**: rejected, not
-  answered in time, changed since the question, or an archive differs. The next run plans anew.
-- **retirement.drop**: clear the task; what is dropped stays dropped, the rest follows.
+  answered in time, changed since the question, or an archive differs. The next run plans again.
+- **retirement.drop**: clear the task; it drops the rest.
 - **report**: clear the task; it only reads.
-- **maintained**: red when a task above is, or when head-room is short although all are green: see the report.
+- **maintained**: a task above has failed, or head-room is short although all have succeeded: see the report.
 
 Step by step, with commands and the way back: `docs/runbooks/partition_maintenance.md`. Owner: queuekeeper.
 """
@@ -52,15 +53,15 @@ NAMED: dict[str, Any] = {"map_index_template": "{{ task.planned['table'] }}"}
 
 
 def asked_about(task_id: str) -> dict[str, Any]:
-    """Return what a task shows that asks a person about a plan."""
-    # Without the index it would be a list of all tables' plans.
+    """Return the arguments of a task that asks a person about a plan."""
+    # Without the index, the template would be a list of the plans of all tables.
     planned = f"ti.xcom_pull(task_ids='retirement.{task_id}', map_indexes=ti.map_index)"
     shown = {name: f"{{{{ {planned}['{name}'] }}}}" for name in ("subject", "body", "question", "unasked")}
     return {**shown, "map_index_template": f"{{{{ {planned}['table'] }}}}", "retry_delay": timedelta(seconds=1)}
 
 
 def answered(planned: PlanQuestionOperator, approve: ApprovePartitionsOperator) -> dict[str, Any]:
-    """Return what a task needs that does what a person has agreed to."""
+    """Return the arguments of a task that carries out an approved plan."""
     return {"planned": planned.output, "asked": XComArg(approve, key=ASKED), "decision": approve.output}
 
 
@@ -71,8 +72,8 @@ with DAG(
     start_date=START,
     catchup=False,
     is_paused_upon_creation=True,
-    # One run archives, one waits for an answer about drops, one for an answer about consumers: others leave that to
-    # them and end within minutes, so there is always one more to create partitions.
+    # One run archives, one waits for an answer about drops, one for an answer about consumers. Other runs skip these
+    # and end within minutes, so there is always a run that creates partitions.
     max_active_runs=6,
     params=form(DryRun, PartitionWish, Approval, PostgresConnection, SparkConnection),
     default_args={**default_args(), **connections("postgres")},
@@ -82,15 +83,15 @@ with DAG(
 
     @task_group(group_id="creation")
     def creation(table: str) -> None:
-        """Create what one table lacks."""
+        """Create the missing partitions of one table."""
         named: dict[str, Any] = {"table": table, "map_index_template": "{{ task.table }}", **POSTGRES}
         planned = PlanPartitionsOperator(task_id="plan_creation", purpose="creation", **named)
         ApplyPartitionsOperator(task_id="create", planned=planned.output, retries=5, **NAMED, **POSTGRES)
 
     @task_group(group_id="retirement")
     def retirement(table: str) -> None:
-        """Retire what one table needs no longer, and ask about what cannot be undone."""
-        # Also after a creation that failed, of this table or another one.
+        """Retire old partitions of one table, and ask before steps that cannot be undone."""
+        # This also runs after a creation has failed, of this table or another one.
         named: dict[str, Any] = {"table": table, "map_index_template": "{{ task.table }}", **POSTGRES}
         anyway: dict[str, Any] = {**named, "trigger_rule": TriggerRule.ALL_DONE}
 
@@ -108,7 +109,7 @@ with DAG(
         )
         planned >> retire >> to_archive >> archive
 
-        # A question holds up no retirement: each of both kinds comes after it, and stands for itself.
+        # A question does not delay a retirement: both kinds of questions come after it, independently.
         plan_override = PlanQuestionOperator(
             task_id="plan_override",
             purpose="retirement",
@@ -130,7 +131,7 @@ with DAG(
         approve_drop = ApprovePartitionsOperator(task_id="approve_drop", **asked_about("plan_drop"))
         verify = VerifyArchivesOperator(
             task_id="verify",
-            # It may read for hours, and creation uses the same pool.
+            # This may read for hours, and creation uses the same pool.
             max_active_tis_per_dag=1,
             **answered(plan_drop, approve_drop),
             **NAMED,
@@ -140,11 +141,11 @@ with DAG(
         retire >> plan_drop >> approve_drop >> verify >> drop
 
     created, retired = creation.expand(table=tables.output), retirement.expand(table=tables.output)
-    # What was found is of interest most when something was not done.
+    # The report is needed most when a task has failed.
     report = ReportPartitionsOperator(
         task_id="report", tables=tables.output, trigger_rule=TriggerRule.ALL_DONE, **POSTGRES
     )
-    # The run's own verdict: a report alone must not turn a table that failed green. A dry run skips what writes.
+    # This task decides the run's state: the report must not hide a failed table. A dry run skips tasks that write.
     maintained = CheckReportOperator(
         task_id="maintained", report=report.output, trigger_rule=TriggerRule.NONE_FAILED, **POSTGRES
     )

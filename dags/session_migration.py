@@ -1,8 +1,8 @@
-"""Move persistent sessions and their pending messages from PostgreSQL to Redis, in order, with nothing lost.
+"""Move persistent sessions and their pending messages from PostgreSQL to Redis, in order and without loss.
 
 Spark reads the source once and plans; a person approves the plan; Spark copies it cohort by cohort. With the broker
 stopped (mode offline) Spark then reads both stores again and compares. With devices connected (mode online) each client
-is brought up to date, fenced for milliseconds, compared and given to Redis, a canary first; every change is mirrored to
+is brought up to date, fenced for milliseconds, compared and moved to Redis, a canary first; every change is mirrored to
 PostgreSQL until a person commits. A report shows the ledger. Every step can be repeated.
 
 **Before**, offline: stop TBMQ and everything else that writes to its tables or to Redis. Online: every writer is a
@@ -10,18 +10,19 @@ SessionRouter, or the trigger for other writers is installed. Start with a dry r
 
 ### If it fails
 
-- **plan**: the log's last line says what to mend: a parameter, a server, a missing column, too many bad rows.
+- **plan**: the log's last line says what to correct: a parameter, a server, a missing column, too many bad rows.
   Nothing was written to Redis. Trigger the DAG again.
 - **check_approval**: the plan was rejected, not answered in time, or the source changed afterwards. Nothing was
   written to Redis. Check that the broker is stopped, then trigger the DAG again.
-- **copy**: it has retried what a retry can mend. Do what the log says (room in Redis, a server that is down), then
-  clear the failed copy task with its downstream tasks: the copy goes on where it stopped.
+- **copy**: it has retried what a retry can solve. Do what the log says (room in Redis, a server that is down), then
+  clear the failed copy task with its downstream tasks: the copy continues where it stopped.
 - **arm**: a writer that began before has not ended, or the clocks differ: the log names it. Clear the task.
-- **catch_up**, **rehearse**, **cut_over**: clients that could not be moved stay where they are. Clear the task: it goes
-  on with those that are left. Back with all: trigger `session_rollback`. *Deferred*: the migration is paused.
-- **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or look into it and clear the task:
-  it goes on where it was. While it waits it is *deferred*, which needs a triggerer.
-- **commit**: nobody agreed. Clients stay on Redis with the mirror at work; clear `approve_commit`, or roll back.
+- **catch_up**, **rehearse**, **cut_over**: clients that could not be moved stay where they are. Clear the task: it
+  continues with the clients that are left. To move all back, trigger `session_rollback`. *Deferred*: the migration is
+  paused.
+- **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or solve the problem and clear the
+  task: it continues where it was. While it waits it is *deferred*, which needs a triggerer.
+- **commit**: nobody approved. Clients stay on Redis while the mirror works; clear `approve_commit`, or roll back.
 - **verify**: source and target differ, or rows are unaccounted for. Leave the broker stopped and open the report,
   which lists every difference.
 - **report**: clear the task; it only reads.
@@ -104,13 +105,13 @@ with DAG(
     )
     commit = CommitOperator(task_id="commit", plan_id=PLAN_ID, decision=approve_commit.output, **ONLINE)
 
-    # Where both ways meet again.
+    # Both modes meet again here.
     moved = EmptyOperator(task_id="moved", trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)
-    # People need the report most when the verification has failed; without an approval there is nothing to report.
+    # The report is needed most when the verification has failed; without an approval there is nothing to report.
     report = ReportMigrationOperator(
         task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
     )
-    # The run's own verdict: a report alone must not turn a failed verification green.
+    # This task decides the run's state: the report must not hide a failed verification.
     migrated = EmptyOperator(task_id="migrated")
 
     plan >> summarise >> approve >> check >> arm >> copy >> [verify, catch_up]

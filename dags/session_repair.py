@@ -1,14 +1,14 @@
-"""Mend one kind of fault in sessions that Redis holds, while the broker works.
+"""Repair one kind of fault in sessions in Redis, while the broker works.
 
-A judgement of quality (`queue_quality`) says which queues are faulty. The chosen remedy looks at each of them and plans
-exactly what it would change; a person approves; every change is made by a script that looks once more, and is noted in
-an undo file before. A second look shows what is left, and the report says what was planned, done and left.
+A quality run (`queue_quality`) finds the faulty queues. The chosen remedy reads each of them and plans exactly what it
+would change; a person approves; each change is recorded in an undo file and then made by a script that checks again. A
+second check shows what is left, and the report says what was planned, done and left.
 
 ### If it fails
 
-- **plan**: the log's last line says what to mend: a parameter, a server, a missing privilege, no judgement of quality
-  yet. Nothing was written to Redis. Trigger the DAG again.
-- **apply**: it was rejected or not answered in time, and nothing was written; or a server went away: clear the task,
+- **plan**: the log's last line says what to correct: a parameter, a server, a missing privilege, no quality run yet.
+  Nothing was written to Redis. Trigger the DAG again.
+- **apply**: it was rejected or not answered in time, and nothing was written; or a server was lost: clear the task,
   and it does the rest.
 - **report**: clear the task; it only reads.
 
@@ -36,7 +36,7 @@ RUN_ID = f"{{{{ {PLAN}['maintenance_run_id'] }}}}"
 
 with DAG(
     **of_file(__file__, __doc__),
-    description="Mend one kind of fault in sessions: plan, approve, apply, report.",
+    description="Repair one kind of fault in sessions: plan, approve, apply, report.",
     schedule=None,
     params=form(RepairWish, DryRunFirst, Selection, UndoRetention, Approval, Connections),
     default_args={**default_args(), **connections("postgres", "redis")},

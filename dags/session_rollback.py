@@ -1,16 +1,16 @@
-"""Give clients that are on Redis back to PostgreSQL, with all that Redis holds of them, while devices are connected.
+"""Return clients from Redis to PostgreSQL, with all that Redis holds of them, while devices are connected.
 
-The mirror is brought up to date; a person approves; then each client is fenced for milliseconds, what Redis holds is
-written to PostgreSQL and compared while both are still, and the client belongs to PostgreSQL again.
+The mirror is brought up to date; a person approves; then each client is fenced for milliseconds, its messages in Redis
+are written to PostgreSQL and compared while its writers wait, and PostgreSQL owns the client again.
 
 **Before**: the migration has cut over and was not committed; `queuekeeper online status PLAN` says so.
 
 ### If it fails
 
-- **look**: there is nothing on Redis that could go back, or it was committed. Nothing was changed.
-- **roll_back**: nobody agreed, and nothing was changed; or clients could not be moved. These stay on Redis with the
-  mirror at work: do what the log says, then clear the task, and it goes on with those that are left. *Deferred*: the
-  mirror is too far behind, and the log says by how much; or the migration is paused.
+- **look**: no client on Redis could be returned, or the migration was committed. Nothing was changed.
+- **roll_back**: nobody approved, and nothing was changed; or clients could not be moved. These stay on Redis while the
+  mirror works: do what the log says, then clear the task, and it continues with the clients that are left. *Deferred*:
+  the mirror is too far behind, and the log says by how much; or the migration is paused.
 
 Step by step, with commands: `docs/runbooks/session_rollback.md`. Owner: queuekeeper.
 """
@@ -35,7 +35,7 @@ CLIENTS = "ti.xcom_pull(task_ids='look')['clients']"
 
 with DAG(
     **of_file(__file__, __doc__),
-    description="Give clients back from Redis to PostgreSQL: look, approve, roll back.",
+    description="Return clients from Redis to PostgreSQL: look, approve, roll back.",
     schedule=None,
     params=form(PlanChoice, RollbackWish, DryRun, Approval, Connections),
     default_args={**default_args(), **connections("postgres", "redis")},
