@@ -1,6 +1,6 @@
--- Let a role alter the tables that policies name, and the event broker's: it joins their owners, but never a superuser,
--- nor who owns the audit, since nobody else may change that.
--- It makes schemas for what is taken out of a table, and for what is copied out of a DEFAULT partition.
+-- Let a role alter the tables that policies name, and the event broker's: it becomes a member of their owners, but
+-- never of a superuser, nor of the owner of the audit, which no other role may change. It may create schemas for
+-- retired partitions, and for rows that are copied out of a DEFAULT partition.
 DO $queuekeeper$
 DECLARE
     altered record;

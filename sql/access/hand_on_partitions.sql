@@ -1,4 +1,4 @@
--- Let one role read the tables that another one will make, in the schemas that it will make, where both are there.
+-- Let one role read the tables that another role will create, in the schemas that it will create, if both roles exist.
 DO $queuekeeper$
 BEGIN
     IF

@@ -1,7 +1,7 @@
--- Return what quality judges of the vendor's messages in a range of blocks: sizes in place of payloads, and no topics.
--- `queuekeeper acl postgres` makes it, not a migration: the vendor's table may come later, and be dropped by its owner.
--- It runs as its owner, so that whoever calls it need not be allowed to read a payload; a table whose rows are kept
--- from its owner by row security is refused.
+-- Return the facts of the vendor's messages that quality judges, in a range of blocks: sizes instead of payloads, and
+-- no topics. `queuekeeper acl postgres` creates it, not a migration, since the vendor's table may be created later, and
+-- dropped by its owner. It runs as its owner, so that its caller needs no right to read payloads; a table whose rows
+-- are hidden from its owner by row security is refused.
 CREATE OR REPLACE FUNCTION queuekeeper.message_facts(first_row tid, end_row tid)
 RETURNS TABLE (
     client_id varchar,

@@ -1,4 +1,4 @@
--- Note that an answer is about to stand in the audit; nothing is added for one that does already.
+-- Record that an answer is being added to the audit; nothing is added if it is there already.
 -- params: subject, answered_at, action, actor
 -- rows: none; the number of rows added says which
 -- index: none, an insert

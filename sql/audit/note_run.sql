@@ -1,4 +1,4 @@
--- Note that a run of Airflow works on something that the audit has entries about; noted again, it stays as it is.
+-- Record that a run of Airflow works on a subject of the audit; an earlier record stays as it is.
 -- params: dag_id, run_id, subject
 -- rows: none
 -- index: none, an insert

@@ -1,4 +1,4 @@
--- List entries of the audit about what a run of Airflow has worked on, since it does, the latest first.
+-- List entries of the audit about the subjects of a run of Airflow, from the time of the run on, the latest first.
 -- params: dag_id, run_id, maximum
 -- rows: (seq, at, actor, action, subject, report_hash, effect as text, previous_hash, hash)
 -- index: audit_runs_pkey, audit_subject_idx

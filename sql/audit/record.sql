@@ -1,4 +1,4 @@
--- Add an entry to the audit; its number, instant and hashes are the table's own.
+-- Add an entry to the audit; a trigger sets its number, instant and hashes.
 -- params: actor, action, subject, report_hash, effect
 -- rows: none
 -- index: none, an insert

@@ -1,4 +1,4 @@
--- The state of a new installation: nothing is dispatched because nothing is there, and there are partitions.
+-- State of a new installation: there are no events, none is dispatched, and partitions exist.
 WITH state AS (
     INSERT INTO pgmb.dispatch_state (system_identifier, dispatched, last_dispatch_id, polled_at)
     VALUES (

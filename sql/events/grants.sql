@@ -1,5 +1,5 @@
--- Nobody may call what runs as the broker's owner unless told so; the role of conditions reads subscriptions, and calls
--- the pure functions that a condition may name.
+-- Functions that run as the broker's owner may be called only with an explicit grant; the role of conditions may read
+-- subscriptions and call the pure functions that a condition may use.
 DO $$
 BEGIN
     REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA pgmb FROM public;

@@ -6,7 +6,7 @@ coalesce(
         INNER JOIN device_session_ctx AS ctx ON state.client_id = ctx.client_id
         WHERE
             state.client_id = %(client_id)s
-            -- Otherwise somebody else has cleared the session since.
+            -- Otherwise another program has cleared the session since.
             AND ctx.last_serial_number >= state.known_serial
     ),
     -1

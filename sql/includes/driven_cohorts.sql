@@ -1,3 +1,3 @@
--- Only cohorts whose driver this is: another one may have taken them over.
+-- Only cohorts that this driver still drives: another driver may have taken them over.
 AND cohort = any(%(cohorts)s::int[])
 AND driver = %(driver)s

@@ -1,4 +1,4 @@
--- What the rules ask of a message, sizes in place of contents, between its serial and its user properties.
+-- Columns of a message that the rules need, sizes instead of contents, between its serial and its user properties.
 packet_id,
 packet_type,
 topic,

@@ -1,4 +1,4 @@
--- Columns of a judgement of quality, between its id and its end.
+-- Columns of a quality run, between its id and its end.
 mode,
 suites,
 profile_ids,

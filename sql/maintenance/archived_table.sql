@@ -1,4 +1,4 @@
--- Say what a table is that is to be archived, or was.
+-- Describe a table that is to be archived, or was archived.
 -- params: table_name; quoted as SQL needs it
 -- rows: at most one: (oid, name with schema, schema, name alone, kind, whether it is attached to a partitioned table,
 -- system identifier, database, encoding of the database)

@@ -1,4 +1,4 @@
--- Read how dispatching stands, for people.
+-- Read the state of dispatching, for people.
 -- params: none
 -- rows: one: (undispatched, scheduled, overdue, reenqueued, quarantined_subscriptions, overflow_in_use, subscriptions,
 -- dead_letters)

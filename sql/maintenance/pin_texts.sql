@@ -1,4 +1,4 @@
--- Let values be written as text in one way only until the end of the transaction, and refuse to see only some rows.
+-- Fix the text format of values until the end of the transaction, and fail if row security hides rows.
 -- params: none
 -- rows: one, without meaning
 -- index: none

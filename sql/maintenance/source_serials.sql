@@ -1,4 +1,4 @@
--- Read what the source says of the order of a client's messages.
+-- Read the order of a client's messages in the source.
 -- params: client_id
 -- rows: (serial_number, packet_id, time), in the order of delivery
 -- index: device_publish_msg_pkey

@@ -1,4 +1,4 @@
--- List tables of the event broker, and partitions of any table, that are older than autovacuum should let them become.
+-- List tables of the event broker, and partitions of any table, that are past the age at which autovacuum freezes them.
 -- params: freeze_share
 -- rows: (table_name, freeze_share), the oldest first; freeze_share of autovacuum_freeze_max_age, or of multixacts' own
 -- index: none, the catalog's own

@@ -1,4 +1,4 @@
--- Sum up the compacted queues that the last finished judgement of them has read.
+-- Sum up the compacted queues that the last finished quality run has read.
 -- params: none
 -- rows: none or one: (queues, live, tombstones, lag, size_bytes, oldest_undelivered_s, overdue_s)
 -- index: compacted_profiles_pkey

@@ -1,4 +1,4 @@
--- Sum up the fan-out queues that the last finished judgement of them has read.
+-- Sum up the fan-out queues that the last finished quality run has read.
 -- params: none
 -- rows: none or one: (queues, consumers, stored, waiting, dead_letters, forsaken_s)
 -- index: fanout_profiles_pkey

@@ -1,4 +1,4 @@
--- Read how the newest plan of a migration stands.
+-- Read the state of the newest plan of a migration.
 -- params: none
 -- rows: none or one: (plan_id, state, to_copy, expired, trimmed, quarantined, unaccounted, differences,
 -- throttle_messages_per_s); unaccounted and differences are null before it was verified

@@ -1,4 +1,4 @@
--- Sum up how far the steps of the newest plan have come.
+-- Sum up the progress of the steps of the newest plan.
 -- params: none
 -- rows: (plan_id, step, done, total)
 -- index: progress_pkey

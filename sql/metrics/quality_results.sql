@@ -1,4 +1,4 @@
--- Read what the last finished judgement of each suite has found, check by check.
+-- Read the results of the last finished quality run of each suite, check by check.
 -- params: none
 -- rows: (suite, check_id, severity, status, unexpected_queues, finished_s); finished_s in seconds since 1970
 -- index: quality_results_pkey

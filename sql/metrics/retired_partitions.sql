@@ -1,4 +1,4 @@
--- Count partitions that were taken out of their tables, by what has become of them.
+-- Count retired partitions by state.
 -- params: none
 -- rows: (table_name, state, partitions, size_bytes)
 -- index: retired_partitions_table_name_idx

@@ -1,4 +1,4 @@
--- Tell what the largest messages are made of, the largest one first: of a payload only its size.
+-- List the largest messages, the largest one first, with the size of each payload instead of the payload.
 -- params: limit, offset
 -- rows: (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload_bytes, retain,
 -- msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data, user_properties)

@@ -1,4 +1,4 @@
--- Sizes of the largest payloads, the largest one first; whatever becomes of a row, a copy reads it.
+-- Sizes of the largest payloads, the largest one first; a copy reads every row, whatever its fate.
 -- params: limit
 -- rows: (payload_bytes)
 -- index: none; reads the table whole, and no payload

@@ -1,4 +1,4 @@
--- Bytes of the payloads that a copy may have in memory of one client together, beside its largest one; the most first.
+-- Bytes of the payloads of one client that a copy may hold in memory, besides the largest one; the largest sum first.
 -- params: rows, limit; rows: messages of a client that are held at once
 -- rows: (queued_bytes)
 -- index: none; reads the table whole, and no payload

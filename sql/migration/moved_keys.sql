@@ -1,4 +1,4 @@
--- Tell which of some places no message of the source has, of clients that the source knows.
+-- List the given keys that no message of the source has, for clients that the source knows.
 -- params: client_ids, serial_numbers; of equal length
 -- rows: (client_id, serial_number)
 -- index: device_publish_msg_pkey, device_session_ctx_pkey

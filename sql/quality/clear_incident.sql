@@ -1,4 +1,4 @@
--- Note that a run has found a check in order in some cohorts; the incident closes when none is left.
+-- Record that a run has found a check in order in some cohorts; the incident closes when no cohort is left.
 -- params: check_id, place, at, quality_run_id, cohort_count, cohorts, whole, sample_percent
 -- rows: none
 -- index: incidents_open_key

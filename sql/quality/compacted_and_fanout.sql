@@ -1,5 +1,5 @@
 -- name: load_compacted_profiles
--- Take in what was found in compacted queues.
+-- Load the rows of compacted queues.
 -- params: none; rows follow in the order of the columns
 -- rows: none
 -- index: none
@@ -10,7 +10,7 @@ COPY queuekeeper.compacted_profiles (
 ) FROM STDIN;
 
 -- name: delete_compacted_profiles
--- Drop the compacted queues of this judgement, to be read again, and of those beyond the newest.
+-- Delete the compacted queues of this run, which are read again, and of old runs.
 -- params: quality_run_id, keep_runs
 -- rows: none
 -- index: compacted_profiles_pkey
@@ -26,7 +26,7 @@ WHERE
     );
 
 -- name: load_fanout_profiles
--- Take in what was found in fan-out queues.
+-- Load the rows of fan-out queues.
 -- params: none; rows follow in the order of the columns
 -- rows: none
 -- index: none
@@ -37,7 +37,7 @@ COPY queuekeeper.fanout_profiles (
 ) FROM STDIN;
 
 -- name: delete_fanout_profiles
--- Drop the fan-out queues of this judgement, to be read again, and of those beyond the newest.
+-- Delete the fan-out queues of this run, which are read again, and of old runs.
 -- params: quality_run_id, keep_runs
 -- rows: none
 -- index: fanout_profiles_pkey

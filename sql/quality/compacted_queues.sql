@@ -1,5 +1,5 @@
--- Rows that the suite of compacted queues looks at: what was read of each when the judgement began, and whether its
--- cursor has come back since an earlier judgement without a rewind.
+-- Rows of the suite of compacted queues: each queue as it was read when the run began, and whether its cursor has moved
+-- back since an earlier run without a rewind.
 -- params: quality_run_id
 -- rows: the columns of compacted_profiles without run and incarnation, and moved_back
 -- index: compacted_profiles_pkey, compacted_profiles_client_hash_idx

@@ -1,5 +1,5 @@
--- Rows that the suite of the event broker looks at: what was read of it when the judgement began. The columns of a row
--- depend on its kind; the others are null, which no expectation counts.
+-- Rows of the suite of the event broker, as they were read when the run began. The columns of a row depend on its kind;
+-- the others are null, which expectations ignore.
 -- params: quality_run_id
 -- rows: (kind, name, subscriptions, behind_retention, unread_h, never_dispatched, is_foreign, stalled_s, fails,
 -- quarantined, freeze_share, is_active, is_lost, kept_gib)

@@ -1,4 +1,4 @@
--- List what was put aside of one client, by migrations and by its store, without content.
+-- List rows and records of one client in quarantine, of migrations and of its store, without contents.
 -- params: client_id
 -- rows: (where it is, kind, reason, detail, serial, status); the serial of a session row is null
 -- index: quarantine_message_key and quarantine_session_key, session_quarantine_client_id_idx

@@ -1,4 +1,4 @@
--- Rows that the suite of fan-out queues looks at: what was read of each queue and consumer when the judgement began.
+-- Rows of the suite of fan-out queues: each queue and consumer as they were read when the run began.
 -- params: quality_run_id
 -- rows: the columns of fanout_profiles without run, and client_id: the queue's name
 -- index: fanout_profiles_pkey

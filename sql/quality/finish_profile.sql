@@ -1,4 +1,4 @@
--- Put a profile on record as complete.
+-- Mark a profile as complete.
 -- params: profile_id
 -- rows: one: (queues, messages, live, faulty_queues)
 -- index: profiles_pkey, cohort_profiles_pkey

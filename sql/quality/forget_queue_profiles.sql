@@ -1,4 +1,4 @@
--- Drop the queues of profiles beyond the newest of the same target, mode, cohorts and sample; their sums stay.
+-- Delete the queues of all but the newest profiles of the same target, mode, cohorts and sample; their sums stay.
 -- params: profile_id, keep_profiles
 -- rows: none
 -- index: profiles_pkey, queue_profiles_pkey

@@ -1,4 +1,4 @@
--- Read incidents, those that stand first, the latest seen first.
+-- Read incidents, open ones first, the one seen last first.
 -- params: closed, incident_id
 -- rows: (incident_id, check_id, place, severity, status, unexpected_count, first_seen_at, first_run_id, last_seen_at,
 -- last_run_id, cohorts_left, closed_at)

@@ -1,5 +1,5 @@
 -- name: add_known_issue
--- Note a failure that somebody answers for until a day.
+-- Add a known issue.
 -- params: check_id, client_hash, place, owner, reason, ends_on
 -- rows: one: (known_issue_id)
 -- index: known_issues_pkey
@@ -8,7 +8,7 @@ VALUES (%(check_id)s, %(client_hash)s, %(place)s, %(owner)s, %(reason)s, %(ends_
 RETURNING known_issue_id;
 
 -- name: remove_known_issue
--- Forget a known issue.
+-- Delete a known issue.
 -- params: known_issue_id
 -- rows: one: (known_issue_id), none when there is no such issue
 -- index: known_issues_pkey
@@ -17,7 +17,7 @@ WHERE known_issue_id = %(known_issue_id)s
 RETURNING known_issue_id;
 
 -- name: known_issues
--- Read the failures that somebody answers for, ended ones included.
+-- Read the known issues, those that have ended included.
 -- params: none
 -- rows: (known_issue_id, check_id, client_hash, place, owner, reason, ends_on, created_at)
 -- index: none, people write these by hand

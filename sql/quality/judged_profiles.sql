@@ -1,4 +1,4 @@
--- Find the profiles of Redis that a judgement of quality rests on.
+-- Find the profiles of Redis that a quality run judged.
 -- params: quality_run_id; null for the newest
 -- rows: at most one: (quality_run_id, profile_ids, cohort_count, session_limit, default_ttl_s, is_forgotten);
 -- is_forgotten: rows of queues that it rests on have been dropped since

@@ -1,4 +1,4 @@
--- Read the judgements of quality that began last, the newest first.
+-- Read the quality runs that began last, the newest first.
 -- params: maximum, finished, same_servers_as; finished leaves out those that are still at work or were killed, and
 --         same_servers_as, unless null, names a run: only those that read one of the servers that it read; where it
 --         needed no profile, those by one of its suites

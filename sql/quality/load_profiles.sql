@@ -1,4 +1,4 @@
--- Read what some profiles were asked for and came to.
+-- Read the parameters and totals of some profiles.
 -- params: profile_ids
 -- rows: (profile_id, store, target, mode, contents, cohort_count, cohorts, sample_percent, session_limit,
 -- default_ttl_s, max_payload_bytes, as_of_ms, queues, messages, started_at, finished_at, is_forgotten), the newest

@@ -1,4 +1,4 @@
--- Note that a run has found a fault: in the open incident of its check and place, or in a new one.
+-- Record that a run has found a fault, in the open incident of its check and place, or in a new one.
 -- params: check_id, place, severity, status, unexpected_count, at, quality_run_id, cohort_count, cohorts,
 -- sample_percent
 -- rows: none
@@ -19,7 +19,7 @@ DO UPDATE SET
     last_seen_at = greatest(known.last_seen_at, excluded.last_seen_at),
     last_run_id = excluded.last_run_id,
     cohort_count = excluded.cohort_count,
-    -- Cohorts of another cut lie elsewhere: then all have to be looked at.
+    -- With another number of cohorts, their slots differ: then all cohorts have to be checked again.
     cohorts = CASE
         WHEN known.cohort_count = excluded.cohort_count AND known.cohorts @> excluded.cohorts THEN known.cohorts
         WHEN known.cohort_count = excluded.cohort_count THEN known.cohorts || excluded.cohorts

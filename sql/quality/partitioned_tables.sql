@@ -1,4 +1,4 @@
--- Rows that the suite of partitions looks at: what was read of each partitioned table when the judgement began.
+-- Rows of the suite of partitions: each partitioned table as it was read when the run began.
 -- params: quality_run_id
 -- rows: (table_name, unreadable, intervals_ahead, head_room_met, gaps, default_rows, overflow_rows, pending_detaches);
 -- null is what does not apply to a table

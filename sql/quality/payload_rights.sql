@@ -1,4 +1,4 @@
--- Tell whether we may read the payloads of the vendor's messages, or be told their sizes at least.
+-- Return whether we may read the payloads of the vendor's messages, or at least get their sizes.
 -- params: none
 -- rows: one: (may_read, may_be_told)
 -- index: none

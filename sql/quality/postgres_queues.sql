@@ -1,4 +1,4 @@
--- Rows that the suite of sessions in PostgreSQL looks at: the queues of a profile.
+-- Rows of the suite of sessions in PostgreSQL: the queues of a profile.
 -- params: postgres_profile_id
 -- rows: all columns of queue_profiles
 -- index: queue_profiles_pkey

@@ -1,5 +1,5 @@
 -- name: save_profile
--- Put a profile on record as begun.
+-- Record the start of a profile.
 -- params: profile_id, store, target, mode, contents, cohort_count, cohorts, sample_percent, session_limit,
 -- default_ttl_s, max_payload_bytes, as_of_ms
 -- rows: none
@@ -14,7 +14,7 @@ VALUES (
 );
 
 -- name: known_profiles
--- Name the profiles that began last, the newest first.
+-- List the profiles that began last, the newest first.
 -- params: maximum, store, finished; store is null for both, finished leaves out those that are not complete
 -- rows: (profile_id)
 -- index: none, a row per profile
@@ -27,7 +27,7 @@ ORDER BY started_at DESC, profile_id ASC
 LIMIT %(maximum)s;
 
 -- name: delete_profile
--- Forget a profile with all its rows.
+-- Delete a profile with all its rows.
 -- params: profile_id
 -- rows: none
 -- index: profiles_pkey, queue_profiles_pkey, cohort_profiles_pkey, expiry_hours_pkey
@@ -35,7 +35,7 @@ DELETE FROM queuekeeper.profiles
 WHERE profile_id = %(profile_id)s;
 
 -- name: load_queue_profiles
--- Take in what was found in queues.
+-- Load the rows of queues.
 -- params: none; rows follow as CSV in the order of the columns
 -- rows: none
 -- index: none
@@ -49,7 +49,7 @@ COPY queuekeeper.queue_profiles (
 ) FROM STDIN (FORMAT csv);
 
 -- name: delete_queue_profiles
--- Forget what an earlier attempt found in cohorts that are read again.
+-- Delete the rows of an earlier attempt in cohorts that are read again.
 -- params: profile_id, cohorts
 -- rows: none
 -- index: queue_profiles_pkey
@@ -59,14 +59,14 @@ WHERE
     AND cohort = any(%(cohorts)s::int[]);
 
 -- name: load_expiry_hours
--- Take in when messages expire.
+-- Load the hours in which messages expire.
 -- params: none; rows follow in the order of the columns
 -- rows: none
 -- index: none
 COPY queuekeeper.expiry_hours (profile_id, hour_ms, messages, payload_bytes) FROM STDIN;
 
 -- name: expiry_hours
--- Read when the messages of a profile expire.
+-- Read the hours in which the messages of a profile expire.
 -- params: profile_id
 -- rows: (hour_ms, messages, payload_bytes); hour 0 holds those without expiry
 -- index: expiry_hours_pkey
@@ -79,7 +79,7 @@ WHERE profile_id = %(profile_id)s
 ORDER BY hour_ms;
 
 -- name: depth_histogram
--- Count queues by how many live messages they hold.
+-- Count queues by the number of their live messages.
 -- params: profile_id, lows; lows are the lower ends of the buckets, ascending
 -- rows: (bucket, queues, messages); the bucket is its place among the lower ends, from 1
 -- index: queue_profiles_pkey
@@ -93,7 +93,7 @@ GROUP BY bucket
 ORDER BY bucket;
 
 -- name: trend
--- Read how each expectation came out in some judgements of quality.
+-- Read the result of each expectation in some quality runs.
 -- params: quality_run_ids
 -- rows: (quality_run_id, check_id, severity, status, unexpected_count)
 -- index: quality_results_pkey

@@ -1,4 +1,4 @@
--- Rows that the suite of the quarantine looks at: reasons for which rows wait, now and in the run before.
+-- Rows of the suite of the quarantine: reasons for which rows wait, now and in the run before.
 -- params: quality_run_id
 -- rows: (origin, reason, waiting, waiting_before, growth, oldest_days)
 -- index: quality_runs_pkey

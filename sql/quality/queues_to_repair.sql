@@ -1,4 +1,4 @@
--- Find the queues in which a profile saw what a remedy mends; named ones whatever it saw.
+-- Find the queues with a fault that a remedy repairs, by a profile; named queues in any case.
 -- params: remedy, profile_ids, cohorts, client_hashes; client_hashes: null for all that are faulty
 -- rows: (client_id, client_hash), in the order of the hashes
 -- index: queue_profiles_pkey
@@ -25,7 +25,7 @@ WHERE
                     queue.bad_packet_ids > 0 OR queue.foreign_references > 0 OR queue.unreadable > 0
                     OR queue.mismatched > 0 OR queue.bad_qos > 0 OR queue.bad_packet_types > 0
                     OR queue.wrong_type_keys > 0
-            -- What waits in quarantine is no fault that a profile looks for.
+            -- A profile does not look for rows in quarantine.
             WHEN 'replay_quarantined' THEN TRUE
             ELSE FALSE
         END

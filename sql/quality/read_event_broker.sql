@@ -1,4 +1,4 @@
--- Read how dispatching stands.
+-- Read the state of dispatching.
 -- params: none
 -- rows: (stalled_s, is_foreign); stalled_s since the last poll, null while nobody subscribes; is_foreign is 1 when the
 -- record of what is dispatched comes from another server

@@ -1,4 +1,4 @@
--- Read of each group of the event broker how its cursor stands to what is kept.
+-- Read how the cursor of each group of the event broker compares with the stored dispatches.
 -- params: none
 -- rows: (group_id, subscriptions, behind_retention, unread_h); behind_retention is 1 when dispatches behind its cursor
 -- are gone, unread_h the age of its oldest undelivered event; see pgmb.advance_groups

@@ -1,4 +1,4 @@
--- Read how far tables are from the wraparound of transaction ids, partitions under the name of their table.
+-- Read how close tables are to the wraparound of transaction ids, partitions under the name of their table.
 -- params: none
 -- rows: (table_name, tables, freeze_share); freeze_share of the age at which autovacuum freezes at the latest, of
 -- transactions or of multixacts, whichever is further on

@@ -1,4 +1,4 @@
--- List the tables that are partitioned by range and are no partition themselves.
+-- List the tables that are partitioned by range and are not partitions themselves.
 -- params: none
 -- rows: (table_name, default_name, pending_detaches); default_name is null where there is no DEFAULT partition; a
 -- detachment that a session is at is not pending

@@ -1,4 +1,4 @@
--- Read how the replication slots of the server stand.
+-- Read the state of the server's replication slots.
 -- params: none
 -- rows: (slot, is_active, is_lost, kept_gib); kept_gib of write-ahead log that only this slot's reader still needs
 -- index: none, the catalog's own

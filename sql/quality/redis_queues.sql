@@ -1,4 +1,5 @@
--- Rows that the suite of sessions in Redis looks at: the queues of a profile, and who shares a hash tag or a cluster.
+-- Rows of the suite of sessions in Redis: the queues of a profile, and whether they share a hash tag or are on a
+-- cluster.
 -- params: quality_run_id, redis_profile_id
 -- rows: all columns of queue_profiles, then (is_clustered, shares_tag)
 -- index: queue_profiles_pkey

@@ -1,4 +1,4 @@
--- Rows that the suite of Redis servers looks at: what each master said of itself when the judgement began.
+-- Rows of the suite of Redis servers: settings and state of each master when the run began.
 -- params: quality_run_id
 -- rows: (address, maxmemory_policy, maxmemory_bytes, memory_share, aof_enabled, aof_written, appendfsync,
 -- evicted_keys, replicas); memory_share of its limit, or of the machine's memory where it has none

@@ -1,5 +1,5 @@
 -- name: save_run
--- Begin a judgement of quality, or begin it again.
+-- Begin a quality run, or begin it again.
 -- params: quality_run_id, mode, suites, profile_ids, started_at
 -- rows: none
 -- index: quality_runs_pkey
@@ -16,7 +16,7 @@ ON CONFLICT (quality_run_id) DO UPDATE
         finished_at = NULL;
 
 -- name: load_run
--- Read a judgement of quality.
+-- Read a quality run.
 -- params: quality_run_id
 -- rows: at most one: (quality_run_id, mode, suites, profile_ids, verdict, numbers, started_at, finished_at)
 -- index: quality_runs_pkey
@@ -28,7 +28,7 @@ FROM queuekeeper.quality_runs
 WHERE quality_run_id = %(quality_run_id)s;
 
 -- name: finish_run
--- Give a judgement of quality its verdict.
+-- Store the verdict of a quality run.
 -- params: quality_run_id, verdict
 -- rows: none
 -- index: quality_runs_pkey
@@ -39,7 +39,7 @@ SET
 WHERE quality_run_id = %(quality_run_id)s;
 
 -- name: save_numbers
--- Keep totals of a judgement of quality; its suites may read them.
+-- Store totals of a quality run, which its suites may read.
 -- params: quality_run_id, numbers
 -- rows: none
 -- index: quality_runs_pkey
@@ -48,7 +48,7 @@ SET numbers = numbers || %(numbers)s::jsonb
 WHERE quality_run_id = %(quality_run_id)s;
 
 -- name: save_result
--- Keep what became of one expectation.
+-- Store the result of one expectation.
 -- params: quality_run_id, suite, expectation, check_id, severity, status, description, unexpected_count, observed,
 -- examples, remedy, remedy_conf, place
 -- rows: none
@@ -63,7 +63,7 @@ VALUES (
 );
 
 -- name: results
--- Read what a judgement of quality found, suite by suite.
+-- Read the results of a quality run, suite by suite.
 -- params: quality_run_id
 -- rows: (check_id, severity, description, status, suite, expectation, unexpected_count, observed, examples, remedy,
 -- remedy_conf, place)
@@ -86,7 +86,7 @@ WHERE quality_run_id = %(quality_run_id)s
 ORDER BY suite, expectation;
 
 -- name: delete_results
--- Forget what a judgement of quality found, before it is made again.
+-- Delete the results of a quality run before it is made again.
 -- params: quality_run_id
 -- rows: none
 -- index: quality_results_pkey

@@ -1,5 +1,5 @@
--- Rows that the suite of source against target looks at: each session as PostgreSQL and as Redis hold it.
--- Of the source only what a migration copies: no expired messages, none beyond the limit, none in quarantine.
+-- Rows of the suite of source against target: each session in PostgreSQL and in Redis.
+-- Of the source, only messages that a migration copies: none expired, beyond the limit, or in quarantine.
 -- params: redis_profile_id, postgres_profile_id
 -- rows: (client_hash, client_id, cohort, source_present, target_present, source_last_packet_id, target_last_packet_id,
 -- source_messages, target_messages, source_lowest_serial, target_lowest_serial, source_highest_serial,

@@ -1,4 +1,4 @@
--- Tell how much waits in compacted and fan-out queues, and for how long, as a judgement of quality found it.
+-- Return how many messages wait in compacted and fan-out queues, and for how long, by a quality run.
 -- params: quality_run_id
 -- rows: (kind, queues, messages, unit of the age, age in seconds)
 -- index: compacted_profiles_pkey, fanout_profiles_pkey

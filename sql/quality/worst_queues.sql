@@ -1,4 +1,4 @@
--- Find the queues with most faults: first those that lose or confuse messages, then by all faults.
+-- Find the queues with the most faults: first by faults that lose or reorder messages, then by all faults.
 -- params: profile_id, maximum
 -- rows: (queue); all columns of queue_profiles as JSON
 -- index: queue_profiles_pkey

@@ -1,4 +1,4 @@
--- Remove the messages of a session that the client has confirmed, alive or not.
+-- Remove the messages of a session that the client has acknowledged, expired or not.
 -- params: client_id, packet_ids, serials; serials: null for whatever has the packet id
 -- rows: (packet_id, serial) of each message removed
 -- index: idx_device_publish_msg_packet_id, device_publish_msg_pkey

@@ -1,4 +1,4 @@
--- Note what another store has given out last in a session.
+-- Record the last serial and packet id of a session in another store.
 -- params: client_id, last_serial, last_packet_id
 -- rows: one: (now_ms)
 -- index: device_session_ctx_pkey

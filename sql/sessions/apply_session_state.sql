@@ -1,4 +1,4 @@
--- Note how far another store has delivered a session's messages.
+-- Record how far another store has delivered a session's messages.
 -- params: client_id, last_serial, delivered_serial, message_bound, until_ms; message_bound: null: unknown; until_ms:
 -- never brought forward
 -- rows: none

@@ -1,5 +1,5 @@
--- Note the batches that sources have saved in another store, whose packet ids are not known here; a repeat is
--- recognised by first_serial -1.
+-- Record the batches that sources have saved in another store, whose packet ids are not known here; first_serial -1
+-- marks them, so that a repeated batch is recognised.
 -- params: client_id, sources, offsets
 -- rows: none
 -- index: session_sources_pkey

@@ -1,4 +1,4 @@
--- List the transactions that have looked which cohorts are armed and have not ended, the oldest first.
+-- List the open transactions that have checked which cohorts are armed, the oldest first.
 -- params: none
 -- rows: (name of the transaction, process or null when it is a prepared one, application, seconds since it began)
 -- index: none; reads the locks of the server

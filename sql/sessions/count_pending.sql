@@ -1,4 +1,4 @@
--- Tell how many messages of a session there are, and the serial of the newest.
+-- Return the number of messages of a session, and the serial of the newest.
 -- params: client_id
 -- rows: one: (messages, highest serial or null)
 -- index: device_publish_msg_pkey

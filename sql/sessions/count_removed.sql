@@ -1,4 +1,4 @@
--- Add to the counters of sessions; of one that has no row nothing is kept.
+-- Add to the counters of sessions; a session without a row is not counted.
 -- params: client_ids, expired, quarantined
 -- rows: none
 -- index: session_states_pkey, device_session_ctx_pkey

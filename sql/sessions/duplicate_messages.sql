@@ -6,7 +6,7 @@ SELECT alive.serial_number
 FROM (
     SELECT
         msg.serial_number,
-        -- One pass and a sort: a look behind each message takes minutes where nobody has analyzed the table yet.
+        -- One pass and a sort, since a lookup per message takes minutes if the table was not analyzed yet.
         max(msg.serial_number) OVER (PARTITION BY msg.packet_id) AS newest_serial
     FROM device_publish_msg AS msg
     WHERE

@@ -1,4 +1,4 @@
--- Note that changes of a session of Redis are no longer written to PostgreSQL.
+-- Record that changes of a session that Redis owns are no longer written to PostgreSQL.
 -- params: client_id
 -- rows: one when the session is Redis's: (client_id, owner, epoch, null, mirrored)
 -- index: session_owners_pkey

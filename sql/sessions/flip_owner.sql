@@ -1,4 +1,4 @@
--- Give a session that its driver holds to a store, as long as the time of the fence is not over.
+-- Make a store the owner of a session that its driver has fenced, unless the fence has ended.
 -- params: client_id, driver, epoch, owner, mirrored
 -- rows: one when it was given: (client_id, owner, epoch, null, mirrored)
 -- index: session_owners_pkey
@@ -21,7 +21,7 @@ WHERE
         WHERE
             cohort.state NOT IN ('planned', 'committed')
             AND known.slot BETWEEN cohort.slot_first AND cohort.slot_last
-            -- Somebody else has taken the cohort over.
+            -- Another driver has taken the cohort over.
             AND cohort.driver <> %(driver)s
     )
 RETURNING known.client_id, known.owner, known.epoch, NULL::bigint AS fenced_until_ms, known.mirrored

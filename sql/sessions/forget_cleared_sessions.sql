@@ -1,4 +1,4 @@
--- Forget what we kept of sessions that somebody else has cleared since: their serials began anew.
+-- Delete our records of sessions that another program has cleared since: their serials have started again.
 -- params: client_ids
 -- rows: none
 -- index: session_states_pkey, device_session_ctx_pkey

@@ -1,4 +1,4 @@
--- Page through sessions whose end has come, as far as their messages allow.
+-- Page through sessions that have ended, and may have no messages any more.
 -- params: after_client_id, limit
 -- rows: (client_id, now_ms)
 -- index: session_states_pkey

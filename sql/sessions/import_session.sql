@@ -1,4 +1,4 @@
--- Make a session where neither it nor messages of it are.
+-- Create a session unless it, or messages of it, exist.
 -- params: client_id, last_serial, last_packet_id
 -- rows: one when it was made: (now_ms)
 -- index: device_session_ctx_pkey, device_publish_msg_pkey

@@ -1,5 +1,5 @@
--- Describe one session: whether it has a row, how many messages wait, what was given out last; and whether we may read
--- what schema queuekeeper keeps of sessions, if it is there.
+-- Describe one session: whether it has a row, how many messages wait, and its last serial and packet id; and whether we
+-- may read the records of sessions in schema queuekeeper, if it exists.
 -- params: client_id
 -- rows: one: (exists, messages, last_packet_id, last_serial, has_state)
 -- index: device_session_ctx_pkey, device_publish_msg_pkey

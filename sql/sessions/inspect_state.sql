@@ -1,4 +1,4 @@
--- Describe what we keep of one session beside the vendor's columns.
+-- Describe our records of one session besides the vendor's columns.
 -- params: client_id
 -- rows: at most one: (delivered_serial or null, trimmed, expired, refused, quarantined)
 -- index: session_states_pkey, device_session_ctx_pkey
@@ -12,5 +12,5 @@ FROM queuekeeper.session_states AS state
 INNER JOIN device_session_ctx AS ctx ON state.client_id = ctx.client_id
 WHERE
     state.client_id = %(client_id)s
-    -- Otherwise somebody else has cleared the session since.
+    -- Otherwise another program has cleared the session since.
     AND ctx.last_serial_number >= state.known_serial

@@ -1,4 +1,4 @@
--- Tell which packet id was given out last in a session.
+-- Return the last packet id of a session.
 -- params: client_id
 -- rows: one: (packet id, or null)
 -- index: device_session_ctx_pkey, device_publish_msg_pkey

@@ -1,4 +1,4 @@
--- Bound how long the rest of the transaction waits for a lock.
+-- Limit how long the rest of the transaction waits for a lock.
 -- params: patience_ms
 -- rows: one: (the bound)
 -- index: none

@@ -1,4 +1,4 @@
--- Take in sessions as the vendor's broker stores them.
+-- Load sessions as the vendor's broker stores them.
 -- params: none; rows follow in the order of the columns
 -- rows: none
 -- index: none

@@ -1,5 +1,5 @@
--- Lock sessions until the transaction ends, and make those that are missing; in one order, so that writers queue up
--- and never wait for each other in a circle.
+-- Lock sessions until the transaction ends, and create missing ones; in one order, so that writers queue up and never
+-- deadlock.
 -- params: client_ids
 -- rows: (client_id) of each session that was missing
 -- index: device_session_ctx_pkey, device_publish_msg_pkey

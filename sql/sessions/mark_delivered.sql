@@ -1,4 +1,4 @@
--- Note that messages of a session have been sent up to a serial; never goes back.
+-- Record that messages of a session have been sent up to a serial; this never goes back.
 -- params: client_id, serial
 -- rows: one when it moved: (client_id)
 -- index: session_states_pkey, device_session_ctx_pkey, device_publish_msg_pkey
@@ -6,7 +6,7 @@ INSERT INTO queuekeeper.session_states AS state (client_id, known_serial, delive
 SELECT
     ctx.client_id,
     coalesce(ctx.last_serial_number, -1) AS known_serial,
-    -- What was never given out cannot have been sent.
+    -- A serial beyond the last one cannot have been sent.
     least(%(serial)s, greatest(ctx.last_serial_number, newest.serial_number)) AS delivered_serial
 FROM device_session_ctx AS ctx
 CROSS JOIN
@@ -19,7 +19,7 @@ WHERE
     ctx.client_id = %(client_id)s
     AND (
         newest.serial_number IS NOT NULL
-        -- All was confirmed since.
+        -- All messages were acknowledged since.
         OR EXISTS (
             SELECT 1 AS one
             FROM queuekeeper.session_states AS kept

@@ -1,4 +1,4 @@
--- Note that a message which was set aside is in its session again; the same once more changes nothing.
+-- Record that a quarantined message is in its session again; repeating this changes nothing.
 -- params: quarantine_id, serial, packet_id, person
 -- rows: at most one: (quarantine_id) when it was open
 -- index: session_quarantine_pkey

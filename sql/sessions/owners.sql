@@ -6,7 +6,7 @@
 SELECT queuekeeper.hold_owners(%(client_ids)s::text[], %(epochs)s::bigint[]);
 
 -- name: own_sessions
--- Hold those of some sessions for writing that are PostgreSQL's until the transaction ends, and pass over the others.
+-- Hold sessions that PostgreSQL owns for writing until the transaction ends, and skip the others.
 -- params: client_ids
 -- rows: (client_id)
 -- index: session_owners_pkey, online_cohorts_pkey
@@ -17,22 +17,22 @@ WHERE refused.session IS NULL
 ORDER BY wanted.client_id;
 
 -- name: sessions_move
--- Tell whether any session may be another store's; whoever arms a cohort waits until the transaction ends.
+-- Return whether another store may own a session; a process that arms a cohort waits until the transaction ends.
 -- params: none
 -- rows: one: (whether)
 -- index: none
 SELECT queuekeeper.sessions_move() AS sessions_move;
 
 -- name: set_driver
--- Say which driver writes in this transaction.
+-- Set the driver that writes in this transaction.
 -- params: driver
 -- rows: one: (the driver)
 -- index: none
 SELECT set_config('queuekeeper.driver', (%(driver)s::bigint)::text, TRUE) AS driver;
 
 -- name: settle_owners
--- Make the missing rows of armed cohorts' clients, lift fences whose time is over, and hold the rows until the
--- transaction ends, for a driver alone.
+-- Create the missing rows of armed cohorts' clients, lift fences that have ended, and hold the rows exclusively for a
+-- driver until the transaction ends.
 -- params: client_ids
 -- rows: one: (sessions that are not to be written by the caller)
 -- index: session_owners_pkey, online_cohorts_pkey
@@ -40,7 +40,7 @@ SELECT count(*) AS refused
 FROM queuekeeper.refused_owners(%(client_ids)s::text[], NULL);
 
 -- name: look_up_owners
--- Tell who owns sessions.
+-- Return the owners of sessions.
 -- params: client_ids
 -- rows: one per session that has a row: (client_id, owner, epoch, end of its fence in ms or null, mirrored)
 -- index: session_owners_pkey
@@ -52,7 +52,7 @@ FROM queuekeeper.session_owners
 WHERE client_id = any(%(client_ids)s::text[]);
 
 -- name: lock_owner
--- Hold the row of a session's owner until the transaction ends, alone.
+-- Hold the row of a session's owner exclusively until the transaction ends.
 -- params: client_id, driver, epoch; driver and epoch: null for whatever it has
 -- rows: at most one: (client_id, owner, epoch, end of its fence in ms or null, mirrored)
 -- index: session_owners_pkey
@@ -68,7 +68,7 @@ WHERE
 FOR UPDATE;
 
 -- name: fence_owner
--- Have nobody write to a session for a while but its driver.
+-- Fence a session: for a time only its driver may write to it.
 -- params: client_id, owner, driver, lease_ms; owner: null for whichever it is
 -- rows: one when it is fenced now: (client_id, owner, epoch, end of its fence in ms, mirrored)
 -- index: session_owners_pkey
@@ -88,7 +88,7 @@ WHERE
         WHERE
             cohort.state NOT IN ('planned', 'committed')
             AND known.slot BETWEEN cohort.slot_first AND cohort.slot_last
-            -- Somebody else has taken the cohort over.
+            -- Another driver has taken the cohort over.
             AND cohort.driver <> %(driver)s
     )
 RETURNING
@@ -99,7 +99,7 @@ RETURNING
     known.mirrored;
 
 -- name: unfence_owner
--- Let everybody write to a session again that a driver has fenced; its owner stays.
+-- Lift the fence of a session, so that all may write again; its owner stays.
 -- params: client_id, driver, epoch
 -- rows: one when it was fenced: (client_id, owner, epoch, null, mirrored)
 -- index: session_owners_pkey

@@ -1,4 +1,4 @@
--- Count the messages that were set aside, by reason.
+-- Count quarantined messages, by reason.
 -- params: none
 -- rows: (reason, open, replayed)
 -- index: none, as all rows are counted

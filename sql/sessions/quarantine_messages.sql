@@ -1,4 +1,4 @@
--- Put messages that nobody can deliver aside, whole.
+-- Move messages that cannot be delivered to the quarantine, whole.
 -- params: client_id, serials, reasons
 -- rows: one: (messages put aside)
 -- index: device_publish_msg_pkey

@@ -1,4 +1,4 @@
--- Read messages that were set aside, a client at a time and in the order of its messages.
+-- Read quarantined messages, by client and in the order of its messages.
 -- params: quarantine_ids, status, reason, client_id, maximum; a null matches everything
 -- rows: (quarantine_id, reason, client_id, serial_number, topic, time, packet_id, packet_type, qos, payload,
 -- user_properties, retain, msg_expiry_interval, payload_format_indicator, content_type, response_topic,

@@ -1,4 +1,4 @@
--- Tell what has to be known of locked sessions before messages are saved.
+-- Read the state of locked sessions that is needed before messages are saved.
 -- params: client_ids, sources, counts, limit; counts: messages to save; limit: a queue that may become longer is
 -- counted, as far as 10,000 messages beyond it
 -- rows: one per session: (client_id, last_serial, last_packet_id or 0, now_ms, delivered_serial, messages at most,

@@ -26,8 +26,8 @@ SELECT count(*) AS messages
 FROM removed;
 
 -- name: remove_replaced_messages
--- Remove messages of a locked session whose life is over and whose packet ids are given out again; what others are
--- removing is left to them.
+-- Remove expired messages of a locked session whose packet ids are used again; messages that others are removing are
+-- skipped.
 -- params: client_id, packet_ids, default_ttl_s
 -- rows: one: (messages removed)
 -- index: device_publish_msg_pkey, idx_device_publish_msg_packet_id
@@ -84,8 +84,7 @@ SELECT count(*) AS messages
 FROM removed;
 
 -- name: remove_dead_messages
--- Remove messages of locked sessions whose life is over, at most 10,000 of each; what others are removing is left to
--- them.
+-- Remove expired messages of locked sessions, at most 10,000 of each; messages that others are removing are skipped.
 -- params: client_ids, default_ttl_s
 -- rows: (client_id, messages removed)
 -- index: device_publish_msg_pkey
@@ -123,7 +122,7 @@ FROM removed
 GROUP BY client_id;
 
 -- name: expired_sessions
--- Count the messages in some blocks of the vendor's table whose life is over, by session.
+-- Count expired messages in some blocks of the vendor's table, by session.
 -- params: first_place, end_place, default_ttl_s; both places are such as (1000,0), the latter not included
 -- rows: (client_id, messages)
 -- index: none; reads the blocks named
@@ -139,8 +138,8 @@ WHERE
 GROUP BY client_id;
 
 -- name: remove_expired
--- Remove the messages in some blocks of the vendor's table whose life is over; what others hold is left to the next
--- run, so that this one waits for nobody.
+-- Remove expired messages in some blocks of the vendor's table; messages that others have locked are left to the next
+-- run, so that this one does not wait.
 -- params: first_place, end_place, default_ttl_s, client_ids; both places are such as (1000,0), the latter not included;
 -- client_ids: of the sessions to look at; null for all
 -- rows: (client_id, messages removed)

@@ -1,4 +1,4 @@
--- Forget the batches of sources that another store does not know.
+-- Delete the batches of sources that another store does not know.
 -- params: client_id, sources
 -- rows: none
 -- index: session_sources_pkey

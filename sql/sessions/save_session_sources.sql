@@ -1,4 +1,4 @@
--- Note the batches that sources have stored in locked sessions, each session's row of session_states being there.
+-- Record the batches that sources have stored in locked sessions, which must have a row in session_states.
 -- params: client_ids, sources, offsets, first_serials, packet_ids, lengths; packet_ids: of all batches, one after
 -- another; lengths: messages of each
 -- rows: none

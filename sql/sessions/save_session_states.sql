@@ -1,4 +1,4 @@
--- Note what we keep of locked sessions, and add to their counters.
+-- Record our state of locked sessions, and add to their counters.
 -- params: client_ids, last_serials, message_bounds, delivered_serials, until_ms, trimmed, expired, refused; until_ms:
 -- never brought forward; null to leave it
 -- rows: none
@@ -25,7 +25,7 @@ ON CONFLICT (client_id) DO UPDATE SET
     known_serial = excluded.known_serial,
     message_bound = excluded.message_bound,
     delivered_serial = greatest(state.delivered_serial, excluded.delivered_serial),
-    -- Null, which says nothing, is passed over.
+    -- Null, which means unknown, is ignored.
     until_ms = greatest(state.until_ms, excluded.until_ms),
     trimmed = state.trimmed + excluded.trimmed,
     expired = state.expired + excluded.expired,

@@ -1,4 +1,4 @@
--- Note what was given out last in locked sessions.
+-- Record the last serials and packet ids of locked sessions.
 -- params: client_ids, last_serials, last_packet_ids
 -- rows: none
 -- index: device_session_ctx_pkey

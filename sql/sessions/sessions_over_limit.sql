@@ -1,4 +1,4 @@
--- Page through sessions that have messages, with or without a row of their own, and tell which have too many.
+-- Page through sessions that have messages, with or without their own row, and return which have too many.
 -- params: after_client_id, sessions, limit, default_ttl_s
 -- rows: (client_id, messages that a trim removes: all dead ones, or more where that is not enough; null when there
 -- are not too many); the id is null at the end

@@ -1,4 +1,4 @@
--- Tell what another store has to know of a session beside its messages.
+-- Return the state of a session, besides its messages, that another store needs.
 -- params: client_id
 -- rows: one: (whether there is a session, its last_packet_id, its last_serial, delivered_serial, sources, offset of the
 -- last batch of each)
@@ -23,5 +23,5 @@ LEFT JOIN device_session_ctx AS ctx ON wanted.client_id = ctx.client_id
 LEFT JOIN queuekeeper.session_states AS state
     ON
         ctx.client_id = state.client_id
-        -- Otherwise somebody else has cleared the session since.
+        -- Otherwise another program has cleared the session since.
         AND ctx.last_serial_number >= state.known_serial

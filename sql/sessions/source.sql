@@ -1,5 +1,5 @@
 -- name: analyze_source
--- Tell the planner what the vendor's tables hold.
+-- Analyze the vendor's tables.
 -- params: none
 -- rows: none
 -- index: none
@@ -13,14 +13,14 @@ ANALYZE device_publish_msg, device_session_ctx;
 TRUNCATE device_publish_msg, device_session_ctx;
 
 -- name: source_blocks
--- Tell how many blocks the vendor's messages take.
+-- Return the number of blocks of the vendor's messages.
 -- params: none
 -- rows: one: (blocks)
 -- index: none
 SELECT pg_relation_size('device_publish_msg') / current_setting('block_size')::int AS blocks;
 
 -- name: source_columns
--- Name the columns of the vendor's tables.
+-- List the columns of the vendor's tables.
 -- params: none
 -- rows: (table, column, type)
 -- index: none
@@ -36,14 +36,14 @@ WHERE
 ORDER BY wanted.name, pg_attribute.attnum;
 
 -- name: source_encoding
--- Tell how the database encodes text.
+-- Return the encoding of the database.
 -- params: none
 -- rows: one: (encoding)
 -- index: none
 SELECT current_setting('server_encoding') AS encoding;
 
 -- name: source_has_rows
--- Tell whether the vendor's tables hold anything.
+-- Return whether the vendor's tables hold rows.
 -- params: none
 -- rows: one: (boolean)
 -- index: none

@@ -1,6 +1,6 @@
--- Sum up the content of the source: changes with any row, and not with where rows lie.
--- One statement, so that both tables are seen at one instant. The columns are named, since a further column that
--- somebody added may have a type without a hash.
+-- Compute a fingerprint of the source, which changes with any row, and not with the place of rows.
+-- One statement, so that both tables are read in one snapshot. The columns are named, since an added column may have a
+-- type without a hash.
 -- params: none
 -- rows: one: (system identifier, database, messages, their hash, sessions, their hash)
 -- index: none; reads both tables whole

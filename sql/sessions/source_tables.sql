@@ -1,4 +1,4 @@
--- Tell what stands where the vendor's tables should be, and whether we may read all of it.
+-- Return the relations that have the names of the vendor's tables, and whether we may read all their rows.
 -- params: none
 -- rows: one per table that exists: (table, kind as in pg_class, whether we may read it,
 -- whether row security hides rows from us, columns of its unique keys, each key sorted by name)

@@ -1,4 +1,4 @@
--- Read what the rules ask of those messages of a session that may break one, sizes in place of payloads.
+-- Read the messages of a session that may break a rule, with sizes instead of payloads.
 -- params: client_id, content_type_most, correlation_data_most, packet_id_least, packet_id_most, packet_most,
 -- packet_type_words, payload_format_indicator_least, payload_format_indicator_most, qos_least, qos_most,
 -- response_topic_most, serial_number_least, serial_number_most, time_least, time_most, topic_most

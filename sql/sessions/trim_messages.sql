@@ -1,5 +1,5 @@
--- Remove the oldest messages of locked sessions: first those that were not sent yet, then those in flight; what others
--- are removing is left to them.
+-- Remove the oldest messages of locked sessions: first those that were not sent yet, then those in flight; messages
+-- that others are removing are skipped.
 -- params: client_ids, excess, delivered_serials; excess: how many to remove
 -- rows: (client_id, messages removed, those of them in flight)
 -- index: device_publish_msg_pkey

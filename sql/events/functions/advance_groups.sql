@@ -1,4 +1,4 @@
--- Let the groups that have nothing to read before an id go on from there; return how many that were.
+-- Move the cursors of groups that have nothing to read before an id to that id; return their number.
 -- To be called before dispatches that old are retired, so that a cursor before the oldest dispatch always is a loss; a
 -- group that has lost something stays where it is. No poll that began before the instant of the id may be at work.
 CREATE FUNCTION pgmb.advance_groups(to_id varchar(24))

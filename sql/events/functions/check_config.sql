@@ -1,4 +1,4 @@
--- Refuse a setting that the broker could not work with, and that one goes, for the trigger on config.
+-- Refuse a wrong setting, and the removal of a setting; for the trigger on config.
 CREATE FUNCTION pgmb.check_config()
 RETURNS trigger
 LANGUAGE plpgsql

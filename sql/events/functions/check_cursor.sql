@@ -1,4 +1,4 @@
--- Refuse a cursor that is none, or one at which no dispatch can have arrived: events would be passed over.
+-- Refuse a text that is not a cursor, or a cursor that dispatching has not reached: events would be skipped.
 CREATE FUNCTION pgmb.check_cursor(cursor varchar(24))
 RETURNS void
 LANGUAGE plpgsql

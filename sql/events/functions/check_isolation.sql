@@ -1,5 +1,5 @@
--- Refuse a transaction that looks at one state of the tables for all of its time. Who waits for a lock has to see what
--- was committed until then: else what nobody has dispatched would be dropped, or what was missed passed over.
+-- Refuse a transaction with one snapshot for all its statements. A statement that has waited for a lock must see what
+-- was committed until then: otherwise undispatched events could be dropped, or missed events skipped.
 CREATE FUNCTION pgmb.check_isolation()
 RETURNS void
 LANGUAGE plpgsql

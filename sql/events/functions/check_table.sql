@@ -1,4 +1,4 @@
--- Refuse a table whose partitions are not the broker's to maintain: who does it runs as the broker's owner.
+-- Refuse a table whose partitions the broker does not maintain, since its functions run as the broker's owner.
 CREATE FUNCTION pgmb.check_table(tbl regclass)
 RETURNS void
 LANGUAGE plpgsql

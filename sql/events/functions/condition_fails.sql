@@ -1,7 +1,7 @@
--- Tell whether the condition of a key fails on the latest events; NULL when no subscription has it.
--- One that takes too long is an error, as in check_condition.
--- It runs as the owner and says no more than that, of conditions that are stored: who asks need not be allowed to read
--- events, and learns nothing of them.
+-- Return whether the condition of a key fails on the latest events; NULL when no subscription has it.
+-- A condition that takes too long is an error, as in check_condition.
+-- It runs as the owner and returns only this, only for stored conditions: the caller needs no right to read events, and
+-- learns nothing of them.
 CREATE FUNCTION pgmb.condition_fails(key uuid)
 RETURNS boolean
 LANGUAGE sql

@@ -1,5 +1,5 @@
--- Return the id of an instant and a number, of which 36 bits count. Ids of one instant sort by their numbers.
--- What lies before 1970 is reckoned as its beginning: no id is smaller.
+-- Return the id of an instant and a number, of which 36 bits are used. Ids of one instant sort by their numbers.
+-- An instant before 1970 counts as the beginning of 1970, so no id is smaller.
 CREATE FUNCTION pgmb.create_event_id(ts timestamptz, rand bigint)
 RETURNS pgmb.event_id
 LANGUAGE sql

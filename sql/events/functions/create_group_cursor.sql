@@ -1,4 +1,4 @@
--- Return the cursor at which a new group begins: now, or behind the last dispatch should the clock have gone back.
+-- Return the cursor at which a new group begins: now, or after the last dispatch if the clock has gone back.
 CREATE FUNCTION pgmb.create_group_cursor()
 RETURNS pgmb.event_id
 LANGUAGE sql

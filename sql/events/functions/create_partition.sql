@@ -1,4 +1,4 @@
--- Make a table fit to become a partition of another, and return it. Nobody waits for that.
+-- Create a table that can become a partition of another one, and return it. This blocks no other session.
 CREATE FUNCTION pgmb.create_partition(tbl regclass, suffix text)
 RETURNS regclass
 LANGUAGE plpgsql

@@ -1,4 +1,4 @@
--- Return how dispatching stands. Counts of what waits stop at 100,000.
+-- Return the state of dispatching. Counts of waiting events stop at 100,000.
 CREATE FUNCTION pgmb.dispatch_status()
 RETURNS TABLE (
     polled_at timestamptz,

@@ -1,7 +1,7 @@
--- Put a row whose time has not come into scheduled_events instead, for the trigger that guard_overflow makes.
--- Where maintenance never came back, time reaches the bound of its constraint, and the row of this moment would not be
--- let in: then it gets a number of the last instant before the bound for its id. So nobody's insert fails or returns
--- nothing, and what a session publishes stays in order.
+-- Put a row that is not due into scheduled_events instead; for the trigger that guard_overflow creates. If maintenance
+-- has stopped, time reaches the bound of the constraint, which would refuse the rows of this moment: then the row gets
+-- an id of the last instant before the bound. So inserts neither fail nor return nothing, and the events of a session
+-- stay in order.
 CREATE FUNCTION pgmb.divert_future_events()
 RETURNS trigger
 LANGUAGE plpgsql

@@ -1,5 +1,5 @@
--- Drop the oldest partition of a table of the broker's if the settings say that its time is over and nobody needs what
--- is in it; return its name, or NULL. See drop_partition_before.
+-- Drop the oldest partition of a table of the broker if it is past the retention of the settings and no group needs its
+-- rows; return its name, or NULL. See drop_partition_before.
 CREATE FUNCTION pgmb.drop_expired_partition(tbl regclass, current_ts timestamptz DEFAULT now())
 RETURNS text
 LANGUAGE sql

@@ -1,5 +1,5 @@
--- Drop the oldest partition of a table if it ends before an id and nobody needs what is in it; return its name or NULL.
--- For that moment nobody else has the table, so set lock_timeout: what commits until then is seen here, and kept.
+-- Drop the oldest partition of a table if it ends before an id and no group needs its rows; return its name or NULL.
+-- This locks the table, so set lock_timeout. Rows that are committed before the lock are seen here, and kept.
 CREATE FUNCTION pgmb.drop_partition_before(tbl regclass, expired_id varchar(24))
 RETURNS text
 LANGUAGE plpgsql

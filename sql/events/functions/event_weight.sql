@@ -1,6 +1,6 @@
--- Return how many bytes an event is reckoned at when a poll takes its share, without reading what is stored apart.
--- Nobody knows how large packed bytes become: 12 times is more than usual, and even were it 255 times, the most that
--- there can be, the 40 MB of a poll stay below the gigabyte that a value may have.
+-- Return the number of bytes by which an event counts in a poll, without reading values that are stored out of line.
+-- The unpacked size of compressed bytes is not known: 12 times is more than usual, and even with 255 times, which is
+-- the most possible, the 40 MB of a poll stay below the gigabyte that a value may have.
 CREATE FUNCTION pgmb.event_weight(payload jsonb, metadata jsonb)
 RETURNS bigint
 LANGUAGE sql

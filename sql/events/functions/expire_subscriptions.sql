@@ -1,5 +1,5 @@
--- Remove the subscriptions whose expiry_interval has passed since they were last active; return how many.
--- Of one group when gid is given. What stands in active_ids stays: its holder is here, only late with its heartbeat.
+-- Remove the subscriptions whose expiry_interval has passed since they were last active; return their number. With gid,
+-- only those of one group. Subscriptions in active_ids stay: their holder is alive, only late with its heartbeat.
 CREATE FUNCTION pgmb.expire_subscriptions(
     gid varchar(48) DEFAULT NULL, active_ids varchar(24)[] DEFAULT '{}'
 )

@@ -1,4 +1,4 @@
--- Give a table of the broker's partitions as the settings say, at most 200 at a time, and return how many it got; see
+-- Create partitions of a table of the broker by the settings, at most 200 at a time, and return their number; see
 -- extend_partitions_by.
 CREATE FUNCTION pgmb.extend_partitions(tbl regclass, current_ts timestamptz DEFAULT now())
 RETURNS int

@@ -1,7 +1,7 @@
--- Give a table partitions of a width up to some time ahead, at most 200 at a time, and return how many it got.
--- They take the place of the overflow, which moves behind them. For that moment nobody else has the table: set
--- lock_timeout. When maintenance was out so long that time has reached the overflow, it becomes a partition itself.
--- Bounds follow from where coverage ends, never from names or from the interval of earlier times.
+-- Create partitions of a table with a width, up to some time ahead, at most 200 at a time, and return their number.
+-- They replace the overflow, which moves after them. This locks the table: set lock_timeout. If maintenance had stopped
+-- for so long that time has reached the overflow, the overflow becomes a partition itself.
+-- Bounds follow from the end of the coverage, never from names or from an earlier interval.
 CREATE FUNCTION pgmb.extend_partitions_by(tbl regclass, current_ts timestamptz, width interval, ahead interval)
 RETURNS int
 LANGUAGE plpgsql
@@ -44,7 +44,7 @@ BEGIN
         begins_at := date_bin(width, clock_timestamp(), origin) + 2 * width;
     END IF;
     IF overflow IS NOT NULL AND tbl <> 'events'::regclass THEN
-        -- Dispatch ids go on from the last one when the clock has gone back: rows may lie ahead of it.
+        -- If the clock has gone back, dispatch ids continue from the last one, so rows may be ahead of the clock.
         EXECUTE format('SELECT extract_date_from_event_id(max(o.id)) FROM %s AS o', overflow) INTO last_at;
         IF last_at IS NOT NULL THEN
             begins_at := greatest(begins_at, date_bin(width, last_at, origin) + 2 * width);
@@ -60,7 +60,7 @@ BEGIN
     IF overflow IS NULL THEN
         overflow := create_partition(tbl, 'overflow');
     ELSE
-        -- From here to the end of the transaction others wait.
+        -- From here to the end of the transaction, other sessions wait.
         EXECUTE format('LOCK TABLE ONLY %s IN ACCESS EXCLUSIVE MODE', tbl);
         IF tbl = 'events'::regclass THEN
             PERFORM postpone_events(

@@ -1,6 +1,6 @@
--- Keep events that a handler has given up as dead letters, with their reason; return how many.
--- One that comes again, because its first death was not acknowledged or its replay failed too, is written once.
--- retry_id names the retry that failed last, if any: its copies serve where retention has taken the events away.
+-- Store events that a handler has given up as dead letters, with their reason; return their number.
+-- An event that comes again, because its first death was not acknowledged or its replay has failed, is written once.
+-- retry_id is the retry that failed last, if any: its copies are used if retention has removed the events.
 CREATE FUNCTION pgmb.fail_events(
     sid varchar(24),
     event_ids varchar(24)[],

@@ -1,4 +1,4 @@
--- Return the stretches that a table's partitions cover without a gap, lowest first. A stretch that ends with the
+-- Return the ranges that a table's partitions cover without a gap, lowest first. A range that ends with the
 -- overflow has no upper bound.
 CREATE FUNCTION pgmb.get_partitions_and_bounds(table_id regclass)
 RETURNS TABLE (lower_bound pgmb.event_id, upper_bound pgmb.event_id, partition_ids oid[])

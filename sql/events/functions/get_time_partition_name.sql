@@ -1,5 +1,5 @@
--- Return the name of a table's partition that begins at an instant, as people read it in UTC. What a partition covers
--- stands in the catalog alone: see get_current_partition and get_partitions_and_bounds.
+-- Return the name of a table's partition that begins at an instant, readable in UTC. Only the catalog says what a
+-- partition covers: see get_current_partition and get_partitions_and_bounds.
 CREATE FUNCTION pgmb.get_time_partition_name(table_id regclass, ts timestamptz)
 RETURNS text
 LANGUAGE sql

@@ -1,7 +1,7 @@
--- Prepare the overflow of events for becoming a partition although it may hold any number of rows: a constraint that is
--- validated while others go on writing saves the search for rows that do not belong, for which they would wait.
--- A trigger keeps rows of a later time from meeting the constraint. Returns false when there is nothing to prepare:
--- the overflow begins in the future. The bound lies at least one interval ahead; extend_partitions lifts both.
+-- Prepare the overflow of events, which may hold any number of rows, to become a partition. A constraint that is
+-- validated while other sessions write saves a later search for wrong rows, for which they would have to wait. A
+-- trigger diverts later rows, which the constraint would refuse. Returns false when there is nothing to prepare because
+-- the overflow begins in the future. The bound is at least one interval ahead; extend_partitions removes both.
 CREATE FUNCTION pgmb.guard_overflow()
 RETURNS boolean
 LANGUAGE plpgsql

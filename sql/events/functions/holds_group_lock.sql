@@ -1,4 +1,4 @@
--- Tell whether this session owns the reading of a group.
+-- Return whether this session holds the lock by which a group is read.
 CREATE FUNCTION pgmb.holds_group_lock(gid varchar(48))
 RETURNS boolean
 LANGUAGE plpgsql

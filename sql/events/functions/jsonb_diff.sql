@@ -1,6 +1,5 @@
--- Return the keys of a whose values differ from those of b, or NULL when none does.
--- A key that is absent is as good as one whose value is null; one that b has and a has not is null in the result, so
--- that who applies the result to b gets a.
+-- Return the keys of a whose values differ from those of b, or NULL when none does. A missing key is the same as a key
+-- with the value null. A key of b that a does not have is null in the result, so that the result applied to b gives a.
 CREATE FUNCTION pgmb.jsonb_diff(a jsonb, b jsonb)
 RETURNS jsonb
 LANGUAGE sql

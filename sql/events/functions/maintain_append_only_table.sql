@@ -1,6 +1,6 @@
--- Give a table of the broker's partitions ahead, then drop what is expired, all in the caller's transaction. Dispatches
--- belong to subscription_events. maintain_events_table does the same for all tables, in small transactions and with
--- patience: prefer it.
+-- Create partitions of a table of the broker ahead, then drop expired ones, all in the caller's transaction. Dispatches
+-- are maintained with subscription_events. Prefer maintain_events_table, which does the same for all tables in small
+-- transactions, and retries.
 CREATE FUNCTION pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz DEFAULT now())
 RETURNS void
 LANGUAGE plpgsql

@@ -1,6 +1,6 @@
--- Give the broker's tables partitions ahead, then drop what is expired; each step in a transaction of its own.
--- Nobody waits for it longer than maintenance_lock_timeout: it gives way and tries again, maintenance_attempts times.
--- What could not be done for that reason is told at the end, when everything else is.
+-- Create partitions of the broker's tables ahead, then drop expired ones; each step in its own transaction. Other
+-- sessions wait for it at most maintenance_lock_timeout: it gives way and tries again, maintenance_attempts times.
+-- Steps that could not be done for this reason are reported at the end, after everything else is done.
 CREATE PROCEDURE pgmb.maintain_events_table(current_ts timestamptz DEFAULT now())
 LANGUAGE plpgsql
 AS $$
@@ -45,7 +45,7 @@ BEGIN
                     EXIT;
                 END IF;
                 attempt := attempt + 1;
-                -- Whoever waited meanwhile goes first.
+                -- Sessions that waited meanwhile go first.
                 PERFORM pg_sleep(0.05 + random() * 0.2);
             END IF;
         END LOOP;

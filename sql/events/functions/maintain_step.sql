@@ -1,5 +1,5 @@
--- Do one step of maintain_events_table; return whether there is more of it to do. For the rest of the transaction no
--- lock is waited for longer than maintenance_lock_timeout.
+-- Do one step of maintain_events_table; return whether there is more to do. The rest of the transaction waits for a
+-- lock at most maintenance_lock_timeout.
 CREATE FUNCTION pgmb.maintain_step(step text, tbl regclass, current_ts timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql

@@ -1,5 +1,5 @@
--- Return the id of the dispatch that follows one: of this moment, or just behind it should the clock have gone back.
--- A group may have begun, or been set, at an instant that the clock has yet to reach again: it lies behind that, too.
+-- Return the id of the dispatch after another one: an id of this moment, or the next one if the clock has gone back.
+-- It is also after the cursor of a group that was created or set at an instant that the clock has not reached again.
 CREATE FUNCTION pgmb.next_dispatch_id(last_dispatch_id pgmb.event_id)
 RETURNS pgmb.event_id
 LANGUAGE sql

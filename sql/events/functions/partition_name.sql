@@ -1,5 +1,5 @@
--- Return a name for a partition that nothing in the schema of its table has. It tells people where the partition began,
--- and nobody anything else.
+-- Return a name for a partition that is free in the schema of its table. It tells people where the partition begins,
+-- and is not used for anything else.
 CREATE FUNCTION pgmb.partition_name(tbl regclass, suffix text)
 RETURNS text
 LANGUAGE plpgsql

@@ -1,7 +1,7 @@
--- Return what a group has not read behind a cursor, in the order of dispatch: empty only when there is nothing.
--- The first statement finds how far to go, row by row along the primary key; the second looks at that stretch alone.
--- Where everybody gets everything there is nothing to merge, which takes most of the time.
--- Nothing here may hang on statistics, which young partitions do not have; then a plan can serve all calls, too.
+-- Return the events after a cursor that a group has not read, in the order of dispatch; empty only if there are none.
+-- The first statement finds the end of the page, row by row along the primary key; the second reads only that range.
+-- If all subscriptions get all events, nothing has to be merged, which takes most of the time.
+-- Nothing here may depend on statistics, which new partitions do not have; so one plan can serve all calls.
 CREATE FUNCTION pgmb.pending_events(gid varchar(48), after_cursor varchar(24), max_events int)
 RETURNS SETOF pgmb.pending_event
 LANGUAGE plpgsql
@@ -18,7 +18,7 @@ SET jit TO off
 AS $$
 DECLARE
     from_dispatch text := left(after_cursor, 15) || '000000000';
-    -- A cursor may stand behind all that a dispatch can hold.
+    -- A cursor may be after everything that a dispatch can hold.
     from_position bigint := least(('x' || lpad(right(after_cursor, 9), 16, '0'))::bit(64)::bigint, 2147483646);
     to_dispatch text;
     at_least bigint;
@@ -38,7 +38,7 @@ BEGIN
         LOOP
             to_dispatch := next_dispatch.id;
             is_whole := is_whole AND next_dispatch.is_whole;
-            -- Of a dispatch that is read in part nobody knows how much is left.
+            -- If a dispatch was read in part, the rest of it is not known.
             IF from_position = 0 OR next_dispatch.id > from_dispatch THEN
                 at_least := at_least + next_dispatch.match_count;
             END IF;
@@ -136,7 +136,7 @@ BEGIN
             ORDER BY m.dispatch_id, m.position;
         END IF;
 
-        -- All of this stretch was for subscriptions that are gone: look behind it.
+        -- All of this range was for removed subscriptions: continue after it.
         EXIT WHEN FOUND OR at_least < max_events;
         from_dispatch := left(to_dispatch, 15) || 'fffffffff';
         from_position := 0;

@@ -1,4 +1,4 @@
--- Take events whose time has not come out of the log; a poll publishes them when it has.
+-- Move events that are not due out of the log; a poll publishes them when they are due.
 CREATE FUNCTION pgmb.postpone_events(event_ids varchar(24)[])
 RETURNS void
 LANGUAGE plpgsql

@@ -1,6 +1,6 @@
 -- Publish the rows that a statement has changed, for a trigger made by push_table_mutations.
 -- An update carries the changed columns, a column that became NULL among them, and its old row as metadata.old.
--- Runs as its owner: who may change a table need not be allowed to publish anything else.
+-- Runs as its owner, so that a role that changes the table needs no right to publish other events.
 CREATE FUNCTION pgmb.push_table_event()
 RETURNS trigger
 LANGUAGE plpgsql

@@ -1,6 +1,6 @@
--- Stop evaluating a subscription's condition, and say why; what is sent to it directly still arrives.
--- Returns whether this call did it: not when it was quarantined already, or is gone.
--- The last dispatch before is noted, so that release_subscription finds what it misses.
+-- Stop evaluating a subscription's condition, and record why; events that are sent to it directly still arrive.
+-- Returns true if this call did it, false if the subscription was in quarantine already or is gone.
+-- The last dispatch before is recorded, so that release_subscription finds the missed events.
 CREATE FUNCTION pgmb.quarantine_subscription(sid varchar(24), reason text)
 RETURNS boolean
 LANGUAGE plpgsql

@@ -1,5 +1,5 @@
--- Have events dispatched again by the next poll, to all whose condition holds for them; return how many.
--- Ids without a stored event, and events that wait for this already, are not counted.
+-- Queue events to be dispatched again by the next poll, to all subscriptions whose condition holds; return their
+-- number. Ids without a stored event, and events that wait for this already, are not counted.
 CREATE FUNCTION pgmb.reenqueue_events(event_ids pgmb.event_id[])
 RETURNS int
 LANGUAGE plpgsql

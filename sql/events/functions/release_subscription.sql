@@ -1,8 +1,8 @@
--- Evaluate a quarantined subscription's condition again, and dispatch to it what it has missed meanwhile. What was
--- dispatched to another one alone, as its release does, it has not missed.
--- Returns how many events that were, and those on which the condition fails: they are not delivered. What retention
--- has removed is gone. With redeliver => FALSE it goes on from now.
--- Waits for a running poll: what that dispatches must be visible here.
+-- Evaluate a quarantined subscription's condition again, and dispatch the events that it has missed. Events that were
+-- dispatched to another subscription alone, for example by its release, do not count as missed.
+-- Returns the number of these events, and those on which the condition fails, which are not delivered. Events that
+-- retention has removed are lost. With redeliver => FALSE it continues from now.
+-- Waits for a running poll, whose dispatch must be visible here.
 CREATE FUNCTION pgmb.release_subscription(
     sid varchar(24), redeliver boolean DEFAULT TRUE, OUT redelivered int, OUT failed_event_ids varchar(24)[]
 )

@@ -1,6 +1,6 @@
--- Deliver dead letters again, each to the handler that gave it up; return how many. Replayed ones are not sent twice.
--- They travel as retry events with copies, number 0: the handler has all its attempts again.
--- to_subscription_id names another subscription, for when the first has expired.
+-- Deliver dead letters again, each to the handler that gave it up; return their number. A letter is replayed only once.
+-- They are sent as retry events with copies and number 0, so the handler has all its attempts again.
+-- to_subscription_id is another subscription, if the first one has expired.
 CREATE FUNCTION pgmb.replay_dead_letters(dead_letter_ids bigint[], to_subscription_id varchar(24) DEFAULT NULL)
 RETURNS int
 LANGUAGE plpgsql

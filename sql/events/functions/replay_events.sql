@@ -1,7 +1,7 @@
--- Return again what one subscription was sent behind an event, in the same order, whether it was read or not.
--- Behind means later in order of dispatch. If from_event_id was not sent to it, what was dispatched since the instant
--- of that id comes back, also when it was published before and committed late: so create_event_id(instant, 0) serves
--- as well. More than max_events is refused.
+-- Return the events that a subscription was sent after an event, in the same order, whether they were read or not.
+-- After means later in the order of dispatch. If from_event_id was not sent to it, events that were dispatched since
+-- the instant of that id are returned, even if they were published before and committed late; so
+-- create_event_id(instant, 0) can be given, too. More than max_events are refused.
 CREATE FUNCTION pgmb.replay_events(
     gid varchar(48), sid varchar(24), from_event_id pgmb.event_id, max_events int
 )

@@ -1,6 +1,8 @@
--- Go on dispatching after the database was restored on another server, whose transaction ids are not those of the
--- rows; return how many events wait to be dispatched. Harmless where nothing is wrong.
--- What dispatches does not name goes out with the next polls, and no row is found again when ids come round to it.
+-- Continue dispatching after the database was restored on another server, whose transaction ids differ from those of
+-- the
+-- rows; return the number of events that wait to be dispatched. Harmless if nothing is wrong.
+-- Events that are in no dispatch are dispatched by the next polls, and no row is found again when transaction ids
+-- repeat.
 CREATE FUNCTION pgmb.resynchronize_dispatch()
 RETURNS bigint
 LANGUAGE plpgsql

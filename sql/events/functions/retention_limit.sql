@@ -1,6 +1,6 @@
--- Return the id below which no event and no dispatch is needed any more: whatever is at or above it must stay.
--- What a live group has not read, what was not dispatched, and what is to be dispatched again is needed. A group is
--- live while it has a subscription that has not expired. wait_for_consumers => false leaves the groups out.
+-- Return the id below which no event and no dispatch is needed: all at or above it must stay.
+-- Events are needed that a live group has not read, that were not dispatched, or that will be dispatched again. A group
+-- is live while it has a subscription that has not expired. wait_for_consumers => false ignores the groups.
 CREATE FUNCTION pgmb.retention_limit(wait_for_consumers boolean DEFAULT NULL)
 RETURNS pgmb.event_id
 LANGUAGE plpgsql

@@ -1,5 +1,5 @@
--- Publish an event at a later time, however late; return its id. An instant that has passed means: with the next poll.
--- One for a subscription that there is not reaches nobody, so it is refused, as send does.
+-- Publish an event at a later time, however late; return its id. With a past instant, the next poll publishes it.
+-- An event for a subscription that does not exist would reach nobody, so it is refused, as by send.
 CREATE FUNCTION pgmb.schedule_event(
     due_at timestamptz,
     topic varchar(255),

@@ -1,7 +1,7 @@
--- Have events delivered again to one handler of one subscription after a delay; return the id of the event that does
--- it, or NULL when none of them is stored any more, or their subscription is gone.
--- That event has topic pgmb-retry, the keys which clients written for PGMB know (ids, retryNumber, handlerName) and in
--- events its own copies, so that no retention empties a retry. retry_id names the retry that has now failed, if any.
+-- Deliver events again to one handler of one subscription after a delay; return the id of the retry event, or NULL when
+-- none of the events is stored any more, or the subscription is gone.
+-- The retry event has topic pgmb-retry, the keys that clients of PGMB know (ids, retryNumber, handlerName) and, in
+-- events, its own copies, which retention does not remove. retry_id is the retry that has now failed, if any.
 CREATE FUNCTION pgmb.schedule_retry(
     sid varchar(24),
     event_ids varchar(24)[],

@@ -1,4 +1,4 @@
--- Return the number by which a server's data directory differs from every other; NULL where nobody may ask for it.
+-- Return the number that identifies a server's data directory; NULL without the right to read it.
 CREATE FUNCTION pgmb.server_identifier()
 RETURNS bigint
 LANGUAGE plpgsql

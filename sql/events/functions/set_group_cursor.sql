@@ -1,4 +1,4 @@
--- Note how far a group has read; with release_lock, let another session read it, however often this one did.
+-- Record how far a group has read; with release_lock, let another session read it, however often this one locked it.
 CREATE FUNCTION pgmb.set_group_cursor(gid varchar(48), new_cursor pgmb.event_id, release_lock boolean)
 RETURNS void
 LANGUAGE plpgsql

@@ -1,7 +1,7 @@
--- Return events whose time has come: those postponed or scheduled, which now enter the log, and those to go out again.
--- Of each kind at most so many events and bytes, though always one.
--- An event keeps its id unless that partition is gone or the id is taken. Transaction id 0 keeps it out of the window
--- in which a poll finds the others.
+-- Return events that are due: postponed and scheduled ones, which now enter the log, and those to dispatch again.
+-- Of each kind it returns at most so many events and bytes, but always one.
+-- An event keeps its id unless its partition is gone or the id is taken. Transaction id 0 keeps it out of the window in
+-- which a poll finds the others.
 CREATE FUNCTION pgmb.take_due_events(max_events int, max_bytes bigint)
 RETURNS TABLE (event_id pgmb.event_id, subscription_id pgmb.subscription_id)
 LANGUAGE plpgsql

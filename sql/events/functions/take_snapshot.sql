@@ -1,5 +1,5 @@
--- Return the snapshot of this moment in which the caller's own transaction is still open.
--- pg_current_snapshot() leaves it out: once a later one has ended, what the caller is still to publish counts as seen.
+-- Return the present snapshot, with the caller's own transaction as open. pg_current_snapshot() omits it: after a later
+-- transaction has ended, events that the caller publishes next would count as seen.
 CREATE FUNCTION pgmb.take_snapshot()
 RETURNS pg_snapshot
 LANGUAGE sql

@@ -1,4 +1,4 @@
--- Second half of guard_overflow, in a transaction of its own: others go on writing meanwhile.
+-- Second half of guard_overflow, in its own transaction, during which other sessions can write.
 CREATE FUNCTION pgmb.validate_overflow()
 RETURNS void
 LANGUAGE plpgsql

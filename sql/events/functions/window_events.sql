@@ -24,8 +24,8 @@ DECLARE
     from_event_id CONSTANT event_id := CASE WHEN taken_transaction_id >= seen_to THEN taken_event_id ELSE '' END;
     late_count int := 0;
 BEGIN
-    -- What was open then comes first: its ids are below those of all that has begun since. Mostly nothing was, and a
-    -- statement that may look into every partition costs time for each, even where it finds nothing.
+    -- Transactions that were open then come first: their ids are below those of later ones. Usually there are none, and
+    -- a statement that may read every partition costs time for each, even if it finds nothing.
     IF cardinality(open_ids) > 0 THEN
         RETURN QUERY
         SELECT late.id, late.subscription_id, late.transaction_id, late.bytes

@@ -1,4 +1,4 @@
--- Events that a handler has given up, each with a copy of its own, so that no retention takes it away.
+-- Events that a handler has given up, each with its own copy, which retention does not remove.
 CREATE TABLE pgmb.dead_letters (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     event_id pgmb.event_id NOT NULL,

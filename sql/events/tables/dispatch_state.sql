@@ -1,4 +1,4 @@
--- How far dispatching has come: one row, written in the transaction that dispatches, so that no crash parts the two.
+-- Progress of dispatching: one row, written in the transaction that dispatches, so that a crash cannot separate them.
 CREATE TABLE pgmb.dispatch_state (
     only_row boolean PRIMARY KEY DEFAULT TRUE CHECK (only_row),
     system_identifier bigint, -- of the server whose transaction ids stand here and in the log; null: not known

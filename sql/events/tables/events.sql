@@ -1,5 +1,6 @@
--- What was published. The default of id is create_event_id_default() written out: that costs a tenth of the call.
--- A poll finds by transaction_id what became visible since the last one; 0 marks what needs no finding.
+-- Published events. The default of id is create_event_id_default() written out, which takes a tenth of the call's time.
+-- By transaction_id a poll finds the events that became visible since the last poll; 0 marks events that it need not
+-- find.
 -- needs: event_numbers
 CREATE TABLE pgmb.events (
     id pgmb.event_id NOT NULL DEFAULT (

@@ -1,5 +1,5 @@
--- Who wants what: an event e reaches subscription s when conditions_sql holds for them.
--- Equal subscriptions of a group are one, by identity; lengths keep apart what only reads the same when joined.
+-- Subscriptions: an event e reaches subscription s when conditions_sql holds for them. Equal subscriptions of a group
+-- are one, by identity, in which lengths separate texts that only look equal when joined.
 -- needs: subscription_groups, create_subscription_id, add_interval_imm
 CREATE TABLE pgmb.subscriptions (
     id pgmb.subscription_id PRIMARY KEY DEFAULT pgmb.create_subscription_id(),

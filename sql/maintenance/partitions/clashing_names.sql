@@ -1,4 +1,4 @@
--- Name what of a table another schema has a name of already: the table itself and its indexes.
+-- List the relations of a table, itself and its indexes, whose names are taken in another schema.
 -- params: oid, schema_name
 -- rows: (oid, relation_name)
 -- index: none, the catalog's own

@@ -1,4 +1,4 @@
--- Forget the policy of a table.
+-- Delete the policy of a table.
 -- params: table
 -- rows: none
 -- index: partition_policies_pkey

@@ -1,5 +1,5 @@
--- Note that a recreated partition holds its rows again; its days in quarantine begin anew.
--- Its archive is of another table: before it is dropped again it has to have one of its own.
+-- Record that a recreated partition holds its rows again; its days in quarantine begin again.
+-- Its archive is of the earlier table: before it is dropped again, it needs a new archive.
 -- params: retired_id, now_ms, quarantine_days
 -- rows: at most one: (retired_id)
 -- index: retired_partitions_pkey

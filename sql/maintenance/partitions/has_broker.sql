@@ -1,4 +1,4 @@
--- Say whether the event broker is installed in this database.
+-- Return whether the event broker is installed in this database.
 -- params: none
 -- rows: one: (whether it is)
 -- index: none, the catalog's own

@@ -1,4 +1,4 @@
--- Say whether an index finds the highest key of a partition.
+-- Return whether an index finds the highest key of a partition.
 -- params: partition_oid, key_column
 -- rows: one: (whether there is one)
 -- index: none, the catalog's own

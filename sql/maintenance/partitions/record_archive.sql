@@ -1,4 +1,4 @@
--- Note that the archive of a retired partition was verified.
+-- Record that the archive of a retired partition was verified.
 -- params: retired_id, archive
 -- rows: at most one: (retired_id)
 -- index: retired_partitions_pkey

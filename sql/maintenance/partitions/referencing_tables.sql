@@ -1,4 +1,4 @@
--- Name the tables that a table's foreign keys lead to, or come from: attaching and detaching locks them too.
+-- List the tables that a table references, or that reference it: attaching and detaching locks them, too.
 -- params: table_oid
 -- rows: (relation, whether it refers to the table)
 -- index: none, the catalog's own

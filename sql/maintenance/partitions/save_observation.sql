@@ -1,4 +1,4 @@
--- Note a successful maintenance, and forget those of more than a year ago.
+-- Record a successful maintenance, and delete records older than a year.
 -- params: table, observed_at_ms, highest_key
 -- rows: none
 -- index: partition_observations_pkey

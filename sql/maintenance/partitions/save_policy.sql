@@ -1,4 +1,4 @@
--- Keep the policy of a table, in place of its former one.
+-- Save the policy of a table, in place of its former one.
 -- params: table, step, ahead, retention, far_future, lowest_needed_sql, archive, quarantine_schema, quarantine_days,
 -- blocking_detach, storage, lock_timeout_ms, deadline_s, at_most
 -- rows: none

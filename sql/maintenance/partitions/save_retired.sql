@@ -1,4 +1,4 @@
--- Note that a partition is to leave its table; one that is noted already, and has not left yet, as it is now.
+-- Record that a partition will be retired; update the record of one that is still in its table.
 -- params: table, table_oid, partition_oid, schema_name, partition_name, quarantine_schema, lower, upper,
 -- drained_default, state, size_bytes, reason, now_ms, quarantine_days
 -- rows: at most one: (retired_id)

@@ -1,4 +1,4 @@
--- Say whether a schema exists, and what this role may do about it.
+-- Return whether a schema exists, and the rights of this role on it.
 -- params: schema_name
 -- rows: one: (whether it exists, whether tables may be put into it, whether schemas may be created)
 -- index: none, the catalog's own

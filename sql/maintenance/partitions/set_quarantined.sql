@@ -1,4 +1,4 @@
--- Note that a partition has come to the quarantine, and under which name: its days there begin.
+-- Record that a partition is in quarantine, and its name there: its days there begin.
 -- params: table, partition_oid, partition_name, quarantine_schema, now_ms, quarantine_days
 -- rows: at most one: (retired_id)
 -- index: retired_partitions_table_name_idx

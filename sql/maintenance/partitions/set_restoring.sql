@@ -1,4 +1,4 @@
--- Note that a dropped partition exists again, empty, to be loaded from its archive.
+-- Record that a dropped partition exists again, empty, to be loaded from its archive.
 -- params: retired_id, table_oid, relation
 -- rows: none
 -- index: retired_partitions_pkey

@@ -1,4 +1,4 @@
--- Say which names of relations are taken in two schemas.
+-- List the names of relations that are taken in two schemas.
 -- params: schema_name, quarantine_schema, names
 -- rows: (schema_name, relation_name)
 -- index: none, the catalog's own

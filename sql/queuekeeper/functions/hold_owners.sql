@@ -1,5 +1,6 @@
--- Hold sessions for writing until the transaction ends; the first statement of every write, before its snapshots.
--- Any that must not be written fails it all, with the SQLSTATE of the first; the detail lists each: [id, SQLSTATE].
+-- Hold sessions for writing until the transaction ends. This is the first statement of every write, before its
+-- snapshots. If one session must not be written, it fails with the SQLSTATE of the first; the detail lists each: [id,
+-- SQLSTATE].
 CREATE FUNCTION queuekeeper.hold_owners(client_ids text[], epochs bigint[])
 RETURNS void
 LANGUAGE plpgsql

@@ -1,6 +1,6 @@
--- Refuse a change of a session that is another store's, by writers that do not ask themselves. One that is on its way
--- there is refused as a serialization failure, upon which a transaction is repeated.
--- It runs as the owner of the schema: such writers know nothing of it.
+-- Refuse a change of a session that another store owns, by writers that do not check owners. While a session moves, the
+-- change is refused as a serialization failure, after which a transaction is repeated.
+-- It runs as the owner of the schema, to which such writers have no rights.
 CREATE FUNCTION queuekeeper.refuse_moved_session()
 RETURNS trigger
 LANGUAGE plpgsql

@@ -1,8 +1,8 @@
--- Lock who owns sessions until the transaction ends, in one order, and return those that must not be written: QK001
--- when they are not PostgreSQL's, QK002 on their way to another store, QK003 when the epoch is another one.
--- A session of an armed cohort that has no row gets one; a fence whose time is over is lifted.
--- The driver of a session's cohort, as the setting queuekeeper.driver tells it, may write what is refused to others.
--- It runs as the owner of the schema: who writes sessions need not be allowed to see or move their owners.
+-- Lock the owners of sessions until the transaction ends, in one order, and return sessions that must not be written:
+-- QK001 when PostgreSQL does not own them, QK002 while they move to another store, QK003 when the epoch differs.
+-- A session of an armed cohort without a row gets one; a fence whose time is over is lifted.
+-- The driver of a session's cohort, given by the setting queuekeeper.driver, may write sessions that others may not.
+-- It runs as the owner of the schema, so that a role that writes sessions needs no rights on their owners.
 CREATE FUNCTION queuekeeper.refused_owners(client_ids text[], epochs bigint[])
 RETURNS TABLE (session text, code text, why text)
 LANGUAGE plpgsql
@@ -14,7 +14,7 @@ DECLARE
     writer bigint := nullif(current_setting('queuekeeper.driver', TRUE), '')::bigint;
     armed boolean;
 BEGIN
-    -- Whoever arms a cohort waits for the holders of this lock, since they may look before.
+    -- A process that arms a cohort waits for the holders of this lock, since they may have checked before.
     LOCK TABLE queuekeeper.online_cohorts IN ACCESS SHARE MODE;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         -- An older snapshot does not show which cohorts were armed since; the table's size is outside of all snapshots.
@@ -40,7 +40,7 @@ BEGIN
             cohort.default_owner,
             -- Redis may know an epoch of an earlier migration, and follows only a greater one.
             floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint,
-            -- Who begins in Redis can go to PostgreSQL like all others, until the cohort is committed.
+            -- A client that starts in Redis can move to PostgreSQL like all others, until the cohort is committed.
             cohort.default_owner = 'redis' AND cohort.state <> 'committed'
         FROM (
             SELECT DISTINCT wanted.client_id, queuekeeper.key_slot(wanted.client_id) AS slot
@@ -57,7 +57,7 @@ BEGIN
             WHERE
                 armed_cohort.state <> 'planned'
                 AND missing.slot BETWEEN armed_cohort.slot_first AND armed_cohort.slot_last
-            -- An earlier migration's last word counts as long as no other has begun.
+            -- The result of an earlier migration counts until another migration has begun.
             ORDER BY armed_cohort.state = 'committed', armed_cohort.step_at DESC
             LIMIT 1
             FOR SHARE
@@ -67,7 +67,7 @@ BEGIN
     END IF;
 
     IF writer IS NOT NULL THEN
-        -- Whoever takes a cohort over from this driver waits until what it is writing has ended.
+        -- A driver that takes a cohort over from this one waits until its present writes have ended.
         PERFORM 1
         FROM queuekeeper.online_cohorts AS cohort
         WHERE
@@ -86,7 +86,7 @@ BEGIN
         FROM queuekeeper.session_owners AS known
         WHERE known.client_id = ANY(client_ids) AND known.fenced_until <= clock_timestamp()
     ) THEN
-        -- All of them at once in the stronger mode: who asked for it later, one by one, could wait in a circle.
+        -- All rows at once in the stronger mode: requests for it later, one by one, could deadlock.
         PERFORM 1
         FROM queuekeeper.session_owners AS known
         WHERE known.client_id = ANY(client_ids)

@@ -1,6 +1,6 @@
--- Number an entry of the audit, date it, and chain it to the one before; whoever inserts it has no say in these.
--- The hash is over the length and the bytes of each field in turn, so that no text can pass for two.
--- It runs as the owner of the schema: who adds entries need not be allowed to read any.
+-- Number an entry of the audit, date it, and chain it to the one before; values given by the insert are replaced.
+-- The hash covers the length and the bytes of each field in turn, so that one text cannot pass for two.
+-- It runs as the owner of the schema, so that a role that adds entries needs no right to read them.
 CREATE FUNCTION queuekeeper.seal_audit_entry()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -13,7 +13,7 @@ DECLARE
     field text;
     content bytea := '';
 BEGIN
-    -- One entry at a time: two that followed the same one would be a fork.
+    -- One entry at a time: two entries after the same one would fork the chain.
     PERFORM pg_advisory_xact_lock(hashtextextended('queuekeeper.audit', 0));
     SELECT audit.seq, audit.hash INTO last_seq, last_hash FROM queuekeeper.audit ORDER BY audit.seq DESC LIMIT 1;
     NEW.seq := coalesce(last_seq, 0) + 1;

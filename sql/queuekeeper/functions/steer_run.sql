@@ -1,7 +1,6 @@
--- Note who agrees to a run, or that nobody does, whether it waits and how fast it may work, in the table that it
--- stands in.
--- Only what is new is written: somebody else may have changed the rest meanwhile.
--- Whoever may not change that table may not steer its runs.
+-- Record approval or rejection, pause and throttle of a run, in the table that holds the run.
+-- Only changed values are written, since others may have changed the rest meanwhile.
+-- A role without the right to change that table cannot steer its runs.
 CREATE FUNCTION queuekeeper.steer_run()
 RETURNS trigger
 LANGUAGE plpgsql

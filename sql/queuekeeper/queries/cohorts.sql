@@ -15,7 +15,7 @@ VALUES (
 );
 
 -- name: cohort_states
--- Tell where each cohort stands.
+-- Return the state of each cohort.
 -- params: plan_id
 -- rows: (cohort, state)
 -- index: cohorts_pkey
@@ -38,7 +38,7 @@ WHERE
     AND cohort = any(%(cohorts)s::int[]);
 
 -- name: delete_cohorts
--- Forget the cohorts of a plan that is planned anew.
+-- Delete the cohorts of a plan that is planned again.
 -- params: plan_id
 -- rows: none
 -- index: cohorts_pkey
@@ -64,7 +64,7 @@ SELECT pg_advisory_unlock(%(class)s::int, cohort) AS unlocked
 FROM unnest(%(cohorts)s::int[]) AS held (cohort);
 
 -- name: cohort_lock_holder
--- Name a session that holds one of some cohorts of a plan.
+-- Find a session that holds one of the given cohorts of a plan.
 -- params: class, cohorts
 -- rows: at most one: (backend pid, start of its session or null)
 -- index: none

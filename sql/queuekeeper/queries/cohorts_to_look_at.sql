@@ -3,7 +3,7 @@
 -- rows: (cohort, state, unaccounted, differences)
 -- index: cohorts_pkey, ledger_pkey
 WITH wrong AS MATERIALIZED (
-    -- First of all: few rows are left to be joined, also where the planner knows nothing of a new plan's ten thousand.
+    -- This comes first, so that few rows are joined, even if the planner has no statistics of a new plan's rows.
     SELECT
         ledger.cohort,
         ledger.unaccounted,

@@ -1,5 +1,5 @@
 -- name: record_progress
--- Note how far one part of a step has come; a task that starts again starts from its first count.
+-- Record the progress of one part of a step; a task that starts again starts from its first count.
 -- params: plan_id, step, part, done, total, at_ms
 -- rows: none
 -- index: progress_pkey
@@ -12,7 +12,7 @@ ON CONFLICT (plan_id, step, part) DO UPDATE
         updated_at_ms = excluded.updated_at_ms;
 
 -- name: progress
--- Sum up how far a step has come; parts is null for all of them.
+-- Sum up the progress of a step; parts is null for all parts.
 -- params: plan_id, step, parts
 -- rows: one: (done, total, parts, updated_at_ms)
 -- index: progress_pkey
@@ -28,7 +28,7 @@ WHERE
     AND (%(parts)s::text[] IS NULL OR part = any(%(parts)s::text[]));
 
 -- name: record_throughput
--- Note how many messages were done at an instant.
+-- Record the number of messages that were done at an instant.
 -- params: plan_id, step, at_ms, done
 -- rows: none
 -- index: throughput_pkey
@@ -53,7 +53,7 @@ WHERE
 ORDER BY at_ms;
 
 -- name: save_copy_report
--- Keep what one run of the copy did.
+-- Store the report of one run of the copy.
 -- params: plan_id, cohorts, report
 -- rows: none
 -- index: none
@@ -61,7 +61,7 @@ INSERT INTO queuekeeper.copy_reports (plan_id, cohorts, report)
 VALUES (%(plan_id)s, %(cohorts)s, %(report)s);
 
 -- name: copy_reports
--- Read what the runs of the copy did, first to last.
+-- Read the reports of the runs of the copy, first to last.
 -- params: plan_id
 -- rows: (report, cohorts)
 -- index: copy_reports_plan_id_idx
@@ -73,8 +73,8 @@ WHERE plan_id = %(plan_id)s
 ORDER BY report_id;
 
 -- name: copied_messages
--- Tell how many messages of each cohort are in Redis whose copy has begun and not ended: as its reports say, or the
--- progress of the part that it was in when it was killed.
+-- Return the number of messages in Redis of each cohort whose copy has begun and not ended, by its reports, or by the
+-- progress of the part in which it was killed.
 -- params: plan_id
 -- rows: (cohort, messages)
 -- index: cohorts_pkey, copy_reports_plan_id_idx, progress_pkey
@@ -103,7 +103,7 @@ WHERE
 ORDER BY cohorts.cohort;
 
 -- name: save_report
--- Remember where a report was written.
+-- Record where a report was written.
 -- params: plan_id, html_path, json_path, sha256
 -- rows: one: (report_id)
 -- index: none

@@ -1,4 +1,4 @@
--- Tell whether a database bears a mark, and how many tables it holds beside those of schema queuekeeper.
+-- Return whether a database has a mark, and how many tables it has besides those of schema queuekeeper.
 -- params: mark
 -- rows: one: (is_marked, tables)
 -- index: none

@@ -1,5 +1,5 @@
 -- name: load_differences
--- Take in differences.
+-- Load differences.
 -- params: none; rows follow in the order of the columns
 -- rows: none
 -- index: none
@@ -23,7 +23,7 @@ ORDER BY cohort, client_id COLLATE "C", serial_number NULLS FIRST, kind
 LIMIT %(maximum)s;
 
 -- name: cohort_differences
--- List the differences of one cohort that were kept, a client at a time and in the order of its messages.
+-- List the stored differences of one cohort, by client and in the order of its messages.
 -- params: plan_id, cohort, maximum
 -- rows: (client_id, serial_number, kind, expected, found)
 -- index: differences_plan_id_cohort_idx
@@ -37,7 +37,7 @@ ORDER BY client_id COLLATE "C", serial_number, kind
 LIMIT %(maximum)s;
 
 -- name: delete_differences
--- Forget the differences of cohorts that are verified anew.
+-- Delete the differences of cohorts that are verified again.
 -- params: plan_id, cohorts
 -- rows: none
 -- index: differences_plan_id_cohort_idx
@@ -68,7 +68,7 @@ GROUP BY kind
 ORDER BY found DESC, kind ASC;
 
 -- name: delete_difference_counts
--- Forget how many differences cohorts had that are verified anew.
+-- Delete the numbers of differences of cohorts that are verified again.
 -- params: plan_id, cohorts
 -- rows: none
 -- index: difference_counts_pkey

@@ -1,4 +1,4 @@
--- Read what of a server's settings and state decides whether it keeps what it is given.
+-- Read the settings and state of a server that decide whether it keeps data safe.
 -- params: none
 -- rows: one: (is_standby, wal_level, fsync, full_page_writes, synchronous_commit, autovacuum, max_connections,
 -- connections, encrypted, now_ms, frozen_share, data_directory); frozen_share of the age at which autovacuum freezes at

@@ -1,5 +1,5 @@
 -- name: install_session_trigger
--- Have every change of a row of device_session_ctx ask who owns the session.
+-- Create the trigger by which every change of a row of device_session_ctx checks who owns the session.
 -- params: none
 -- rows: none
 -- index: none
@@ -7,7 +7,7 @@ CREATE OR REPLACE TRIGGER queuekeeper_refuse_moved_session BEFORE INSERT OR UPDA
 FOR EACH ROW EXECUTE FUNCTION queuekeeper.refuse_moved_session();
 
 -- name: install_message_trigger
--- Have every change of a row of device_publish_msg ask who owns the session.
+-- Create the trigger by which every change of a row of device_publish_msg checks who owns the session.
 -- params: none
 -- rows: none
 -- index: none
@@ -15,35 +15,35 @@ CREATE OR REPLACE TRIGGER queuekeeper_refuse_moved_session BEFORE INSERT OR UPDA
 FOR EACH ROW EXECUTE FUNCTION queuekeeper.refuse_moved_session();
 
 -- name: always_session_trigger
--- Have the trigger of device_session_ctx fire also in a session that plays a replica.
+-- Make the trigger of device_session_ctx fire also with session_replication_role = replica.
 -- params: none
 -- rows: none
 -- index: none
 ALTER TABLE device_session_ctx ENABLE ALWAYS TRIGGER queuekeeper_refuse_moved_session;
 
 -- name: always_message_trigger
--- Have the trigger of device_publish_msg fire also in a session that plays a replica.
+-- Make the trigger of device_publish_msg fire also with session_replication_role = replica.
 -- params: none
 -- rows: none
 -- index: none
 ALTER TABLE device_publish_msg ENABLE ALWAYS TRIGGER queuekeeper_refuse_moved_session;
 
 -- name: remove_session_trigger
--- Have changes of device_session_ctx ask nobody any more.
+-- Drop the trigger of device_session_ctx.
 -- params: none
 -- rows: none
 -- index: none
 DROP TRIGGER IF EXISTS queuekeeper_refuse_moved_session ON device_session_ctx;
 
 -- name: remove_message_trigger
--- Have changes of device_publish_msg ask nobody any more.
+-- Drop the trigger of device_publish_msg.
 -- params: none
 -- rows: none
 -- index: none
 DROP TRIGGER IF EXISTS queuekeeper_refuse_moved_session ON device_publish_msg;
 
 -- name: foreign_writer_triggers
--- Tell for both tables of sessions whether their trigger is there and fires, and how many sessions it guards.
+-- Return for both tables of sessions whether their trigger exists and fires, and how many sessions it guards.
 -- params: none
 -- rows: one per table: (table, whether the trigger is there, whether it always fires, sessions that are Redis's)
 -- index: none; reads the owners

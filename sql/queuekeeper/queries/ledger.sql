@@ -1,4 +1,4 @@
--- Read where the rows went, cohort by cohort.
+-- Read the fates of rows, cohort by cohort.
 -- params: plan_id
 -- rows: (cohort, rows_seen, copied, expired, trimmed, superseded, quarantined, sessions_seen, sessions_copied,
 -- differences, digest)

@@ -1,4 +1,4 @@
--- Tell how a migration stands: its plan, who agreed, and how much its chosen cohorts have to do.
+-- Return the state of a migration: its plan, who approved it, and how much its chosen cohorts have to do.
 -- params: plan_id
 -- rows: at most one: (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy)
 -- index: plans_pkey, cohorts_pkey
@@ -23,7 +23,7 @@ FROM queuekeeper.plans
 CROSS JOIN
     LATERAL (
         SELECT coalesce(sum(cohorts.to_copy), 0)::bigint AS to_copy
-        -- As a join: to look ten thousand cohorts up in an array of as many takes a second.
+        -- As a join, since searching an array of ten thousand cohorts for each of them takes a second.
         FROM unnest(plans.chosen) AS wanted (cohort)
         INNER JOIN queuekeeper.cohorts ON wanted.cohort = cohorts.cohort
         WHERE cohorts.plan_id = plans.plan_id

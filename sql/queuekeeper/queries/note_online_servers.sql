@@ -1,4 +1,4 @@
--- Note which servers are at work; where they were others before, the cohort is dirty.
+-- Record the servers that cohorts work with; a cohort whose servers have changed becomes dirty.
 -- params: plan_id, cohorts, driver, servers
 -- rows: one per cohort: (cohort, whether it became dirty)
 -- index: online_cohorts_pkey

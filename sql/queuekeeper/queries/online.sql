@@ -1,5 +1,5 @@
 -- name: make_online_control
--- Make the row by which people steer an online migration.
+-- Create the row by which people control an online migration.
 -- params: plan_id
 -- rows: none
 -- index: online_control_pkey
@@ -8,7 +8,7 @@ VALUES (%(plan_id)s)
 ON CONFLICT (plan_id) DO NOTHING;
 
 -- name: online_control
--- Tell what people have asked of an online migration, and what it says of itself.
+-- Return the pause and throttle of an online migration, and its own notes.
 -- params: plan_id
 -- rows: at most one: (paused, clients_per_s, held_back, canary, rehearsed_at)
 -- index: online_control_pkey, plans_pkey
@@ -23,7 +23,7 @@ INNER JOIN queuekeeper.plans ON control.plan_id = plans.plan_id
 WHERE control.plan_id = %(plan_id)s;
 
 -- name: choose_online_canary
--- Note which cohorts of an online migration go first.
+-- Record which cohorts of an online migration are moved first.
 -- params: plan_id, cohorts
 -- rows: none
 -- index: online_control_pkey
@@ -32,7 +32,7 @@ SET canary = %(cohorts)s
 WHERE plan_id = %(plan_id)s;
 
 -- name: note_online_rehearsal
--- Note that the canary of an online migration has gone to Redis and back.
+-- Record that the canary of an online migration was moved to Redis and back.
 -- params: plan_id
 -- rows: none
 -- index: online_control_pkey
@@ -41,7 +41,7 @@ SET rehearsed_at = clock_timestamp()
 WHERE plan_id = %(plan_id)s;
 
 -- name: hold_back_online
--- Note what slows an online migration down.
+-- Record what delays an online migration.
 -- params: plan_id, reason
 -- rows: none
 -- index: online_control_pkey
@@ -50,7 +50,8 @@ SET held_back = %(reason)s
 WHERE plan_id = %(plan_id)s;
 
 -- name: arm_online_cohort
--- Have ownership noted and checked for the clients of a cohort; one that is further already is left alone.
+-- Arm a cohort, so that owners of its clients are recorded and checked; a cohort that is further already stays as it
+-- is.
 -- params: plan_id, cohort, slot_first, slot_last
 -- rows: none
 -- index: online_cohorts_pkey
@@ -93,7 +94,7 @@ WHERE
 RETURNING cohort;
 
 -- name: set_online_default_owner
--- Say to whom clients of cohorts belong that come for the first time.
+-- Set the owner of clients of cohorts that connect for the first time.
 -- params: plan_id, cohorts, driver, owner
 -- rows: one per cohort: (cohort)
 -- index: online_cohorts_pkey
@@ -105,7 +106,7 @@ WHERE
 RETURNING cohort;
 
 -- name: clean_online_cohorts
--- Note that cohorts were compared and found equal.
+-- Record that cohorts were compared and found equal.
 -- params: plan_id, cohorts, driver, at_ms
 -- rows: one per cohort: (cohort)
 -- index: online_cohorts_pkey
@@ -119,7 +120,7 @@ WHERE
 RETURNING cohort;
 
 -- name: limit_online_transaction
--- Have the server end this transaction when its driver stands still: nobody waits longer for it than for a fence.
+-- Make the server end this transaction when its driver hangs, so that others wait for it no longer than for a fence.
 -- params: lease_ms
 -- rows: none
 -- index: none

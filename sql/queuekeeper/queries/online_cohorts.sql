@@ -1,4 +1,4 @@
--- Tell where the armed cohorts of a plan stand.
+-- Return the states of the armed cohorts of a plan.
 -- params: plan_id, cohorts; cohorts: null for all
 -- rows: (cohort, slot_first, slot_last, state, step_at, default_owner, driver or 0, dirty_reason, servers,
 -- verified_at_ms)

@@ -1,4 +1,4 @@
--- List the plans that were asked for last, latest first.
+-- List the newest plans, latest first.
 -- params: maximum
 -- rows: (plan_id, state, planned_at, approved_by, cohorts chosen, cohorts verified, messages to copy, messages copied)
 -- index: progress_pkey, cohorts_pkey
@@ -15,7 +15,7 @@ SELECT
     ) AS verified,
     (
         SELECT coalesce(sum(cohorts.to_copy), 0)::bigint
-        -- As a join: to look ten thousand cohorts up in an array of as many takes a second.
+        -- As a join, since searching an array of ten thousand cohorts for each of them takes a second.
         FROM unnest(plans.chosen) AS wanted (cohort)
         INNER JOIN queuekeeper.cohorts ON wanted.cohort = cohorts.cohort
         WHERE cohorts.plan_id = plans.plan_id

@@ -1,6 +1,6 @@
 -- name: save_plan
--- Store a new plan, or refresh one that nobody has approved, or that was made too long ago; a plan at work, or with
--- armed cohorts, stays as it is.
+-- Store a new plan, or refresh one that was not approved, or was made too long ago; a plan at work, or with armed
+-- cohorts, stays as it is.
 -- params: plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
 -- throttle_messages_per_s, target_clustered, valid_ms
 -- rows: one: (plan_id) when stored or refreshed, none when the plan is at work
@@ -59,7 +59,7 @@ FROM queuekeeper.plans
 WHERE plan_id = %(plan_id)s;
 
 -- name: moving_plans
--- Name the other plans whose cohorts move, or may move, at this moment.
+-- List the other plans whose cohorts are moving, or may move, at this moment.
 -- params: plan_id
 -- rows: (plan_id)
 -- index: none
@@ -71,7 +71,7 @@ WHERE
 ORDER BY plan_id;
 
 -- name: touch_plan
--- Note that a plan was asked for just now.
+-- Record that a plan was requested now.
 -- params: plan_id
 -- rows: none
 -- index: plans_pkey
@@ -80,7 +80,7 @@ SET planned_at = clock_timestamp()
 WHERE plan_id = %(plan_id)s;
 
 -- name: hold_record
--- Have one session at a time put rows of a plan in place of others, until its transaction ends.
+-- Let one session at a time replace rows of a plan, until its transaction ends.
 -- params: class
 -- rows: one, empty
 -- index: none
@@ -116,7 +116,7 @@ WHERE
 RETURNING plan_id;
 
 -- name: save_plan_run
--- Remember which plan a run asked for; a repeated run may come to another plan.
+-- Record the plan that a run requested; a repeated run may make another plan.
 -- params: run_id, plan_id
 -- rows: none
 -- index: plan_runs_pkey
@@ -128,7 +128,7 @@ ON CONFLICT (run_id) DO UPDATE
         created_at = clock_timestamp();
 
 -- name: plan_of_run
--- Name the plan that a run asked for.
+-- Return the plan that a run requested.
 -- params: run_id
 -- rows: at most one: (plan_id)
 -- index: plan_runs_pkey
@@ -137,7 +137,7 @@ FROM queuekeeper.plan_runs
 WHERE run_id = %(run_id)s;
 
 -- name: verified_at
--- Tell when the cohorts of a plan were verified last.
+-- Return when the cohorts of a plan were verified last.
 -- params: plan_id
 -- rows: one: (ms since 1970, or null)
 -- index: ledger_pkey

@@ -1,5 +1,5 @@
 -- name: load_quarantine
--- Take in quarantined rows.
+-- Load quarantined rows.
 -- params: none; rows follow in the order of the columns
 -- rows: none
 -- index: none
@@ -10,7 +10,7 @@ COPY queuekeeper.quarantine (
 ) FROM STDIN (FORMAT "binary");
 
 -- name: delete_open_quarantine
--- Forget the open entries of cohorts that are copied anew; what was replayed stays.
+-- Delete the open entries of cohorts that are copied again; replayed ones stay.
 -- params: plan_id, cohorts
 -- rows: none
 -- index: quarantine_plan_id_cohort_idx
@@ -21,7 +21,7 @@ WHERE
     AND status = 'open';
 
 -- name: quarantine_status
--- Tell whether a quarantined row is open or replayed.
+-- Return whether a quarantined row is open or replayed.
 -- params: quarantine_id
 -- rows: at most one: (status)
 -- index: quarantine_pkey
@@ -45,7 +45,7 @@ GROUP BY reason, kind
 ORDER BY count(*) DESC, reason ASC, kind ASC;
 
 -- name: mark_replayed
--- Note that a quarantined row was replayed; the same once more changes nothing.
+-- Record that a quarantined row was replayed; repeating this changes nothing.
 -- params: quarantine_id, assigned_packet_id, at_ms
 -- rows: at most one: (quarantine_id) when it was open
 -- index: quarantine_pkey
@@ -60,7 +60,7 @@ WHERE
 RETURNING quarantine_id;
 
 -- name: reopen_quarantine
--- Note that rows which were replayed are in no session any more.
+-- Record that replayed rows are no longer in a session.
 -- params: quarantine_ids
 -- rows: none
 -- index: quarantine_pkey
@@ -72,7 +72,7 @@ SET
 WHERE quarantine_id = any(%(quarantine_ids)s::bigint[]);
 
 -- name: replayed_keys
--- Name the source rows of some cohorts that were replayed already.
+-- List the source rows of some cohorts that were replayed already.
 -- params: plan_id, cohorts
 -- rows: (kind, client_id, serial_number)
 -- index: quarantine_plan_id_cohort_idx

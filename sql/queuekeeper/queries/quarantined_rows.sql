@@ -1,4 +1,4 @@
--- Read quarantined rows, a client at a time and in the order of its messages.
+-- Read quarantined rows, by client and in the order of its messages.
 -- params: plan_id, status, reason, client_id, maximum; a null matches everything
 -- rows: (quarantine_id, cohort, kind, reason, detail, client_id, serial_number, topic, time, packet_id,
 -- packet_type, qos, payload, user_properties, retain, msg_expiry_interval, payload_format_indicator,

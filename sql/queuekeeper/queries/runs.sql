@@ -48,7 +48,7 @@ ORDER BY created_at DESC, maintenance_run_id ASC
 LIMIT %(maximum)s;
 
 -- name: approve_run
--- Note who agreed to a run; one that is at work already keeps its state, a refused one is left alone.
+-- Record who approved a run; a run at work keeps its state, a refused run is not changed.
 -- params: maintenance_run_id, approved_by, approved_at
 -- rows: at most one: (maintenance_run_id)
 -- index: maintenance_runs_pkey, plans_pkey
@@ -63,7 +63,7 @@ WHERE
 RETURNING maintenance_run_id;
 
 -- name: stop_planned_run
--- Note that nobody has agreed to a run, which waited for that alone.
+-- Record that a run that waited for an approval was not approved.
 -- params: maintenance_run_id
 -- rows: at most one: (maintenance_run_id)
 -- index: maintenance_runs_pkey, plans_pkey
@@ -88,7 +88,7 @@ WHERE maintenance_run_id = %(maintenance_run_id)s
 RETURNING maintenance_run_id;
 
 -- name: save_run_report
--- Keep what a run did.
+-- Store the report of a run.
 -- params: maintenance_run_id, report
 -- rows: at most one: (maintenance_run_id)
 -- index: maintenance_runs_pkey
@@ -111,7 +111,7 @@ FROM queuekeeper.runs
 WHERE maintenance_run_id = %(maintenance_run_id)s;
 
 -- name: set_run_paused
--- Let a run wait, or go on.
+-- Pause or resume a run.
 -- params: maintenance_run_id, paused
 -- rows: at most one: (maintenance_run_id)
 -- index: maintenance_runs_pkey, plans_pkey
@@ -133,7 +133,7 @@ WHERE maintenance_run_id = %(maintenance_run_id)s
 RETURNING maintenance_run_id;
 
 -- name: save_shard_progress
--- Note how far a run has come in one shard.
+-- Record the progress of a run in one shard.
 -- params: maintenance_run_id, shard, cursor, scanned, removed, repaired, freed_bytes, counts, done
 -- rows: none
 -- index: maintenance_progress_pkey
@@ -153,7 +153,7 @@ ON CONFLICT (maintenance_run_id, shard) DO UPDATE
     );
 
 -- name: shard_progress
--- Read how far a run has come, shard by shard.
+-- Read the progress of a run, shard by shard.
 -- params: maintenance_run_id
 -- rows: (shard, cursor, scanned, removed, repaired, freed_bytes, counts, done, updated_at)
 -- index: maintenance_progress_pkey, progress_pkey, online_cohorts_pkey
@@ -172,7 +172,7 @@ WHERE maintenance_run_id = %(maintenance_run_id)s
 ORDER BY shard;
 
 -- name: run_progress
--- Sum up how far runs have come; one that has not begun is left out.
+-- Sum up the progress of runs; a run that has not begun is left out.
 -- params: maintenance_run_ids
 -- rows: (maintenance_run_id, shares, done, scanned)
 -- index: maintenance_progress_pkey, progress_pkey, online_cohorts_pkey
@@ -186,7 +186,7 @@ WHERE maintenance_run_id = any(%(maintenance_run_ids)s::text[])
 GROUP BY maintenance_run_id;
 
 -- name: clear_progress
--- Forget the progress of the parts whose names begin alike.
+-- Delete the progress of parts whose names have a prefix.
 -- params: plan_id, step, parts_prefix
 -- rows: none
 -- index: progress_pkey
@@ -211,7 +211,7 @@ SELECT pg_try_advisory_lock(%(key)s::bigint) AS locked;
 SELECT pg_advisory_unlock(%(key)s::bigint) AS unlocked;
 
 -- name: join_sharers
--- Count this session among those that share a rate, until it leaves or its connection ends.
+-- Count this session among those that share a rate, until it releases the lock or its connection ends.
 -- params: class
 -- rows: one, without meaning
 -- index: none

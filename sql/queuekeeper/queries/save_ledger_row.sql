@@ -1,4 +1,4 @@
--- Note where the rows of one cohort went.
+-- Record the fates of the rows of one cohort.
 -- params: plan_id, cohort, rows_seen, copied, expired, trimmed, superseded, quarantined, sessions_seen,
 -- sessions_copied, differences, digest, verified_at_ms
 -- rows: none

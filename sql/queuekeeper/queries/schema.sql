@@ -1,5 +1,5 @@
 -- name: has_migrations
--- Tell whether any migration was ever applied.
+-- Return whether any migration was ever applied.
 -- params: none
 -- rows: one: (boolean)
 -- index: none
@@ -25,7 +25,7 @@ FROM queuekeeper.schema_migrations
 ORDER BY version;
 
 -- name: record_migration
--- Remember that a migration was applied.
+-- Record that a migration was applied.
 -- params: version, name, checksum
 -- rows: none
 -- index: schema_migrations_pkey
@@ -33,7 +33,7 @@ INSERT INTO queuekeeper.schema_migrations (version, name, checksum)
 VALUES (%(version)s, %(name)s, %(checksum)s);
 
 -- name: schema_objects
--- Read which tables, views and functions are there, and the comment that tells which file made each of the latter two.
+-- List the tables, views and functions that exist, with the comment by which a view or function names its file.
 -- params: none
 -- rows: (name, comment or null)
 -- index: none

@@ -1,6 +1,6 @@
 -- name: pin_session
--- Make a session independent of the settings of role, database and server. A machine that is gone closes nothing: its
--- sessions lose their locks within a minute, before the work is begun again elsewhere.
+-- Make a session independent of the settings of role, database and server. A machine that dies closes no connection:
+-- with these settings its sessions lose their locks within a minute, before the work is started again elsewhere.
 -- params: none
 -- rows: one, without meaning
 -- index: none
@@ -13,7 +13,7 @@ SELECT
     set_config('tcp_keepalives_count', '3', FALSE) AS probes;
 
 -- name: allow_long_statements
--- Let the rest of a transaction take as long as it takes, whatever role, database and server allow.
+-- Remove the time limits of role, database and server for the rest of a transaction.
 -- params: none
 -- rows: one per setting, without meaning
 -- index: none
@@ -22,14 +22,14 @@ FROM pg_catalog.pg_settings
 WHERE name IN ('idle_in_transaction_session_timeout', 'statement_timeout', 'transaction_timeout');
 
 -- name: server_clock
--- Tell the time.
+-- Return the time.
 -- params: none
 -- rows: one: (milliseconds since 1970)
 -- index: none
 SELECT floor(extract(EPOCH FROM clock_timestamp()) * 1000)::bigint AS now_ms;
 
 -- name: server_facts
--- Tell which PostgreSQL this is, and how large the database.
+-- Return the version of PostgreSQL, and the size of the database.
 -- params: none
 -- rows: one: (version, size in bytes)
 -- index: none
@@ -38,7 +38,7 @@ SELECT
     pg_database_size(current_database()) AS size_bytes;
 
 -- name: server_identity
--- Tell which database cluster this is, and how often a standby has taken over from it.
+-- Return the identifier of the database cluster, and how often a standby has taken over.
 -- params: none
 -- rows: one: (system_identifier, timeline)
 -- index: none

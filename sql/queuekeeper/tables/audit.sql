@@ -1,4 +1,4 @@
--- Who did what, to what, with which effect. Entries are only ever added, and each holds the hash of the one before.
+-- Who did what, to what, with which effect. Entries are only added, and each holds the hash of the entry before.
 -- needs: refuse_audit_change, seal_audit_entry
 CREATE TABLE queuekeeper.audit (
     seq bigint NOT NULL, -- from 1, without gaps; set by the trigger, like at and the hashes

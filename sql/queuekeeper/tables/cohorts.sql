@@ -1,4 +1,4 @@
--- What the plan found in each range of hash slots, and how far that range has come.
+-- Numbers of the plan for each range of hash slots, and the state of the range.
 -- needs: plans
 CREATE TABLE queuekeeper.cohorts (
     plan_id text NOT NULL,

@@ -1,4 +1,4 @@
--- What a judgement of quality found in one compacted queue. Counts of faults are 0 in a healthy queue.
+-- Numbers of one compacted queue in a quality run. Counts of faults are 0 in a healthy queue.
 -- needs: quality_runs
 CREATE TABLE queuekeeper.compacted_profiles (
     quality_run_id text NOT NULL,

@@ -1,5 +1,5 @@
--- What a judgement of quality found in one fan-out queue, and in each of its consumers. Counts of faults are 0 in a
--- healthy queue.
+-- Numbers of one fan-out queue, and of each of its consumers, in a quality run. Counts of faults are 0 in a healthy
+-- queue.
 -- needs: quality_runs
 CREATE TABLE queuekeeper.fanout_profiles (
     quality_run_id text NOT NULL,

@@ -1,4 +1,4 @@
--- Findings of one cause over runs: a check that does not hold at one place. Who answers for it stands in known_issues.
+-- Findings of one cause over runs: a check that does not hold at one place. Its owner is in known_issues.
 CREATE TABLE queuekeeper.incidents (
     incident_id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     check_id text NOT NULL,

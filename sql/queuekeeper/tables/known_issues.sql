@@ -1,4 +1,4 @@
--- Failures that somebody answers for until a day: they are shown, and do not fail a run.
+-- Failures that have an owner until a day: they are shown, and do not fail a run.
 CREATE TABLE queuekeeper.known_issues (
     known_issue_id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     check_id text NOT NULL,

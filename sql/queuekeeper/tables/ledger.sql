@@ -1,4 +1,4 @@
--- Where every row of a cohort went, as found by reading both stores again.
+-- Fates of all rows of a cohort, found by reading both stores again.
 -- needs: plans
 CREATE TABLE queuekeeper.ledger (
     plan_id text NOT NULL,

@@ -1,4 +1,4 @@
--- How far a run of a job has come in each shard, so that it can pause, be killed and go on.
+-- Progress of a run of a job in each shard, so that it can continue after a pause or a crash.
 -- needs: maintenance_runs
 CREATE TABLE queuekeeper.maintenance_progress (
     maintenance_run_id text NOT NULL,

@@ -1,4 +1,4 @@
--- Cohorts whose sessions move while devices are connected: how far each has come, and who may drive it.
+-- Cohorts whose sessions move while devices are connected: the state of each, and its driver.
 -- needs: plans
 CREATE TABLE queuekeeper.online_cohorts (
     plan_id text NOT NULL,
@@ -28,5 +28,5 @@ CREATE TABLE queuekeeper.online_cohorts (
     ) WHERE (state NOT IN ('planned', 'committed'))
 );
 
--- Numbers of drivers: the later one is the one that counts.
+-- Numbers of drivers: the driver with the latest number may change a cohort.
 CREATE SEQUENCE queuekeeper.online_drivers;

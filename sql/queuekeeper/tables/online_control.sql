@@ -1,4 +1,4 @@
--- What a migration with devices connected says of itself, and which cohorts go first.
+-- Notes of a migration with connected devices, and the cohorts that are moved first.
 -- needs: plans
 CREATE TABLE queuekeeper.online_control (
     plan_id text NOT NULL,

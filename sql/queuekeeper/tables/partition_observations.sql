@@ -1,4 +1,4 @@
--- Successful maintenance of partitions, and how far the data had come: the rate of keys that no clock moves.
+-- Successful maintenance of partitions with the highest key, from which the rate of keys without a clock is computed.
 CREATE TABLE queuekeeper.partition_observations (
     table_name text NOT NULL, -- schema.name
     observed_at_ms bigint NOT NULL,

@@ -1,4 +1,4 @@
--- How tables of this database are to be partitioned.
+-- Policies by which tables of this database are partitioned.
 CREATE TABLE queuekeeper.partition_policies (
     table_name text NOT NULL, -- schema.name
     step text NOT NULL, -- spans are a number and a unit, or a number of keys

@@ -1,4 +1,4 @@
--- Which Airflow run, or call of the command line, asked for which plan.
+-- Plan that each run of Airflow, or call of the command line, requested.
 -- needs: plans
 CREATE TABLE queuekeeper.plan_runs (
     run_id text NOT NULL,

@@ -1,4 +1,4 @@
--- What a migration will do, and where it stands.
+-- Plans of migrations, and their states.
 CREATE TABLE queuekeeper.plans (
     plan_id text NOT NULL, -- hash over parameters, source and code
     parameters jsonb NOT NULL,

@@ -1,4 +1,4 @@
--- One reading of a store for its quality: what was asked, and when.
+-- Profiles: readings of a store for its quality, with their parameters and times.
 CREATE TABLE queuekeeper.profiles (
     profile_id text NOT NULL,
     store text NOT NULL,

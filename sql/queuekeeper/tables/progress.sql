@@ -1,4 +1,4 @@
--- How far each part of a step has come; a part is what one task works on.
+-- Progress of each part of a step; a part is the work of one task.
 -- needs: plans
 CREATE TABLE queuekeeper.progress (
     plan_id text NOT NULL,

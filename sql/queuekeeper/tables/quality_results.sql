@@ -1,4 +1,4 @@
--- What became of one expectation in a judgement of quality.
+-- Result of one expectation in a quality run.
 -- needs: quality_runs
 CREATE TABLE queuekeeper.quality_results (
     quality_run_id text NOT NULL,

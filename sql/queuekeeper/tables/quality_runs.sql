@@ -1,4 +1,4 @@
--- One judgement of quality: which suites ran on which profiles, and what came of it.
+-- Quality runs: the suites that ran, the profiles that they judged, and the verdict.
 CREATE TABLE queuekeeper.quality_runs (
     quality_run_id text NOT NULL,
     mode text NOT NULL,

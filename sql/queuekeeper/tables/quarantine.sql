@@ -1,4 +1,4 @@
--- Rows that cannot be copied as they are, whole, with the reason; they wait for repair and replay.
+-- Whole rows that cannot be copied as they are, with the reason; they wait for repair and replay.
 -- needs: plans
 CREATE TABLE queuekeeper.quarantine (
     quarantine_id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,

@@ -1,4 +1,5 @@
--- What a profile found in one queue. Counts of faults are 0 in a healthy queue; null where a store has no such thing.
+-- Numbers of one queue in a profile. Counts of faults are 0 in a healthy queue, and null if the store has no such
+-- fault.
 -- needs: profiles
 CREATE TABLE queuekeeper.queue_profiles (
     profile_id text NOT NULL,

@@ -1,4 +1,4 @@
--- Partitions that were taken out of their tables: where they are, until when, and the way back.
+-- Partitions that were taken out of their tables: where they are, until when, and how to restore them.
 CREATE TABLE queuekeeper.retired_partitions (
     retired_id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     table_name text NOT NULL, -- schema.name of the table it was part of

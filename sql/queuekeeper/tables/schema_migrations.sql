@@ -1,4 +1,4 @@
--- Which migrations were applied to this database, and what their files held.
+-- Migrations that were applied to this database, with checksums of their files.
 CREATE TABLE queuekeeper.schema_migrations (
     version int NOT NULL,
     name text NOT NULL,

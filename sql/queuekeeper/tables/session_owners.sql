@@ -1,5 +1,5 @@
--- Which store owns a session, for sessions that move or have moved while devices are connected; all others are
--- PostgreSQL's. Who writes a session holds its row in share mode until the transaction ends.
+-- Store that owns a session, for sessions that move or have moved while devices are connected; PostgreSQL owns all
+-- others. A transaction that writes a session locks its row in share mode until it ends.
 CREATE TABLE queuekeeper.session_owners (
     client_id text NOT NULL,
     slot int NOT NULL, -- key_slot of the client id
@@ -16,5 +16,5 @@ CREATE TABLE queuekeeper.session_owners (
     CONSTRAINT session_owners_fenced_until_check CHECK ((state = 'fenced') = (fenced_until IS NOT NULL))
 );
 
--- Serves whoever goes through the clients of a cohort.
+-- Serves statements that list the clients of a cohort.
 CREATE INDEX session_owners_slot_idx ON queuekeeper.session_owners (slot, owner);

@@ -1,4 +1,4 @@
--- Rows of device_publish_msg that nobody could deliver, whole, with the reason.
+-- Whole rows of device_publish_msg that could not be delivered, with the reason.
 CREATE TABLE queuekeeper.session_quarantine (
     quarantine_id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
     reason text NOT NULL,
@@ -28,5 +28,5 @@ CREATE TABLE queuekeeper.session_quarantine (
     CONSTRAINT session_quarantine_replayed_check CHECK ((status = 'replayed') = (replayed_at IS NOT NULL))
 );
 
--- Serves whoever looks for a session's rows.
+-- Serves statements that look for a session's rows.
 CREATE INDEX session_quarantine_client_id_idx ON queuekeeper.session_quarantine (client_id, serial_number);

@@ -1,4 +1,4 @@
--- The batch that each source stored last in a session, so that a retry stores nothing twice.
+-- Last batch that each source stored in a session, so that a retry stores nothing twice.
 -- needs: session_states
 CREATE TABLE queuekeeper.session_sources (
     client_id text NOT NULL,

@@ -1,4 +1,4 @@
--- What a session in the vendor's tables has beyond their columns.
+-- State of a session in the vendor's tables that their columns do not have.
 CREATE TABLE queuekeeper.session_states (
     client_id text NOT NULL,
     known_serial bigint NOT NULL, -- serial given out last, when this row was written; less in the vendor's row: cleared

@@ -1,4 +1,4 @@
--- How far runs of every kind have come, share by share; of a migration, its copies, verifications and armed cohorts.
+-- Progress of runs of every kind, share by share; for a migration, its copies, verifications and armed cohorts.
 -- needs: maintenance_progress, progress, online_cohorts
 CREATE VIEW queuekeeper.run_progress AS
 SELECT

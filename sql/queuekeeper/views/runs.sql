@@ -1,4 +1,4 @@
--- Runs of every kind, migrations too: what each was asked, where it stands, and what people have said about it.
+-- Runs of every kind, migrations too: parameters, state, approval, pause and throttle.
 -- needs: maintenance_runs, plans, online_cohorts, reports, steer_run
 CREATE VIEW queuekeeper.runs AS
 SELECT
