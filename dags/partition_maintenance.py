@@ -31,7 +31,6 @@ from airflow.sdk import DAG, TriggerRule, XComArg, task_group
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, connections, default_args, of_file, spark_jobs, tags
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.jobs import CheckReportOperator
 from queuekeeper.airflow.operators.partitions import (
     ASKED,
     ApplyApprovedOperator,
@@ -45,6 +44,7 @@ from queuekeeper.airflow.operators.partitions import (
     ReportPartitionsOperator,
     VerifyArchivesOperator,
 )
+from queuekeeper.airflow.operators.verdict import CheckReportOperator
 from queuekeeper.jobs.common import Approval, DryRun, PostgresConnection, SparkConnection
 from queuekeeper.maintenance.partitions.model import PartitionWish
 

@@ -11,7 +11,8 @@ from queuekeeper import audit, postgres
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.registry import job_of
-from queuekeeper.jobs.store import MaintenanceRuns, UnrecordedRuns
+from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.jobs.unrecorded import UnrecordedRuns
 from queuekeeper.maintenance.remedies.job import SHARE
 from queuekeeper.maintenance.remedies.job import RemedyPlan as Plan
 from queuekeeper.maintenance.remedies.model import Queue, RemedyParameters, UndoReport

@@ -23,7 +23,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import write_report
-from queuekeeper.jobs.store import UnrecordedRuns
+from queuekeeper.jobs.unrecorded import UnrecordedRuns
 from queuekeeper.maintenance.partitions import report as partitions_report
 from queuekeeper.migration.report import gather as migration_report
 from queuekeeper.quality.report import gather as quality_report

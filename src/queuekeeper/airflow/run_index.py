@@ -6,12 +6,16 @@ import json
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
 from queuekeeper.places import make_folder, write_whole
 from queuekeeper.report.files import ReportFiles, read_in, writing
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 PREFIX = "/queuekeeper"
 """Path of the plugin's pages below Airflow's own base address."""
@@ -54,6 +58,13 @@ def remember(directory: Path, *, dag_id: str, run_id: str, files: ReportFiles) -
     with writing(directory):
         make_folder(path.parent)
         write_whole(path, json.dumps(asdict(entry)).encode())
+
+
+def publish(files: ReportFiles, context: Context) -> dict[str, str]:
+    """Record these files as the report of a run, and return their places and the hash of the page."""
+    run = context["dag_run"]
+    remember(files.html.parent, dag_id=run.dag_id, run_id=run.run_id, files=files)
+    return {"html": str(files.html), "json": str(files.json), "sha256": files.sha256}
 
 
 def report_of(directory: Path, *, dag_id: str, run_id: str) -> RunReport | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 
 from queuekeeper.airflow.supervised import SupervisedOperator
+from queuekeeper.jobs.pace import RunPaused
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -48,3 +50,22 @@ class LooksAgain(SupervisedOperator):
         """
         self.looks_again, self.waits_since_ms = True, since_ms
         return self.execute(context)
+
+
+class PausableOperator(LooksAgain):
+    """A task that gives its worker slot back while its run is paused; the triggerer resumes it each minute to check."""
+
+    @abstractmethod
+    def work(self, context: Context) -> Any:
+        """Do the task's work; it must be safe to call again after an interruption.
+
+        :raises RunPaused: when the run is paused.
+        """
+
+    def execute(self, context: Context) -> Any:
+        """Return the result of the work."""
+        try:
+            return self.work(context)
+        except RunPaused as paused:
+            self.log.info("%s: this task gives its worker slot back, and checks again in a minute", paused)
+            self.park()

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from queuekeeper import __version__
-from queuekeeper.cli import explain, health, sample, servers
+from queuekeeper.cli import doctor, explain, metrics, sample, servers
 from queuekeeper.cli.command import CONFIRMS, command
 from queuekeeper.cli.context import CommandGroup, begin
 
@@ -78,14 +78,14 @@ def root(
 command(app)(servers.up)
 command(app)(servers.status)
 command(app)(servers.down)
-command(app)(health.doctor)
-command(app)(health.metrics)
+command(app)(doctor.doctor)
+command(app)(metrics.metrics)
 command(app)(explain.explain)
 command(app, also=CONFIRMS)(sample.sample)
 for _name, _place, _words in (
     ("migrate", "migrate:app", "Move sessions to Redis: plan, copy, verify, report."),
     ("online", "online:app", "Move sessions while devices are connected."),
-    ("sessions", "sessions:app", "Look at DEVICE sessions, move one by a file, end one."),
+    ("sessions", "session_quarantine:app", "Look at DEVICE sessions, move one by a file, end one."),
     ("quality", "quality:app", "Find every way in which a queue can be wrong."),
     ("cleanup", "cleanup:app", "Clean Redis of what has expired, in sessions in use."),
     ("repair", "repair:app", "Mend one kind of fault in sessions that Redis holds."),

@@ -186,7 +186,7 @@ class Call:
 
         :param needed: it cannot be done without: what is worked on is there, too.
         """
-        from queuekeeper.jobs.store import UnrecordedRuns
+        from queuekeeper.jobs.unrecorded import UnrecordedRuns
         from queuekeeper.postgres import migrate
 
         known = context.settings()

@@ -20,7 +20,7 @@ from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, screen, table
 from queuekeeper.cli.run_control import agree, run_taken_back, run_told
-from queuekeeper.cli.sessions import owners_stores, replay_shown
+from queuekeeper.cli.session_quarantine import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow, Step

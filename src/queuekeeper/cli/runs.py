@@ -18,8 +18,8 @@ from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, run_taken_ba
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.control import chosen, rate_of, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, job_of, kind_of
-from queuekeeper.jobs.store import UnrecordedRuns
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
+from queuekeeper.jobs.unrecorded import UnrecordedRuns
 
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
 

@@ -1,23 +1,23 @@
-"""The record of a job's runs: plan, approval, state, throttle, progress, report; in PostgreSQL or in memory."""
+"""The record of a job's runs: plan, approval, state, throttle, progress, report."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
-import psycopg
 from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
 from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.kinds import RunKind
+from queuekeeper.jobs.locks import session_lock
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 
@@ -469,90 +469,6 @@ class MaintenanceRuns(Runs):
             if not is_held:
                 raise RefusedError(f"another process works on {shard} for run {run_id}: wait for it, or end it first")
             yield
-
-
-class UnrecordedRuns(MaintenanceRuns):
-    """One run in the memory of this process, where there is no control database.
-
-    Other processes cannot pause or throttle the run, and it cannot be continued once this process has ended. Only the
-    stores keep two such runs from working at the same time.
-    """
-
-    def __init__(self) -> None:
-        self._run: MaintenanceRun | None = None
-        self._progress: dict[str, ShardProgress] = {}
-
-    def _begin(self, **values: Any) -> None:
-        now = datetime.now(UTC)
-        self._run = MaintenanceRun(
-            **json.loads(json.dumps(values)), state=RunState.PLANNED, report=None, approved_by=None, approved_at=None,
-            paused=False, created_at=now, updated_at=now,
-        )  # fmt: skip
-
-    def load(self, run_id: str) -> MaintenanceRun:
-        """Return the run.
-
-        :raises UsageError: when another run is named.
-        """
-        if self._run is None or self._run.maintenance_run_id != run_id:
-            raise UsageError(
-                f"nothing is known of run {run_id!r} without PostgreSQL: name the database that has its record by "
-                "--postgres-url, or plan again"
-            )
-        return self._run
-
-    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Record nothing, since there is no audit."""
-
-    def set_approved(self, run_id: str, answer: audit.Answer) -> None:
-        """Set the run's state to approved."""
-        agreed_at = answer.at or datetime.now(UTC)
-        self._run = replace(self.load(run_id), approved_by=answer.actor, approved_at=agreed_at)
-
-    def set_state(self, run_id: str, state: RunState) -> None:
-        """Move the run to another state."""
-        self._run = replace(self.load(run_id), state=state)
-
-    def save_report(self, run_id: str, report: Mapping[str, Any], **_: Any) -> None:
-        """Keep the report of the run."""
-        self._run = replace(self.load(run_id), report=dict(report))
-
-    def control(self, run_id: str) -> RunControl:
-        """Return the throttle with which the run began; nobody can change it."""
-        return RunControl(paused=False, operations_per_s=self.load(run_id).throttle_operations_per_s)
-
-    def save_progress(self, run_id: str, progress: ShardProgress) -> None:
-        """Keep the progress of the run in one shard."""
-        self._progress[progress.shard] = replace(progress, updated_at=datetime.now(UTC))
-
-    def progress(self, run_id: str) -> list[ShardProgress]:
-        """Return the progress of the run in each shard that has begun."""
-        return [self._progress[shard] for shard in sorted(self._progress)]
-
-    @contextmanager
-    def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:
-        """Hold nothing, since no other process knows the run."""
-        yield
-
-
-@contextmanager
-def session_lock(connection: Connection, name: str) -> Iterator[bool]:
-    """Try to hold a named lock for this session, and yield whether it was free; a killed process leaves none.
-
-    The lock is released at the end of the block, since the server may notice the end of a connection too late.
-    """
-    digest = hashlib.sha256(name.encode()).digest()
-    key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
-    with translated_errors(connection):
-        row = connection.execute(statement(f"{_QUERIES}lock_shard"), key).fetchone()
-    is_held = row is not None and bool(row[0])
-    try:
-        yield is_held
-    finally:
-        # A connection that is gone has given up its locks; the error that broke it is the one to show.
-        if is_held and not connection.closed:
-            with suppress(psycopg.OperationalError):
-                connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
 
 
 def _check_throttle(operations_per_s: int | None, unit: str = "operations") -> None:

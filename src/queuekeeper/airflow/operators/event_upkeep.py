@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.asked import AskedOperator
-from queuekeeper.airflow.operators.jobs import DatabaseOperator
+from queuekeeper.airflow.operators.stores import DatabaseOperator
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.maintenance.events.watch import UpkeepLimits, watch_broker
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,17 +12,16 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, Pool
+from queuekeeper.airflow.defaults import Pool
 from queuekeeper.airflow.forms import reject_unknown_of
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
 from queuekeeper.airflow.operators.asked import Ask, AskedOperator, AsksOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.run_index import remember
+from queuekeeper.airflow.operators.verdict import CheckReportOperator
+from queuekeeper.airflow.run_index import publish
 from queuekeeper.airflow.settings import task_settings
-from queuekeeper.airflow.supervised import SupervisedOperator
-from queuekeeper.airflow.waits import LooksAgain
+from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
 from queuekeeper.facts import brief
@@ -31,15 +29,14 @@ from queuekeeper.identity import client_namer
 from queuekeeper.jobs.common import DryRun, UndoRetention
 from queuekeeper.jobs.engine import Engine, load_plan
 from queuekeeper.jobs.model import AnyJob, AnyPlan
-from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import FinishedRun, PlannedRun, write_report
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.jobs.undo import remove_old_undo_files
-from queuekeeper.postgres import Connection, migrate
+from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.report.files import ReportFiles, ReportKind
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -200,48 +197,6 @@ class CheckJobApprovalOperator(JobOperator):
             self.take_approval(runs, run_id, self.decision)
         self.log.info("Its shares: %s", ", ".join(plan.share_names()))
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
-
-
-class DatabaseOperator(AsksOperator):
-    """Arguments of tasks that work on PostgreSQL alone.
-
-    :param postgres_conn_id: connection of the database, which also holds the schema ``queuekeeper`` (templated).
-    """
-
-    template_fields: Sequence[str] = ("postgres_conn_id",)
-    plan_only = Ask(DryRun, name="dry_run")
-
-    def __init__(self, *, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.postgres_conn_id = postgres_conn_id
-
-    @property
-    def only_plans(self) -> bool:
-        """Whether the run is a dry run."""
-        return self.read(DryRun).dry_run
-
-    def connect(self) -> AbstractContextManager[Connection]:
-        """Open the database for a ``with`` block."""
-        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
-
-
-class PausableOperator(LooksAgain):
-    """A task that gives its worker slot back while its run is paused; the triggerer resumes it each minute to check."""
-
-    @abstractmethod
-    def work(self, context: Context) -> Any:
-        """Do the task's work; it must be safe to call again after an interruption.
-
-        :raises RunPaused: when the run is paused.
-        """
-
-    def execute(self, context: Context) -> Any:
-        """Return the result of the work."""
-        try:
-            return self.work(context)
-        except RunPaused as paused:
-            self.log.info("%s: this task gives its worker slot back, and checks again in a minute", paused)
-            self.park()
 
 
 class ApplyJobShareOperator(PausableOperator, JobOperator):
@@ -412,33 +367,6 @@ def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> Check
     )
     plan >> summarise >> approve >> check
     return check
-
-
-def publish(files: ReportFiles, context: Context) -> dict[str, str]:
-    """Record these files as the report of a run, and return their places and the hash of the page."""
-    run = context["dag_run"]
-    remember(files.html.parent, dag_id=run.dag_id, run_id=run.run_id, files=files)
-    return {"html": str(files.html), "json": str(files.json), "sha256": files.sha256}
-
-
-class CheckReportOperator(SupervisedOperator):
-    """Fail the run if its report names trouble that must not wait; the task that writes the report does not fail.
-
-    :param report: return value of the report's task: ``trouble``, a sentence, and ``html`` (templated).
-    """
-
-    template_fields: Sequence[str] = ("report",)
-
-    def __init__(self, *, report: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.report = report
-
-    def execute(self, context: Context) -> None:
-        """Fail with the trouble that the report names, if it names any."""
-        if self.report is None:
-            raise AirflowSkipException("there was nothing to report")
-        if self.report["trouble"]:
-            raise CheckFailed(f"{self.report['trouble']}; report: {self.report['html']}")
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -12,8 +12,8 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
 from queuekeeper.airflow.operators.asked import AskedOperator
-from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.jobs.pace import RunPaused, control_of
 from queuekeeper.jobs.parameters import Parameters, describe
 from queuekeeper.migration.ledger.parameters import (

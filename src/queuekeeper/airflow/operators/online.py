@@ -11,8 +11,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import Ask, AsksOperator
-from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
+from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.audit import record_answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed

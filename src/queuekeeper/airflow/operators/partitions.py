@@ -13,10 +13,11 @@ from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
 from queuekeeper.airflow.operators.asked import Ask, AskedOperator
-from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.run_index import forms_url
+from queuekeeper.airflow.operators.stores import DatabaseOperator
+from queuekeeper.airflow.run_index import forms_url, publish
 from queuekeeper.airflow.settings import task_settings
+from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.facts import brief, plain

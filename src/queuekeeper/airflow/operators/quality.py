@@ -19,10 +19,9 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.airflow.operators.asked import AskedOperator
-from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.run_index import forms_url
+from queuekeeper.airflow.run_index import forms_url, publish
 from queuekeeper.airflow.settings import task_settings
 from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.clock import system_clock

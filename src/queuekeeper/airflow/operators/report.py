@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.stores import StoresOperator
+from queuekeeper.airflow.run_index import publish
 from queuekeeper.airflow.settings import task_settings
 from queuekeeper.clock import system_clock
 from queuekeeper.jobs.store import Runs

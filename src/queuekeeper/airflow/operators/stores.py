@@ -1,13 +1,17 @@
-"""Base of tasks that use both stores."""
+"""What tasks have in common that use both stores, or PostgreSQL alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.operators.asked import Ask, AsksOperator
 from queuekeeper.airflow.supervised import SupervisedOperator
+from queuekeeper.jobs.common import DryRun
+from queuekeeper.postgres import Connection
 
 
 class StoresOperator(SupervisedOperator):
@@ -35,3 +39,26 @@ class StoresOperator(SupervisedOperator):
     def redis_hook(self) -> QueuekeeperRedisHook:
         """Hook of Redis."""
         return QueuekeeperRedisHook(self.redis_conn_id)
+
+
+class DatabaseOperator(AsksOperator):
+    """Arguments of tasks that work on PostgreSQL alone.
+
+    :param postgres_conn_id: connection of the database, which also holds the schema ``queuekeeper`` (templated).
+    """
+
+    template_fields: Sequence[str] = ("postgres_conn_id",)
+    plan_only = Ask(DryRun, name="dry_run")
+
+    def __init__(self, *, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.postgres_conn_id = postgres_conn_id
+
+    @property
+    def only_plans(self) -> bool:
+        """Whether the run is a dry run."""
+        return self.read(DryRun).dry_run
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """Open the database for a ``with`` block."""
+        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()

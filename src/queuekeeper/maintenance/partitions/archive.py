@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from queuekeeper.errors import CheckFailed, RefusedError
-from queuekeeper.jobs.store import session_lock
+from queuekeeper.jobs.locks import session_lock
 from queuekeeper.maintenance.partitions.catalog import read_table
 from queuekeeper.maintenance.partitions.manifest import (
     FORMAT,

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import psycopg
 
 from queuekeeper.errors import MaintenanceRunning, UsageError
-from queuekeeper.jobs.store import session_lock
+from queuekeeper.jobs.locks import session_lock
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 _MIGRATE = "run `queuekeeper database migrate`"

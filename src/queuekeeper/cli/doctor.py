@@ -1,18 +1,14 @@
-"""``queuekeeper doctor`` and ``metrics``: how servers and machine are, for a person and for Prometheus."""
+"""``queuekeeper doctor``: how servers and machine are, for a person."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import Call, OnServers
+from queuekeeper.cli.command import OnServers
 from queuekeeper.cli.output import Shown, cell, screen, table
-from queuekeeper.errors import MissingExtra, RefusedError, UsageError
+from queuekeeper.errors import MissingExtra, RefusedError
 
 if TYPE_CHECKING:
     from queuekeeper.config import Settings
@@ -82,39 +78,3 @@ def _pretty(examination: Examination) -> Iterator[Any]:
         yield table(subject, ("state", "check", "found", "what to do"), rows)
     counts = ", ".join(f"{examination.count(state):,} {state}" for state in State)
     yield f"\n{counts}."
-
-
-class OnStores(Call):
-    """A call of a command that asks both stores, and writes what programs read."""
-
-    takes = ("postgres_url", "redis_url")
-
-
-def metrics(call: OnStores, *, output: Annotated[Path | None, typer.Option("--output", "-o")] = None) -> None:
-    """Print figures for Prometheus.
-
-    Nothing is scanned: figures of queues are those of the last profile or judgement. For a server that is down
-    `queuekeeper_up` is 0, and the exit code is 1.
-
-    Example: `queuekeeper metrics --output /var/lib/node_exporter/queuekeeper.prom`
-
-    :param output: File to write, for node_exporter's textfile collector. Without it, stdout.
-    """
-    from queuekeeper.metrics import gather
-    from queuekeeper.places import write_whole
-
-    source, target = context.postgres_address(call.postgres_url), context.redis_address(call.redis_url)
-    gathered = gather(postgres_url=source, redis_url=target)
-    if output is None:
-        sys.stdout.write(gathered.text)
-    else:
-        if not output.parent.is_dir():
-            raise UsageError(f"{output.parent} is no folder: name one that is there")
-        try:
-            write_whole(output, gathered.text.encode())
-        except OSError as error:
-            raise RefusedError(f"cannot write {output}: {error.strerror}") from error
-    for failure in gathered.failures:
-        screen(stderr=True).print(context.redact(failure), soft_wrap=True)
-    if gathered.failures:
-        raise typer.Exit(1)
