@@ -6,6 +6,7 @@ import pytest
 from airflow.sdk import DAG
 
 from queuekeeper.airflow.defaults import START
+from queuekeeper.airflow.forms import template
 from queuekeeper.airflow.operators.online import RollBackOperator, SoakOperator
 from queuekeeper.airflow.operators.partitions import PlanPartitionsOperator
 from queuekeeper.errors import UsageError
@@ -47,6 +48,20 @@ def test_answer_of_another_task_is_waited_for() -> None:
         task = RollBackOperator(task_id="task", plan_id="plan", decision=None, max_lag_s=first.output)
 
     assert task.upstream_task_ids == {"first"}
+
+
+def test_what_has_to_be_given_is_missed_by_name_and_the_rest_is_what_the_class_says() -> None:
+    with pytest.raises(TypeError, match="missing keyword argument 'decision'"):
+        RollBackOperator(task_id="task", plan_id="plan")
+    with pytest.raises(TypeError, match="missing keyword argument 'plan_id'"):
+        SoakOperator(task_id="task")
+
+    assert (list(RollBackOperator.template_fields).count("mode"), "decision" in SoakOperator.template_fields) == (
+        1,
+        False,
+    )
+    task = RollBackOperator(task_id="task", plan_id="plan", decision=None)
+    assert (task.mode, SoakOperator(task_id="task", plan_id="plan").mode) == ("online", template("mode"))
 
 
 def test_what_nobody_knows_is_refused_by_name() -> None:

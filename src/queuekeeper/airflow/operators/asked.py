@@ -1,9 +1,9 @@
-"""Operators whose arguments are parameters of jobs: without a value they read the DAG's form by templates."""
+"""Arguments of operators, each declared once: what the file of a DAG gives, and parameters that its form asks for."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -13,6 +13,25 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Parameters, describe, unknown
 
 Asked = TypeVar("Asked", bound=Parameters)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of an operator that the file of a DAG gives (templated).
+
+    :param default: what the argument is when it is left out; without it, it has to be given.
+    """
+
+    default: Any = inspect.Parameter.empty
+
+    def unsaid(self, _: str) -> Any:
+        """Return what the argument is when it is left out."""
+        return self.default
+
+
+def argument(default: Any = inspect.Parameter.empty) -> Any:
+    """Declare an argument as an attribute of the operator's class, see :class:`Argument`."""
+    return Argument(default)
 
 
 @dataclass(frozen=True)
@@ -28,26 +47,26 @@ class Ask:
     name: str = ""
     default: Any = None
 
+    def unsaid(self, name: str) -> Any:
+        """Return what the argument of a name is when it is left out."""
+        return template(self.name or name) if self.default is None else self.default
+
 
 class AsksOperator(SupervisedOperator):
-    """Takes a templated argument for each :class:`Ask` of its class and its base classes."""
+    """Takes a templated argument for each :class:`Argument` and :class:`Ask` of its class and its base classes."""
 
-    asks: ClassVar[Mapping[str, Ask]] = {}
+    asks: ClassVar[Mapping[str, Argument | Ask]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.asks = {
-            name: each for base in reversed(cls.__mro__) for name, each in vars(base).items() if isinstance(each, Ask)
-        }
-        cls.template_fields = tuple(dict.fromkeys((*cls.template_fields, *cls.asks)))
-        if own := [name for name, each in vars(cls).items() if isinstance(each, Ask)]:
-            cls.__init__ = _naming(own, cls.__init__)  # type: ignore[method-assign]
+        cls.asks = {name: each for base in reversed(cls.__mro__) for name, each in _declared(base).items()}
+        of_bases = [name for base in cls.__bases__ if issubclass(base, AsksOperator) for name in base.template_fields]
+        cls.template_fields = tuple(dict.fromkeys((*cls.template_fields, *of_bases, *cls.asks)))
+        if own := _declared(cls):
+            cls.__init__ = _naming(own, cls)  # type: ignore[method-assign]
 
     def __init__(self, **kwargs: Any) -> None:
-        asked = {
-            name: kwargs.pop(name, template(each.name or name) if each.default is None else each.default)
-            for name, each in self.asks.items()
-        }
+        asked = {name: kwargs.pop(name) for name in self.asks}
         super().__init__(**kwargs)
         for name, value in asked.items():
             setattr(self, name, value)
@@ -60,18 +79,32 @@ class AsksOperator(SupervisedOperator):
         return model.of_texts(self._said(model))
 
     def _said(self, model: type[Parameters]) -> dict[str, Any]:
-        return {each.name or name: getattr(self, name) for name, each in self.asks.items() if each.model is model}
+        asks = {name: each for name, each in self.asks.items() if isinstance(each, Ask)}
+        return {each.name or name: getattr(self, name) for name, each in asks.items() if each.model is model}
 
 
-def _naming(names: Sequence[str], make: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor whose signature has these names, too, for ``default_args`` and mapped tasks."""
+def _declared(kind: type) -> dict[str, Argument | Ask]:
+    return {name: each for name, each in vars(kind).items() if isinstance(each, Argument | Ask)}
+
+
+def _naming(own: Mapping[str, Argument | Ask], kind: type) -> Callable[..., None]:
+    """Return a class's constructor that names these, too.
+
+    It tells Airflow what has to be given, and what ``default_args`` and mapped tasks may say.
+    """
+    make = vars(kind).get("__init__")
+    unsaid = {name: each.unsaid(name) for name, each in own.items()}
+    defaults = {name: value for name, value in unsaid.items() if value is not inspect.Parameter.empty}
 
     def __init__(self: Any, **kwargs: Any) -> None:  # noqa: N807 - of the class that asks
-        make(self, **kwargs)
+        if make is None:
+            super(kind, self).__init__(**defaults | kwargs)  # type: ignore[arg-type]
+        else:
+            make(self, **defaults | kwargs)
 
-    signature = inspect.signature(make)
+    signature = inspect.signature(make or __init__)
     *others, more = signature.parameters.values()
-    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    asked = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=unsaid[name]) for name in own]
     __init__.__signature__ = signature.replace(parameters=[*others, *asked, more])  # type: ignore[attr-defined]
     return __init__
 
@@ -83,8 +116,7 @@ class AskedOperator(AsksOperator):
         form (templated).
     """
 
-    template_fields: Collection[str] = ("parameters",)
-
+    template_fields: Sequence[str] = ("parameters",)
     models: tuple[type[Parameters], ...]
 
     def __init__(self, *, parameters: Mapping[str, Any] | None = None, **kwargs: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.asked import AskedOperator
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 class WatchBrokerOperator(AskedOperator, DatabaseOperator):
     """Check the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written."""
 
-    template_fields: Sequence[str] = (*AskedOperator.template_fields, *DatabaseOperator.template_fields)
     models = (UpkeepLimits,)
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from queuekeeper.airflow.defaults import Pool
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
-from queuekeeper.airflow.operators.asked import Ask, AskedOperator, AsksOperator
+from queuekeeper.airflow.operators.asked import Ask, AskedOperator, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.operators.verdict import CheckReportOperator
 from queuekeeper.airflow.run_index import publish
@@ -53,11 +53,7 @@ class JobOperator(StoresOperator):
     :param redis_conn_id: connection of the Redis that the job works on (templated).
     """
 
-    template_fields: Sequence[str] = ("job", *StoresOperator.template_fields)
-
-    def __init__(self, *, job: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.job = job
+    job: str = argument()
 
     def say(self, line: str) -> None:
         """Write progress to the task's log."""
@@ -105,7 +101,6 @@ class PlanJobOperator(AskedOperator, JobOperator):
     :param job: name of the job, such as ``fanout_repair``.
     """
 
-    template_fields: Sequence[str] = (*AskedOperator.template_fields, *JobOperator.template_fields)
     models: tuple[type[Parameters], ...] = ()
     plan_only = Ask(DryRun, name="dry_run")
     # Not every form has this parameter.
@@ -155,11 +150,7 @@ class SummariseJobOperator(JobOperator):
     :param maintenance_run_id: id of the run (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY)
-
-    def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.maintenance_run_id = maintenance_run_id
+    maintenance_run_id: str = argument()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the summary of the plan that commands print, and the same as Markdown."""
@@ -182,12 +173,8 @@ class CheckJobApprovalOperator(JobOperator):
     :param decision: return value of :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "decision")
-
-    def __init__(self, *, maintenance_run_id: str, decision: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.maintenance_run_id = maintenance_run_id
-        self.decision = decision
+    maintenance_run_id: str = argument()
+    decision: Any = argument()
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share for each task that will work."""
@@ -206,12 +193,8 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
     :param share: one of the plan's shares; mapped (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "share")
-
-    def __init__(self, *, maintenance_run_id: str, share: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.maintenance_run_id = maintenance_run_id
-        self.share = share
+    maintenance_run_id: str = argument()
+    share: str = argument()
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return the result; if the share is not finished, record that and fail the task."""
@@ -233,11 +216,8 @@ class ApplyPlannedShareOperator(ApplyJobShareOperator):
     :param planned: return value of :class:`PlanJobOperator` (templated).
     """
 
-    template_fields: Sequence[str] = (*ApplyJobShareOperator.template_fields, "planned")
-
-    def __init__(self, *, planned: Any, **kwargs: Any) -> None:
-        super().__init__(maintenance_run_id="", **kwargs)
-        self.planned = planned
+    maintenance_run_id: str = argument("")
+    planned: Any = argument()
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return what was done."""
@@ -248,7 +228,7 @@ class ApplyPlannedShareOperator(ApplyJobShareOperator):
         raise AirflowSkipException("there is nothing to do")
 
 
-class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
+class ReportJobOperator(PausableOperator, JobOperator):
     """Check the store again, and write what was planned, done and left as HTML and JSON.
 
     :cvar reports: kind of all its reports, if the form chooses the job.
@@ -257,14 +237,13 @@ class ReportJobOperator(PausableOperator, AsksOperator, JobOperator):
     :param given: findings of another task for the report; without it, the job checks the store itself (templated).
     """
 
-    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "given")
+    maintenance_run_id: str = argument()
+    given: Any = argument(None)
     reports: ReportKind | None = None
     plan_only = Ask(DryRun, name="dry_run")
 
-    def __init__(self, *, maintenance_run_id: str, given: Any = None, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.maintenance_run_id = maintenance_run_id
-        self.given = given
         self.operator_extra_links = (ReportLink(self.reports or self.kind.report),)
 
     def work(self, context: Context) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import REDIS_CONNECTION
-from queuekeeper.airflow.forms import reject_unknown_of
+from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
-from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.asked import AskedOperator, argument
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.jobs.pace import RunPaused, control_of
@@ -41,16 +41,9 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
     :param run_id: id of the run, by which later tasks find the plan (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *AskedOperator.template_fields,
-        *QueuekeeperSparkOperator.template_fields,
-        "run_id",
-    )
     models = (MigrationParameters,)
-
-    def __init__(self, *, run_id: str = "{{ run_id }}", job: str = "plan_migration.py", **kwargs: Any) -> None:
-        super().__init__(job=job, **kwargs)
-        self.run_id = run_id
+    job = "plan_migration.py"
+    run_id: str = argument("{{ run_id }}")
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Check the parameters of later steps, and return the requester and the parameters of the plan."""
@@ -69,12 +62,9 @@ class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
     :param cohorts: cohorts such as ``0-23``; mapped over groups (templated).
     """
 
-    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id", "cohorts")
-
-    def __init__(self, *, plan_id: str, cohorts: str, job: str = "copy_sessions.py", **kwargs: Any) -> None:
-        super().__init__(job=job, **kwargs)
-        self.plan_id = plan_id
-        self.cohorts = cohorts
+    job = "copy_sessions.py"
+    plan_id: str = argument()
+    cohorts: str = argument()
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return what the copy did since the last pause; while the migration is paused, Spark is not started.
@@ -120,14 +110,9 @@ class VerifyMigrationOperator(QueuekeeperSparkOperator):
     :param mode: mode of the migration, which says whether devices are connected (templated).
     """
 
-    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id", "mode")
-
-    def __init__(
-        self, *, plan_id: str, mode: str = "{{ params.mode }}", job: str = "verify_migration.py", **kwargs: Any
-    ) -> None:
-        super().__init__(job=job, **kwargs)
-        self.plan_id = plan_id
-        self.mode = mode
+    job = "verify_migration.py"
+    plan_id: str = argument()
+    mode: str = argument(template("mode"))
 
     def execute(self, context: Context) -> Any:
         """Compare, or skip if later steps compare each client while its writers wait."""

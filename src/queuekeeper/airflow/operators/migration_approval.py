@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.operators.asked import Ask, AsksOperator
+from queuekeeper.airflow.operators.asked import Ask, AsksOperator, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.summary import summarise
 from queuekeeper.audit import Answer
@@ -37,11 +36,7 @@ class SummarisePlanOperator(StoresOperator):
     :param redis_conn_id: connection of the target, whose memory is read (templated).
     """
 
-    template_fields: Sequence[str] = ("run_id", *StoresOperator.template_fields)
-
-    def __init__(self, *, run_id: str = "{{ run_id }}", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.run_id = run_id
+    run_id: str = argument("{{ run_id }}")
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the summary of the plan, and the same as Markdown."""
@@ -63,24 +58,12 @@ class CheckApprovalOperator(AsksOperator):
     :param postgres_conn_id: connection of source and control database (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "postgres_conn_id")
+    plan_id: str = argument()
+    decision: Any = argument()
+    run_id: str = argument("{{ run_id }}")
+    postgres_conn_id: str = argument(POSTGRES_CONNECTION)
     copy_groups = Ask(CopyGroups)
     four_eyes = Ask(FourEyes)
-
-    def __init__(
-        self,
-        *,
-        plan_id: str,
-        decision: Any,
-        run_id: str = "{{ run_id }}",
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.plan_id = plan_id
-        self.decision = decision
-        self.run_id = run_id
-        self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> list[str]:
         """Return the groups of cohorts to copy."""

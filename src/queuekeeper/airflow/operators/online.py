@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.operators.asked import Ask, AsksOperator
+from queuekeeper.airflow.operators.asked import Ask, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.audit import record_answer
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
+class OnlineOperator(PausableOperator, StoresOperator):
     """A step of a migration with connected devices; it is skipped when the broker is stopped.
 
     While the migration is paused, the task finishes the clients that it has begun, gives its worker slot back, and
@@ -45,15 +44,11 @@ class OnlineOperator(PausableOperator, AsksOperator, StoresOperator):
     :param redis_conn_id: connection of the target (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", *StoresOperator.template_fields)
     rests = False
+    plan_id: str = argument()
+    mode: str = argument(template("mode"))
+    cohorts: str = argument("")
     lease_ms = Ask(Lease)
-
-    def __init__(self, *, plan_id: str, mode: str = template("mode"), cohorts: str = "", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.plan_id = plan_id
-        self.mode = mode
-        self.cohorts = cohorts
 
     def work(self, context: Context) -> Any:
         """Do the step, or the rest of it after a pause, or skip it.
@@ -209,12 +204,8 @@ class AnsweredOnlineOperator(OnlineOperator):
     :param decision: return value of the question's task (templated).
     """
 
-    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision")
+    decision: Any = argument()
     four_eyes = Ask(FourEyes)
-
-    def __init__(self, *, decision: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.decision = decision
 
     def take_answer(self, context: Context, *, kind: str, store: str = "Redis") -> None:
         """Record the answer of a person.
@@ -251,8 +242,7 @@ class CommitOperator(AnsweredOnlineOperator):
 class LookAtCohortsOperator(OnlineOperator):
     """Report what a rollback would return to PostgreSQL, and how far the mirror is; nothing is changed."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(mode=str(Mode.ONLINE), **kwargs)
+    mode: str = argument(str(Mode.ONLINE))
 
     def execute(self, context: Context) -> Any:
         """Refuse parameters that the form does not have, then do the step."""
@@ -278,11 +268,9 @@ class RollBackOperator(AnsweredOnlineOperator):
     """
 
     rests = True
+    mode: str = argument(str(Mode.ONLINE))
     max_lag_s = Ask(RollbackWish)
     mirror_wait_minutes = Ask(RollbackWish, default=RollbackWish().mirror_wait_minutes)
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(mode=str(Mode.ONLINE), **kwargs)
 
     def execute(self, context: Context) -> Any:
         """Check the answer first, once."""

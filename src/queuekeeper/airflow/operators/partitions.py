@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskInstanceState
@@ -12,7 +12,7 @@ from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
-from queuekeeper.airflow.operators.asked import Ask, AskedOperator
+from queuekeeper.airflow.operators.asked import Ask, AskedOperator, argument
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import DatabaseOperator
 from queuekeeper.airflow.run_index import forms_url, publish
@@ -69,12 +69,8 @@ class PartitionOperator(DatabaseOperator):
     :param planned: return value of the task that planned, for a task that carries the plan out (templated).
     """
 
-    template_fields: Sequence[str] = (*DatabaseOperator.template_fields, "table", "planned")
-
-    def __init__(self, *, table: str = "", planned: Any = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.table = table
-        self.planned = planned
+    table: str = argument("")
+    planned: Any = argument(None)
 
     def end_dry_run(self) -> None:
         """Skip this task and all later ones in a dry run."""
@@ -88,7 +84,6 @@ class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
     :param parameters: ``tables``, names of tables that have a policy; if empty, all of these (templated).
     """
 
-    template_fields: Sequence[str] = (*AskedOperator.template_fields, *PartitionOperator.template_fields)
     models = (PartitionWish,)
 
     def execute(self, context: Context) -> list[str]:
@@ -283,12 +278,11 @@ class ApprovePartitionsOperator(ApprovePlanOperator):
     :param unasked: reason why nobody is asked (templated).
     """
 
-    template_fields: Collection[str] = (*ApprovePlanOperator.template_fields, "question", "unasked")
+    question: str = argument()
+    unasked: str = argument()
 
-    def __init__(self, *, question: str, unasked: str, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(store=STORE, **kwargs)
-        self.question = question
-        self.unasked = unasked
 
     def execute(self, context: Context) -> Any:
         """Ask, or skip."""
@@ -306,12 +300,8 @@ class AnsweredOperator(PartitionOperator):
     :param decision: return value of :class:`ApprovePartitionsOperator` (templated).
     """
 
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "asked", "decision")
-
-    def __init__(self, *, asked: Any, decision: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.asked = asked
-        self.decision = decision
+    asked: Any = argument()
+    decision: Any = argument()
 
     def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
         """Record the answer, and return the plan, the person and the run.
@@ -346,20 +336,12 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
         settings (templated).
     """
 
-    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "retired", "directory")
+    job = "archive_partition.py"
+    retired: Any = argument()
+    directory: str = argument(template("archive_directory"))
 
-    def __init__(
-        self,
-        *,
-        retired: Any,
-        directory: str = template("archive_directory"),
-        job: str = "archive_partition.py",
-        redis_conn_id: None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(job=job, redis_conn_id=redis_conn_id, **kwargs)
-        self.retired = retired
-        self.directory = directory
+    def __init__(self, *, redis_conn_id: None = None, **kwargs: Any) -> None:
+        super().__init__(redis_conn_id=redis_conn_id, **kwargs)
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return the partitions to archive, and the folder."""
@@ -414,12 +396,8 @@ class ReportPartitionsOperator(PartitionOperator):
     :param tables: return value of :class:`ListPartitionedTablesOperator` (templated).
     """
 
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
     operator_extra_links = (ReportLink(ReportKind.PARTITIONS),)
-
-    def __init__(self, *, tables: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.tables = tables
+    tables: Any = argument()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and the places of the files."""

@@ -18,12 +18,11 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.notifiers import Event, notifiers
-from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.asked import AskedOperator, AsksOperator, argument
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import forms_url, publish
 from queuekeeper.airflow.settings import task_settings
-from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import Parameters
@@ -58,15 +57,12 @@ def turn_at(context: Context, wish: QualityWish) -> int:
 class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
     """Read the queues of one store and write a row of numbers for each; nothing is written to the store.
 
-    :param store: ``redis`` or ``postgres``.
+    :param store: ``redis`` or ``postgres`` (templated).
     """
 
-    template_fields: Sequence[str] = (*AskedOperator.template_fields, *QueuekeeperSparkOperator.template_fields)
     models = (QualityWish, ProfileRules)
-
-    def __init__(self, *, store: str, job: str = "profile_queues.py", **kwargs: Any) -> None:
-        super().__init__(job=job, **kwargs)
-        self.store = store
+    job = "profile_queues.py"
+    store: str = argument()
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return the store, and the parameters of the profile."""
@@ -104,14 +100,10 @@ class RunQualityOperator(AskedOperator, StoresOperator):
     :param redis_conn_id: connection of the Redis servers, whose settings are read if the run judges Redis (templated).
     """
 
-    template_fields: Sequence[str] = (*AskedOperator.template_fields, "profiles", *StoresOperator.template_fields)
     models = (QualityWish, ProfileRules)
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
     ui_color = "#d9e9d9"
-
-    def __init__(self, *, profiles: Sequence[Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.profiles = profiles
+    profiles: Sequence[Any] = argument()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and the checks that did not pass, without any client."""
@@ -163,12 +155,8 @@ class ReportQualityOperator(StoresOperator):
     :param redis_conn_id: connection that is filled into forms of remedies (templated).
     """
 
-    template_fields: Sequence[str] = ("quality_run_id", *StoresOperator.template_fields)
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
-
-    def __init__(self, *, quality_run_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.quality_run_id = quality_run_id
+    quality_run_id: str = argument()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and the places of the files."""
@@ -188,7 +176,7 @@ class ReportQualityOperator(StoresOperator):
         return report.summary() | where
 
 
-class PublishQualityOperator(SupervisedOperator):
+class PublishQualityOperator(AsksOperator):
     """Publish that the queues are in order, or fail so that dependent DAGs wait.
 
     A critical finding fails the task; so does a critical finding of an earlier fast run whose cohorts no run has read
@@ -199,15 +187,14 @@ class PublishQualityOperator(SupervisedOperator):
     :param postgres_conn_id: connection of the control database (templated).
     """
 
-    template_fields: Sequence[str] = ("judgement", "postgres_conn_id")
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
+    judgement: Any = argument()
+    postgres_conn_id: str = argument(POSTGRES_CONNECTION)
 
-    def __init__(self, *, judgement: Any, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         super().__init__(outlets=[SESSION_QUALITY], **kwargs)
         told = [each for each in notifiers(Event.QUALITY_GATE) if each not in self.on_failure_callback]
         self.on_failure_callback = [*self.on_failure_callback, *told]
-        self.judgement = judgement
-        self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict that dependents get."""

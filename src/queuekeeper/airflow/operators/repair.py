@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.operators.asked import argument
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import describe
@@ -15,6 +16,8 @@ from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+REMEDY = "{{ params.remedy }}"
 
 
 class PlanRepairOperator(PlanJobOperator):
@@ -27,7 +30,7 @@ class PlanRepairOperator(PlanJobOperator):
 
     models = (RepairWish, Selection)
 
-    def __init__(self, *, job: str = "{{ params.remedy }}", **kwargs: Any) -> None:
+    def __init__(self, *, job: str = REMEDY, **kwargs: Any) -> None:
         super().__init__(job=job, **kwargs)
 
     def kinds(self) -> Collection[str]:
@@ -50,11 +53,12 @@ class ApplyRepairOperator(ApplyJobShareOperator):
     :param decision: return value of the question's task (templated).
     """
 
-    template_fields: Sequence[str] = (*ApplyJobShareOperator.template_fields, "decision")
+    job: str = argument(REMEDY)
+    share: str = argument(SHARE)
+    decision: Any = argument()
 
-    def __init__(self, *, run_id: str, decision: Any, job: str = "{{ params.remedy }}", **kwargs: Any) -> None:
-        super().__init__(job=job, maintenance_run_id=run_id, share=SHARE, **kwargs)
-        self.decision = decision
+    def __init__(self, *, run_id: str, **kwargs: Any) -> None:
+        super().__init__(maintenance_run_id=run_id, **kwargs)
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return what was done."""
@@ -71,7 +75,5 @@ class ApplyRepairOperator(ApplyJobShareOperator):
 class ReportRepairOperator(ReportJobOperator):
     """Check the queues again, and write what was planned, done and left."""
 
+    job: str = argument(REMEDY)
     reports = REPORT
-
-    def __init__(self, *, job: str = "{{ params.remedy }}", **kwargs: Any) -> None:
-        super().__init__(job=job, **kwargs)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.operators.asked import argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import publish
 from queuekeeper.airflow.settings import task_settings
@@ -27,12 +27,8 @@ class ReportMigrationOperator(StoresOperator):
     :param redis_conn_id: connection of the target, whose use of memory is read (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", *StoresOperator.template_fields)
+    plan_id: str = argument()
     operator_extra_links = (ReportLink(ReportKind.MIGRATION),)
-
-    def __init__(self, *, plan_id: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.plan_id = plan_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and the places of the files."""

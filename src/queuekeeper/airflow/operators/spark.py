@@ -18,8 +18,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
+from queuekeeper.airflow.operators.asked import AsksOperator
 from queuekeeper.airflow.settings import task_settings
-from queuekeeper.airflow.supervised import SupervisedOperator
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.parameters import Parameters
@@ -106,13 +106,13 @@ class QueuekeeperSparkHook(SparkSubmitHook):
             yield line
 
 
-class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
+class QueuekeeperSparkOperator(AsksOperator, SparkSubmitOperator):
     """Run a file of ``spark_jobs/`` and return its last JSON line.
 
     A job that refuses (exit code 2, 3 or 4) or whose check failed (1, with a result) fails for good. After any other
     failure, such as a killed driver or a lost server, the task may be retried: every job can be repeated.
 
-    :param job: file name of the application (set by subclasses).
+    :param job: file name of the application; that of the class when absent.
     :param spark_jobs: folder of the applications; see :func:`queuekeeper.airflow.defaults.spark_jobs`.
     :param postgres_conn_id: connection of source and control database (templated).
     :param redis_conn_id: connection of the target; ``None`` for a job that does not use it (templated).
@@ -131,13 +131,14 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
         *(name for name in SparkSubmitOperator.template_fields if name not in _NOT_TAKEN),
     )
     ui_color = "#f7e3cf"
+    job: str
     _hook: QueuekeeperSparkHook | None
 
     def __init__(
         self,
         *,
-        job: str,
         spark_jobs: str,
+        job: str = "",
         postgres_conn_id: str = POSTGRES_CONNECTION,
         redis_conn_id: str | None = REDIS_CONNECTION,
         spark_conn_id: str = SPARK_CONNECTION,
@@ -152,10 +153,10 @@ class QueuekeeperSparkOperator(SupervisedOperator, SparkSubmitOperator):
             conf=conf,
             conn_id=spark_conn_id,
             driver_memory=driver_memory,
-            name=name or f"queuekeeper-{Path(job).stem.replace('_', '-')}",
+            name=name or f"queuekeeper-{Path(job or self.job).stem.replace('_', '-')}",
             **kwargs,
         )
-        self.job = job
+        self.job = job or self.job
         self.spark_jobs = spark_jobs
         self.postgres_conn_id = postgres_conn_id
         self.redis_conn_id = redis_conn_id

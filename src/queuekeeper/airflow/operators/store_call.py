@@ -32,7 +32,7 @@ class StoreCallOperator(StoresOperator):
     :param redis_conn_id: connection of the Redis with sessions of TBMQ 2.x and with queues (templated).
     """
 
-    template_fields: Sequence[str] = ("arguments", *StoresOperator.template_fields)
+    template_fields: Sequence[str] = ("arguments",)
 
     def __init__(self, *, call: str, arguments: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.supervised import SupervisedOperator
+from queuekeeper.airflow.operators.asked import AsksOperator, argument
 from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class CheckReportOperator(SupervisedOperator):
+class CheckReportOperator(AsksOperator):
     """Fail the run if its report names trouble that must not wait; the task that writes the report does not fail.
 
     :param report: return value of the report's task: ``trouble``, a sentence, and ``html`` (templated).
     """
 
-    template_fields: Sequence[str] = ("report",)
-
-    def __init__(self, *, report: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.report = report
+    report: Any = argument()
 
     def execute(self, context: Context) -> None:
         """Fail with the trouble that the report names, if it names any."""
