@@ -48,9 +48,10 @@ from rich.console import Console
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.fanout.model import MAX_CLAIM, Claimed, NewMessage
+from queuekeeper.fanout.model import MAX_CLAIM, NewMessage
 from queuekeeper.fanout.operations import FanoutOperations
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+from queuekeeper.fanout.reports import Claimed
 from queuekeeper.operation import Operation
 from queuekeeper.redis_connection import Connection, Limits, endpoint
 

@@ -60,10 +60,11 @@ from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.redis_async import AsyncScriptCaller
-from queuekeeper.sessions.model import Ack, NewMessage, PendingPage, SaveReport, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from queuekeeper.sessions.reports import PendingPage, SaveReport
 from queuekeeper.sessions.writer import SessionWriter
 
 TOPIC = "sensors/temperature"

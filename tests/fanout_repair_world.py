@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from queuekeeper.fanout.model import Claimed, ConsumerOptions, NewMessage
+from queuekeeper.fanout.model import ConsumerOptions, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.fanout.reports import Claimed
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns

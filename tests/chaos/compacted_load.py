@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from queuekeeper import redis_async
-from queuekeeper.compacted.model import Append, CompactedMessage, Fence, Retention, RetentionPolicy
+from queuekeeper.compacted.model import Append, Fence, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.compacted.reports import CompactedMessage
 from queuekeeper.errors import ServerUnavailable
 from tests.patience import PATIENCE_S
 

@@ -13,9 +13,10 @@ from queuekeeper import redis_async
 from queuekeeper.fanout.consumer import AsyncFanoutConsumer
 from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, RetryRules
-from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, Mode, NewMessage
+from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage
 from queuekeeper.fanout.producer import AsyncFanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues
+from queuekeeper.fanout.reports import FanoutMessage
 from tests.patience import PATIENCE_S
 
 LEASE_MS = 2_000

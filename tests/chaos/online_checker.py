@@ -9,7 +9,7 @@ from heapq import merge
 from pathlib import Path
 from typing import Any
 
-from queuekeeper.sessions.model import PendingMessage
+from queuekeeper.sessions.reports import PendingMessage
 from tests.chaos.online_load import is_short, life_s, payload_of, qos_of, read_journal
 
 

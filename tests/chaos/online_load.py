@@ -24,7 +24,8 @@ import orjson
 
 from queuekeeper import redis_async, redis_client
 from queuekeeper.errors import NotOwner, ServerUnavailable, SessionFenced, StaleEpoch
-from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.chaos.session_load import THREADS, Threaded, now_ms
 from tests.patience import PATIENCE_S

@@ -19,10 +19,11 @@ from queuekeeper.errors import NotOwner, QueuekeeperError, ServerUnavailable, Se
 from queuekeeper.keyspace import payload_key
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover, movers
-from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, SaveReport, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
+from queuekeeper.sessions.reports import PendingMessage, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter
 from queuekeeper.sessions.snapshot import differences
 from tests.chaos.online_world import PLAN_ID, save_plan

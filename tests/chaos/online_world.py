@@ -27,9 +27,9 @@ from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import PendingMessage
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import SessionSnapshot, differences
 from tests.chaos.online_checker import Balance, settle
 from tests.chaos.online_load import BrokerSettings, Child, read_journal, run_broker

@@ -14,8 +14,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from queuekeeper import redis_async, redis_client
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Refusal, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from queuekeeper.sessions.reports import PendingMessage, Refusal
 from queuekeeper.sessions.writer import MessageRefused, SessionWriter
 from tests.chaos.support import refusals
 from tests.patience import PATIENCE_S

@@ -26,9 +26,10 @@ from queuekeeper.errors import ServerUnavailable, StoreFull
 from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
 from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, RetryRules
-from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, Mode, NewMessage, Start
+from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage, Start
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+from queuekeeper.fanout.reports import FanoutMessage
 from queuekeeper.redis_client import connect
 from tests.chaos.fanout_load import FIFO, LEASE_MS, ORDERED, fanout_load
 from tests.chaos.session_load import clients_of, met_a_moving_slot

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.sessions.model import PendingMessage
+from queuekeeper.sessions.reports import PendingMessage
 from tests.chaos.online_checker import Balance, settle
 from tests.chaos.online_load import Journal, life_s, payload_of, qos_of
 

@@ -24,8 +24,9 @@ from queuekeeper import assets, postgres
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.errors import ServerUnavailable, StoreFull
 from queuekeeper.redis_client import connect
-from queuekeeper.sessions.model import Ack, Release, SaveReport, SessionSave
+from queuekeeper.sessions.model import Ack, Release, SessionSave
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
+from queuekeeper.sessions.reports import SaveReport
 from queuekeeper.sessions.writer import SessionWriter, Stored
 from tests.chaos.session_load import (
     THREADS,

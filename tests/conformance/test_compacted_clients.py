@@ -18,9 +18,10 @@ from queuekeeper.compacted import consumer as consumer_module
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, CompactedConsumer
 from queuekeeper.compacted.consumption import ConsumerRules, Resubscribe, WhenUnreadable
 from queuekeeper.compacted.handlers import CompactedWorker, Handler, Middleware, RetryRules, handler
-from queuekeeper.compacted.model import Append, CompactedMessage, Fence, Position, Purge, QueueRules, Refill
+from queuekeeper.compacted.model import Append, Fence, Position, Purge, QueueRules, Refill
 from queuekeeper.compacted.producer import Appended, AsyncCompactedProducer, CompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
+from queuekeeper.compacted.reports import CompactedMessage
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import (
     NumberReused,

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.compacted.model import (
-    AckReport,
     Append,
-    CompactedMessage,
-    DueRow,
     Fence,
     Position,
     Properties,
@@ -21,9 +18,9 @@ from queuekeeper.compacted.model import (
     Refill,
     Retention,
     RetentionPolicy,
-    Subscription,
     WhenFull,
 )
+from queuekeeper.compacted.reports import AckReport, CompactedMessage, DueRow, Subscription
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import (
     QueueBusy,

@@ -30,10 +30,11 @@ from queuekeeper.errors import (
 from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
 from queuekeeper.fanout.consumption import WorkRules
 from queuekeeper.fanout.handlers import Handler, Middleware, RetryRules, handler
-from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, FanoutRules, Mode, NewMessage, PublishReport
+from queuekeeper.fanout.model import ConsumerOptions, FanoutRules, Mode, NewMessage
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.records import read_json
+from queuekeeper.fanout.reports import FanoutMessage, PublishReport
 from queuekeeper.keyspace import fanout_keys
 from queuekeeper.redis_async import connect as connect_async
 from tests.conformance.cutting_proxy import CuttingProxy

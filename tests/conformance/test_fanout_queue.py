@@ -26,15 +26,11 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.fanout.model import (
-    AckReport,
     ConsumerOptions,
     FanoutRules,
     Mode,
     NewMessage,
-    Outcome,
-    Problem,
     QueueOptions,
-    ReapReport,
     Start,
     WhenFailed,
     WhenFull,
@@ -42,6 +38,7 @@ from queuekeeper.fanout.model import (
 )
 from queuekeeper.fanout.queue import AsyncFanoutQueues
 from queuekeeper.fanout.records import json_message, read_json
+from queuekeeper.fanout.reports import AckReport, Outcome, Problem, ReapReport
 from queuekeeper.redis_async import connect
 from queuekeeper.redis_client import nodes
 from tests.conformance.cutting_proxy import CuttingProxy

@@ -16,9 +16,9 @@ from queuekeeper.errors import SchemaMismatch, UsageError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.redis_client import RedisClient, connect
 from queuekeeper.sessions.judge import Reason
-from queuekeeper.sessions.model import ImportView, MessageView, Problem, SessionCounts, SessionView
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import ImportView, MessageView, Problem, SessionCounts, SessionView
 
 pytestmark = pytest.mark.conformance
 

@@ -15,9 +15,10 @@ from queuekeeper.errors import MovedOn, NotOwner, StaleEpoch, UnreadableRecord, 
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, is_cluster, nodes
-from queuekeeper.sessions.model import Ack, NewMessage, SaveReport, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.owners import Ownership
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from queuekeeper.sessions.reports import SaveReport
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch, differences
 
 pytestmark = pytest.mark.conformance

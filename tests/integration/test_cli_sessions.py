@@ -16,9 +16,10 @@ from queuekeeper import assets, postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.keyspace import payload_key
-from queuekeeper.sessions.model import NewMessage, SaveReport, SessionSave, StoreRules
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import SaveReport
 from queuekeeper.sessions.transfer import SessionStore
 from tests.integration.command_line import CommandLine
 

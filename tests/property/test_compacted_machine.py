@@ -11,8 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from queuekeeper.compacted.model import (
     Append,
-    CompactedMessage,
-    DueRow,
     Fence,
     Position,
     Purge,
@@ -23,6 +21,7 @@ from queuekeeper.compacted.model import (
     WhenFull,
 )
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.compacted.reports import CompactedMessage, DueRow
 from queuekeeper.errors import LUA_ERRORS, StaleEpoch, UnknownQueue
 from queuekeeper.keyspace import compacted_keys
 from queuekeeper.redis_client import connect

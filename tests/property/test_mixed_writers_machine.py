@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tbmq_broker import Broker
 
 from queuekeeper.keyspace import MAX_PACKET_ID, session_keys
-from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionCounts, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave
+from queuekeeper.sessions.reports import SessionCounts
 from tests.conformance.store_worlds import RedisWorld, Store
 from tests.conftest import REDIS_FLAVOURS, nightly, url_of_parameter
 from tests.property.run_machine import run_machine

@@ -17,19 +17,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, session_keys
-from queuekeeper.sessions.model import (
-    Ack,
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.parts import BYTES_PER_SAVE
+from queuekeeper.sessions.reports import (
     MessageView,
-    NewMessage,
     PendingMessage,
     PendingPage,
     SaveReport,
     SessionCounts,
-    SessionSave,
     SessionView,
-    StoreRules,
 )
-from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from tests.conformance.reference_store import ReferenceStore, Sessions
 from tests.conformance.store_worlds import PostgresWorld, RedisWorld, ServerWorld, Store
 from tests.conftest import nightly

@@ -21,9 +21,10 @@ from queuekeeper.errors import PacketIdInUse, RefusedError, ServerUnavailable, U
 from queuekeeper.postgres import AsyncConnection, Connection
 from queuekeeper.sessions import postgres_operations, sample
 from queuekeeper.sessions.judge import sql_bounds
-from queuekeeper.sessions.model import Ack, NewMessage, Release, SaveReport, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_operations import CleanupReport, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
+from queuekeeper.sessions.reports import SaveReport
 
 pytestmark = pytest.mark.sql
 

@@ -13,9 +13,10 @@ from queuekeeper import keyspace
 from queuekeeper.errors import NotOwner, StaleEpoch, UsageError
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions import postgres_operations
-from queuekeeper.sessions.model import NewMessage, PendingMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, differences
 
 pytestmark = pytest.mark.sql

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.quality.explain import Aside, Explanation, Fate, QueueReading, explain
-from queuekeeper.sessions.model import ImportView, MessageView, Problem, SessionCounts, SessionView
+from queuekeeper.sessions.reports import ImportView, MessageView, Problem, SessionCounts, SessionView
 
 pytestmark = pytest.mark.unit
 

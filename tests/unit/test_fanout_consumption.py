@@ -10,7 +10,8 @@ import pytest
 from queuekeeper.errors import RefusedError, ServerUnavailable, StoreFull
 from queuekeeper.fanout.consumption import REGISTER_S, TOUCH_S, Consumption, WorkRules
 from queuekeeper.fanout.handlers import BlockingAttempt
-from queuekeeper.fanout.model import AckReport, Claimed, FanoutMessage, ReturnReport, Start
+from queuekeeper.fanout.model import Start
+from queuekeeper.fanout.reports import AckReport, Claimed, FanoutMessage, ReturnReport
 from queuekeeper.service.steps import END_S, Begin, Ended, Happened, Stop, Wait
 
 pytestmark = pytest.mark.unit

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.sessions.model import PendingMessage
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import Difference, SessionSnapshot, SourceBatch, differences
 
 pytestmark = pytest.mark.unit

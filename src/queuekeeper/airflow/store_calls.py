@@ -23,8 +23,8 @@ from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.facts import plain
 from queuekeeper.fanout import forms as fanout_forms
 from queuekeeper.fanout import jsonl as fanout_lines
-from queuekeeper.fanout.model import ConsumerView
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.fanout.reports import ConsumerView
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import Declaration, Described, Kind, described, unknown
 from queuekeeper.jsonl import open_file

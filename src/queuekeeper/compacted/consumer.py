@@ -20,9 +20,10 @@ from typing import Any, Self
 
 from queuekeeper.checks import check_seconds, check_text, checked
 from queuekeeper.compacted.consumption import ConsumerRules, Consumption
-from queuekeeper.compacted.model import MAX_TEXT_BYTES, CompactedMessage
+from queuekeeper.compacted.model import MAX_TEXT_BYTES
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
+from queuekeeper.compacted.reports import CompactedMessage
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import AnswersByQueues, Pause, awaited, blocking

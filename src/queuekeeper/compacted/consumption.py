@@ -16,13 +16,13 @@ from queuekeeper.compacted.model import (
     MAX_LEASE_MS,
     MAX_VALUE_BYTES,
     MAX_WINDOW,
-    CompactedMessage,
     Fence,
     Position,
     Refill,
     chosen,
 )
 from queuekeeper.compacted.operations import CompactedOperations
+from queuekeeper.compacted.reports import CompactedMessage
 from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch, UnreadableRecord
 from queuekeeper.operation import Operation, Pause
 

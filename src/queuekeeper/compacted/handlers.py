@@ -13,8 +13,8 @@ from queuekeeper.checks import check_integer, checked
 from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF, Backoff
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer
 from queuekeeper.compacted.consumption import ConsumerRules
-from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.compacted.reports import CompactedMessage
 from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.service import handlers as service

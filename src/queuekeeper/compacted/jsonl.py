@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from queuekeeper.compacted.model import (
-    Append,
-    CompactedMessage,
-    Properties,
-    RewindReport,
-    VerifyReport,
-    plain_properties,
-    property_pairs,
-)
+from queuekeeper.compacted.model import Append, Properties, plain_properties, property_pairs
 from queuekeeper.compacted.operations import BYTES_PER_CALL
 from queuekeeper.compacted.records import stored_bytes
+from queuekeeper.compacted.reports import CompactedMessage, RewindReport, VerifyReport
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.jsonl import attributes, decoded, encoded, read_lines
 from queuekeeper.portions import portions

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple, TypeVar
 from queuekeeper.compacted import mqtt_packets as packets
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer
 from queuekeeper.compacted.consumption import ConsumerRules, WhenUnreadable
-from queuekeeper.compacted.model import CompactedMessage, property_pairs
+from queuekeeper.compacted.model import property_pairs
 from queuekeeper.compacted.mqtt_health import FailedDeliveries
 from queuekeeper.compacted.mqtt_link import CONNECT_TIMEOUT_S
 from queuekeeper.compacted.mqtt_packets import Kind, MalformedPacket, Packet, Reason
 from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.compacted.reports import CompactedMessage
 from queuekeeper.compacted.topics import Topics
 from queuekeeper.errors import InvalidTopic, QueuekeeperError, ServerUnavailable, StaleEpoch
 

@@ -17,17 +17,11 @@ from queuekeeper.batches import Batches
 from queuekeeper.checks import check_integer, check_seconds, check_text, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.closing import AsyncClosing
-from queuekeeper.compacted.model import (
-    MAX_SEQUENCE,
-    MAX_TEXT_BYTES,
-    MAX_VALUE_BYTES,
-    Append,
-    AppendReport,
-    check_entry,
-)
+from queuekeeper.compacted.model import MAX_SEQUENCE, MAX_TEXT_BYTES, MAX_VALUE_BYTES, Append, check_entry
 from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.records import stored_bytes
+from queuekeeper.compacted.reports import AppendReport
 from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operation, Pause, awaited, blocking

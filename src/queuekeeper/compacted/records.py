@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from queuekeeper.compacted.model import NO_PROPERTIES, Append, CompactedMessage, Properties, plain_properties
+from queuekeeper.compacted.model import NO_PROPERTIES, Append, Properties, plain_properties
+from queuekeeper.compacted.reports import CompactedMessage
 
 _PLAIN = b"="
 _DESCRIBED = b"+"

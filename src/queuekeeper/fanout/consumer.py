@@ -16,13 +16,9 @@ from queuekeeper.checks import checked
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.consumption import Consumption, WorkRules
 from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Handler, Middleware, Work
-from queuekeeper.fanout.model import (
-    ConsumerOptions,
-    FanoutMessage,
-    Registration,
-    Start,
-)
+from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+from queuekeeper.fanout.reports import FanoutMessage, Registration
 from queuekeeper.operation import awaited, blocking, is_coroutine_function
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService

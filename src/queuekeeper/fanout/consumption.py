@@ -22,14 +22,12 @@ from queuekeeper.fanout.model import (
     MAX_MS,
     SUSPECT_STALLS,
     ConsumerOptions,
-    FanoutMessage,
-    Outcome,
-    Registration,
     Start,
     check_consumer,
     check_queue,
 )
 from queuekeeper.fanout.operations import FanoutOperations
+from queuekeeper.fanout.reports import FanoutMessage, Outcome, Registration
 from queuekeeper.operation import Operation
 from queuekeeper.service.handlers import handler_of
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import Rejected, UsageError
-from queuekeeper.fanout.model import FanoutMessage
+from queuekeeper.fanout.reports import FanoutMessage
 from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service import handlers as service
 

@@ -24,10 +24,11 @@ from queuekeeper.errors import (
     UnknownConsumer,
     UnknownQueue,
 )
-from queuekeeper.fanout.model import MAX_MS, NewMessage, PublishReport, check_consumer, check_queue
+from queuekeeper.fanout.model import MAX_MS, NewMessage, check_consumer, check_queue
 from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL, FanoutOperations
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.records import json_message
+from queuekeeper.fanout.reports import PublishReport
 from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operation, Pause, awaited, blocking
 from queuekeeper.text_form import shows
 

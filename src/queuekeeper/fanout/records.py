@@ -13,7 +13,8 @@ import orjson
 
 from queuekeeper.checks import checked
 from queuekeeper.errors import UsageError
-from queuekeeper.fanout.model import FanoutMessage, NewMessage
+from queuekeeper.fanout.model import NewMessage
+from queuekeeper.fanout.reports import FanoutMessage
 from queuekeeper.jsonl import json_bytes
 
 JSON_CONTENT_TYPE = "application/json"

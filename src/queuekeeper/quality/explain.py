@@ -20,9 +20,10 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import MessageView, PendingMessage, Problem, SessionView, check_packet_id
+from queuekeeper.sessions.model import check_packet_id
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import MessageView, PendingMessage, Problem, SessionView
 
 _DEFAULTS = MigrationParameters()
 

@@ -2,24 +2,26 @@
 
 from .model import (
     Ack as Ack,
+    NewMessage as NewMessage,
+    Release as Release,
+    SessionSave as SessionSave,
+    StoreRules as StoreRules,
+)
+from .reports import (
     AckReport as AckReport,
     ExportPage as ExportPage,
     ImportReport as ImportReport,
     ImportView as ImportView,
     MessageView as MessageView,
-    NewMessage as NewMessage,
     PendingMessage as PendingMessage,
     PendingPage as PendingPage,
     Problem as Problem,
     PurgeProgress as PurgeProgress,
     PurgeReport as PurgeReport,
     Refusal as Refusal,
-    Release as Release,
     SaveReport as SaveReport,
     SessionCounts as SessionCounts,
-    SessionSave as SessionSave,
     SessionView as SessionView,
-    StoreRules as StoreRules,
 )
 from .owners import AsyncOwnerStore as AsyncOwnerStore, Owner as Owner, OwnerStore as OwnerStore, Ownership as Ownership
 from .postgres_store import (

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from queuekeeper.errors import PacketIdInUse, UsageError
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, Refusal, SessionSave
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, SessionSave
+from queuekeeper.sessions.reports import Refusal
 
 MESSAGES_PER_SAVE = 256
 BYTES_PER_SAVE = 524_288

@@ -29,9 +29,10 @@ from queuekeeper.sessions.judge import (
     client_defect,
     pairs_of,
 )
-from queuekeeper.sessions.model import NewMessage, Refusal, SessionSave, SessionView, StoreChoice, StoreRules
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreChoice, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import Refusal, SessionView
 from queuekeeper.sessions.router import SessionRouter
 
 Store: TypeAlias = SessionRouter | RedisSessionStore | PostgresSessionStore

@@ -8,7 +8,7 @@ from typing import Any
 
 from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
 from queuekeeper.sessions.judge import MAX_SERIAL
-from queuekeeper.sessions.model import PendingMessage
+from queuekeeper.sessions.reports import PendingMessage
 
 _COMPARED = tuple(field.name for field in fields(PendingMessage) if field.name not in {"serial", "redelivery"})
 _CONTENT = frozenset({"payload", "correlation_data", "user_properties"})

@@ -9,19 +9,15 @@ from typing import Protocol
 
 from queuekeeper.checks import check_integer, check_page
 from queuekeeper.operation import Operation
-from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
-    MAX_PAGE,
-    Ack,
+from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, Ack, Release, SessionSave
+from queuekeeper.sessions.reports import (
     AckReport,
     ExportPage,
     ImportReport,
     PendingMessage,
     PendingPage,
     PurgeReport,
-    Release,
     SaveReport,
-    SessionSave,
     SessionView,
 )
 

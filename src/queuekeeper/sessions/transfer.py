@@ -15,9 +15,10 @@ import orjson
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, PendingMessage, StoreRules
+from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import PendingMessage
 
 SessionStore: TypeAlias = RedisSessionStore | PostgresSessionStore
 """A store for blocking callers."""

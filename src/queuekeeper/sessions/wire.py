@@ -19,7 +19,8 @@ from queuekeeper.sessions.judge import (
     broken_rule,
     property_pairs,
 )
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, PendingMessage, is_plain
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, is_plain
+from queuekeeper.sessions.reports import PendingMessage
 
 MAX_INTERVAL_S = 2**31 - 1
 """TBMQ's reader holds the expiry interval in a signed int."""

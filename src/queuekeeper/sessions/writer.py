@@ -18,9 +18,10 @@ from queuekeeper.closing import AsyncClosing, Users
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.sessions.judge import MAX_TEXT_BYTES
-from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave
+from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
+from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter
 from queuekeeper.text_form import shows
 

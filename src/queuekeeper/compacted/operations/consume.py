@@ -14,18 +14,14 @@ from queuekeeper.compacted.model import (
     MAX_TEXT_BYTES,
     MAX_VALUE_BYTES,
     MAX_WINDOW,
-    AckReport,
     Fence,
-    Fetched,
-    Heartbeat,
     Position,
     Refill,
-    RewindReport,
-    Subscription,
     chosen,
 )
 from queuekeeper.compacted.operations.common import BYTES_PER_CALL, CommonOperations, Steps, ask
 from queuekeeper.compacted.records import message_of
+from queuekeeper.compacted.reports import AckReport, Fetched, Heartbeat, RewindReport, Subscription
 from queuekeeper.errors import UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation

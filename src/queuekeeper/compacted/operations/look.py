@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from queuekeeper.checks import check_integer
-from queuekeeper.compacted.model import MAX_PAGE, MAX_SEQUENCE, CompactedMessage, QueueView, check_key
+from queuekeeper.compacted.model import MAX_PAGE, MAX_SEQUENCE, check_key
 from queuekeeper.compacted.operations.common import BYTES_PER_CALL, CommonOperations, ask, or_none, retention_of
 from queuekeeper.compacted.records import message_of
+from queuekeeper.compacted.reports import CompactedMessage, QueueView
 from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation

@@ -8,9 +8,10 @@ from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer, check_text
-from queuekeeper.compacted.model import MAX_SEQUENCE, MAX_TEXT_BYTES, Append, AppendReport, check_appends
+from queuekeeper.compacted.model import MAX_SEQUENCE, MAX_TEXT_BYTES, Append, check_appends
 from queuekeeper.compacted.operations.common import BYTES_PER_CALL, ENTRIES_PER_CALL, CommonOperations, parts_of
 from queuekeeper.compacted.records import digest_of, record_of
+from queuekeeper.compacted.reports import AppendReport
 from queuekeeper.errors import UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from queuekeeper import lua
-from queuekeeper.compacted.model import MAX_VIOLATIONS, QueueView, RepairReport, VerifyReport, Violation
 from queuekeeper.compacted.operations.common import ROWS_PER_CALL, Steps, ask, or_none
 from queuekeeper.compacted.operations.look import LookOperations
 from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, is_head
+from queuekeeper.compacted.reports import MAX_VIOLATIONS, QueueView, RepairReport, VerifyReport, Violation
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation
 

@@ -6,16 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
-from queuekeeper.compacted.model import (
-    MAX_PAGE,
-    MAX_SEQUENCE,
-    PRODUCER_MS,
-    CollectReport,
-    DuePage,
-    DueRow,
-    RestoreReport,
-    Retention,
-)
+from queuekeeper.compacted.model import MAX_PAGE, MAX_SEQUENCE, PRODUCER_MS, Retention
 from queuekeeper.compacted.operations.common import (
     ROWS_PER_CALL,
     CommonOperations,
@@ -25,6 +16,7 @@ from queuekeeper.compacted.operations.common import (
     parts_of,
     retention_of,
 )
+from queuekeeper.compacted.reports import CollectReport, DuePage, DueRow, RestoreReport
 from queuekeeper.errors import UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from queuekeeper.compacted.model import DropReport, Purge, PurgeReport, Retention
+from queuekeeper.compacted.model import Purge, Retention
 from queuekeeper.compacted.operations.common import ROWS_PER_CALL, ask, check_retention
 from queuekeeper.compacted.operations.look import LookOperations
+from queuekeeper.compacted.reports import DropReport, PurgeReport
 from queuekeeper.errors import UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation

@@ -16,12 +16,9 @@ from queuekeeper.errors import MembershipChanged, QueuekeeperError
 from queuekeeper.fanout.model import (
     MAX_CLAIM,
     ConsumerOptions,
-    ConsumerView,
-    FanoutMessage,
     FanoutRules,
     Mode,
     QueueOptions,
-    QueueView,
     WhenFailed,
     WhenFull,
     WhenNobody,
@@ -29,6 +26,7 @@ from queuekeeper.fanout.model import (
     check_queue,
 )
 from queuekeeper.fanout.records import read_record
+from queuekeeper.fanout.reports import ConsumerView, FanoutMessage, QueueView
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, check_prefix, fanout_consumer_keys, fanout_keys
 from queuekeeper.lua.scripts import fanout as scripts
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from queuekeeper import lua
 from queuekeeper.checks import check_page
-from queuekeeper.fanout.model import DEFAULT_PAGE, MAX_PAGE, DeadLetter, DeadPage, Mode, PurgeReport, RetryReport
+from queuekeeper.fanout.model import DEFAULT_PAGE, MAX_PAGE, Mode
 from queuekeeper.fanout.operations.common import (
     IDS_PER_CALL,
     CommonOperations,
@@ -16,6 +16,7 @@ from queuekeeper.fanout.operations.common import (
     parts_of,
     read_message,
 )
+from queuekeeper.fanout.reports import DeadLetter, DeadPage, PurgeReport, RetryReport
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation

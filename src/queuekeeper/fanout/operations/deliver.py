@@ -9,19 +9,7 @@ from functools import partial
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import ServerUnavailable, UsageError
-from queuekeeper.fanout.model import (
-    DEFAULT_LEASE_MS,
-    DEFAULT_MAX_STALLS,
-    MAX_CLAIM,
-    MAX_MS,
-    AckReport,
-    Claimed,
-    ExtendReport,
-    NackReport,
-    Outcome,
-    ReapReport,
-    ReturnReport,
-)
+from queuekeeper.fanout.model import DEFAULT_LEASE_MS, DEFAULT_MAX_STALLS, MAX_CLAIM, MAX_MS
 from queuekeeper.fanout.operations.common import (
     IDS_PER_CALL,
     MAX_STALLS,
@@ -32,6 +20,7 @@ from queuekeeper.fanout.operations.common import (
     parts_of,
     read_message,
 )
+from queuekeeper.fanout.reports import AckReport, Claimed, ExtendReport, NackReport, Outcome, ReapReport, ReturnReport
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import MembershipChanged, QueueFull, QueuekeeperError, UnknownConsumer
-from queuekeeper.fanout.model import NewMessage, PublishReport, check_body, check_consumer
+from queuekeeper.fanout.model import NewMessage, check_body, check_consumer
 from queuekeeper.fanout.operations.common import (
     BYTES_PER_CALL,
     MAX_ID,
@@ -22,6 +22,7 @@ from queuekeeper.fanout.operations.common import (
     written_options,
 )
 from queuekeeper.fanout.records import write_record
+from queuekeeper.fanout.reports import PublishReport
 from queuekeeper.keyspace import FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation

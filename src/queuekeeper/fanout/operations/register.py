@@ -7,16 +7,7 @@ from contextlib import suppress
 from queuekeeper import lua
 from queuekeeper.checks import check_choice, check_integer, shown
 from queuekeeper.errors import HasLeases, UnknownConsumer, UsageError
-from queuekeeper.fanout.model import (
-    MAX_MS,
-    ConsumerOptions,
-    QueueOptions,
-    Registration,
-    Start,
-    UnregisterReport,
-    check_consumer,
-    check_queue,
-)
+from queuekeeper.fanout.model import MAX_MS, ConsumerOptions, QueueOptions, Start, check_consumer, check_queue
 from queuekeeper.fanout.operations.common import (
     IDS_PER_CALL,
     CommonOperations,
@@ -25,6 +16,7 @@ from queuekeeper.fanout.operations.common import (
     read_options,
     written_options,
 )
+from queuekeeper.fanout.reports import Registration, UnregisterReport
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation

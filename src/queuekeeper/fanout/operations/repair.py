@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import MembershipChanged
-from queuekeeper.fanout.model import DEFAULT_FINDINGS, Finding, Mode, Problem, RepairReport, VerifyReport
+from queuekeeper.fanout.model import DEFAULT_FINDINGS, Mode
 from queuekeeper.fanout.operations.common import (
     BYTES_PER_CALL,
     IDS_PER_WALK,
@@ -20,6 +20,7 @@ from queuekeeper.fanout.operations.common import (
     Steps,
     ask,
 )
+from queuekeeper.fanout.reports import Finding, Problem, RepairReport, VerifyReport
 from queuekeeper.lua.bind import Bound
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation

@@ -8,17 +8,10 @@ from dataclasses import replace
 from queuekeeper import lua
 from queuekeeper.checks import check_integer, check_page
 from queuekeeper.errors import UnknownConsumer
-from queuekeeper.fanout.model import (
-    DEFAULT_PAGE,
-    MAX_PAGE,
-    ConsumerView,
-    ExpireReport,
-    FanoutMessage,
-    PurgeReport,
-    QueueView,
-)
+from queuekeeper.fanout.model import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.fanout.operations.common import IDS_PER_CALL, Steps, ask, read_message
 from queuekeeper.fanout.operations.dead import DeadOperations
+from queuekeeper.fanout.reports import ConsumerView, ExpireReport, FanoutMessage, PurgeReport, QueueView
 from queuekeeper.keyspace import FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from queuekeeper.compacted.model import CollectReport, DuePage, DueRow
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.compacted.reports import CollectReport, DuePage, DueRow
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, UsageError
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.jobs.shares import parts_of

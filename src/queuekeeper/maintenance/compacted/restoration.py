@@ -16,8 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.compacted.reports import DueRow, QueueView, RestoreReport
 from queuekeeper.errors import RefusedError, ScriptError, UsageError
 from queuekeeper.jobs.model import World
 from queuekeeper.jobs.undo import read_undo_file, undo_paths_of

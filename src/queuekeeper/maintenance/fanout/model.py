@@ -9,7 +9,8 @@ from typing import ClassVar, Self
 from pydantic import field_validator, model_validator
 
 from queuekeeper.errors import UsageError
-from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_queue
+from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, check_queue
+from queuekeeper.fanout.reports import Problem
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters
 from queuekeeper.jobs.counts import Counts

@@ -12,7 +12,7 @@ from contextlib import suppress
 from heapq import nlargest
 
 from queuekeeper.errors import StoreFull, UnknownConsumer, UnknownQueue
-from queuekeeper.fanout.model import ConsumerView, QueueView
+from queuekeeper.fanout.reports import ConsumerView, QueueView
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.jobs.shares import parts_of
 from queuekeeper.keyspace import fanout_part

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from queuekeeper.compacted.model import QueueView, Retention, RetentionPolicy
+from queuekeeper.compacted.model import Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.compacted.reports import QueueView
 from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.fanout.model import ConsumerView, Finding, Problem, QueueView
+from queuekeeper.fanout.reports import ConsumerView, Finding, Problem, QueueView
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import fanout_consumer_keys, fanout_part
 from queuekeeper.maintenance.fanout.queues import QUEUE_ERRORS, PacedFanoutQueues, find_queues

@@ -13,8 +13,9 @@ from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import broken_rule, pairs_of
-from queuekeeper.sessions.model import EpochOf, NewMessage, PendingMessage, StoreRules
+from queuekeeper.sessions.model import EpochOf, NewMessage, StoreRules
 from queuekeeper.sessions.parts import MAX_INSTANT_MS
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError
 

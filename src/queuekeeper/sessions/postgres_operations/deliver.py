@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from queuekeeper.checks import check_integer
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import MAX_SERIAL
-from queuekeeper.sessions.model import (
-    Ack,
-    AckReport,
-    PendingMessage,
-    PendingPage,
-    Release,
-    check_packet_id,
-    check_serial,
-)
+from queuekeeper.sessions.model import Ack, Release, check_packet_id, check_serial
 from queuekeeper.sessions.postgres_operations.common import (
     ROWS_PER_STEP,
     CommonOperations,
@@ -25,6 +17,7 @@ from queuekeeper.sessions.postgres_operations.common import (
     check_vendor_id,
 )
 from queuekeeper.sessions.postgres_operations.rows import count_removed_query
+from queuekeeper.sessions.reports import AckReport, PendingMessage, PendingPage
 from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 

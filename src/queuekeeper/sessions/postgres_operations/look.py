@@ -9,16 +9,7 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import row_defect
-from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
-    MAX_PAGE,
-    MessageView,
-    PendingMessage,
-    Problem,
-    SessionCounts,
-    SessionView,
-    check_packet_id,
-)
+from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, check_packet_id
 from queuekeeper.sessions.postgres_operations.common import (
     JUDGED_COLUMNS,
     CommonOperations,
@@ -26,6 +17,7 @@ from queuekeeper.sessions.postgres_operations.common import (
     Step,
     check_vendor_id,
 )
+from queuekeeper.sessions.reports import MessageView, PendingMessage, Problem, SessionCounts, SessionView
 from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 

@@ -8,7 +8,6 @@ from typing import Any
 from queuekeeper.errors import NotOwner
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.judge import Reason, client_defect, row_defect, sql_bounds
-from queuekeeper.sessions.model import PendingMessage
 from queuekeeper.sessions.postgres_operations.common import (
     JUDGED_COLUMNS,
     CommonOperations,
@@ -21,6 +20,7 @@ from queuekeeper.sessions.postgres_operations.common import (
 )
 from queuekeeper.sessions.postgres_operations.deliver import Page, put_away
 from queuekeeper.sessions.postgres_operations.rows import messages_queries, row_of
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, last_given
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError

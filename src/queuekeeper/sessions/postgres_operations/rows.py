@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import orjson
 
 from queuekeeper.portions import portions
-from queuekeeper.sessions.model import NewMessage, PendingMessage
+from queuekeeper.sessions.model import NewMessage
 from queuekeeper.sessions.postgres_operations.common import Query, Session
+from queuekeeper.sessions.reports import PendingMessage
 
 BYTES_PER_STATEMENT = 16_000_000
 _COLUMNS = (

@@ -13,7 +13,7 @@ from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import MAX_SERIAL
-from queuekeeper.sessions.model import Refusal, SaveReport, SessionSave
+from queuekeeper.sessions.model import SessionSave
 from queuekeeper.sessions.parts import end_of_life, other_batch, parts_of
 from queuekeeper.sessions.postgres_operations.common import (
     REFUSALS,
@@ -34,6 +34,7 @@ from queuekeeper.sessions.postgres_operations.rows import (
     save_sessions_query,
     save_states_query,
 )
+from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.store import SessionOperations
 
 SESSIONS_PER_TRANSACTION = 500

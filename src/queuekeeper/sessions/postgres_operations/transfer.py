@@ -9,12 +9,13 @@ from queuekeeper.checks import check_integer, check_page
 from queuekeeper.errors import MovedOn, UsageError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, ExportPage, ImportReport
+from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, check_vendor_id, retried, signed
 from queuekeeper.sessions.postgres_operations.deliver import HIGHEST_SERIAL, LOWEST_SERIAL, DeliverOperations
 from queuekeeper.sessions.postgres_operations.look import LookOperations
 from queuekeeper.sessions.postgres_operations.packet_ids import PacketIdOperations
 from queuekeeper.sessions.postgres_operations.rows import Row, messages_queries, row_of, save_states_query
+from queuekeeper.sessions.reports import ExportPage, ImportReport
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
 

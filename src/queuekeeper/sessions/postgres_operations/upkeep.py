@@ -9,7 +9,6 @@ from typing import Any
 from queuekeeper.errors import NotOwner, SessionFenced, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.model import PurgeProgress, PurgeReport
 from queuekeeper.sessions.postgres_operations.common import (
     ROWS_PER_STEP,
     Query,
@@ -21,6 +20,7 @@ from queuekeeper.sessions.postgres_operations.common import (
 )
 from queuekeeper.sessions.postgres_operations.room import RoomOperations
 from queuekeeper.sessions.postgres_operations.rows import count_removed_query, save_states_query
+from queuekeeper.sessions.reports import PurgeProgress, PurgeReport
 from queuekeeper.sessions.store import SessionOperations
 
 BLOCKS_PER_STEP = 1_000

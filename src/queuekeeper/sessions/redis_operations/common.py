@@ -15,7 +15,8 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, check_prefix, payload_key, session_keys
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.sessions.model import EpochOf, PendingMessage, StoreRules
+from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms

@@ -8,15 +8,7 @@ from queuekeeper.checks import check_integer
 from queuekeeper.keyspace import quarantined_key
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.model import (
-    Ack,
-    AckReport,
-    PendingMessage,
-    PendingPage,
-    Release,
-    check_packet_id,
-    check_serial,
-)
+from queuekeeper.sessions.model import Ack, Release, check_packet_id, check_serial
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
     KEYS_PER_CALL,
@@ -32,6 +24,7 @@ from queuekeeper.sessions.redis_operations.common import (
     checked,
     read_message,
 )
+from queuekeeper.sessions.reports import AckReport, PendingMessage, PendingPage
 from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
 
 QUARANTINE_MS = 604_800_000

@@ -10,17 +10,7 @@ from queuekeeper.checks import check_page
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import Reason
-from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
-    MAX_PAGE,
-    ImportView,
-    MessageView,
-    PendingMessage,
-    Problem,
-    SessionCounts,
-    SessionView,
-    check_packet_id,
-)
+from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, check_packet_id
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
     KEYS_PER_CALL,
@@ -37,6 +27,7 @@ from queuekeeper.sessions.redis_operations.common import (
     known_serial,
     read_message,
 )
+from queuekeeper.sessions.reports import ImportView, MessageView, PendingMessage, Problem, SessionCounts, SessionView
 from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 

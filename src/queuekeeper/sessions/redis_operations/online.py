@@ -10,7 +10,6 @@ from queuekeeper import lua
 from queuekeeper.errors import UnreadableRecord, UsageError
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation
-from queuekeeper.sessions.model import PendingMessage
 from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
@@ -33,6 +32,7 @@ from queuekeeper.sessions.redis_operations.common import (
     read_runs,
     runs_of,
 )
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave
+from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives, other_batch, parts_of
 from queuekeeper.sessions.redis_operations.common import (
     SESSIONS_PER_STEP,
@@ -22,6 +22,7 @@ from queuekeeper.sessions.redis_operations.common import (
 )
 from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdOperations, following_ids
 from queuekeeper.sessions.redis_operations.room import Trimmed, added
+from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import stored_json
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.model import PurgeProgress, PurgeReport
 from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, CommonOperations, ask
+from queuekeeper.sessions.reports import PurgeProgress, PurgeReport
 from queuekeeper.sessions.store import SessionOperations
 
 

@@ -9,26 +9,22 @@ from typing import Any, TypeAlias
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, errors_name, keeps
-from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
-    Ack,
-    AckReport,
-    ExportPage,
-    ImportReport,
-    NewMessage,
-    PendingMessage,
-    PendingPage,
-    PurgeProgress,
-    PurgeReport,
-    Release,
-    SaveReport,
-    SessionSave,
-    SessionView,
-)
+from queuekeeper.sessions.model import DEFAULT_PAGE, Ack, NewMessage, Release, SessionSave
 from queuekeeper.sessions.owners import Ownership
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_operations import MAX_VENDOR_TEXT
 from queuekeeper.sessions.redis_operations import KEYS_PER_CALL
+from queuekeeper.sessions.reports import (
+    AckReport,
+    ExportPage,
+    ImportReport,
+    PendingMessage,
+    PendingPage,
+    PurgeProgress,
+    PurgeReport,
+    SaveReport,
+    SessionView,
+)
 from queuekeeper.sessions.router.finding import MOVED, SESSIONS_PER_PART, FindingOperations, Patience, Refused
 from queuekeeper.sessions.router.steps import (
     REDIS,
