@@ -120,6 +120,10 @@ bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--me
 bench-online-migration: setup ## Measure fences and latencies of a migration under load (ARGS="--clients 5000 --json")
 	@$(BIN)/python benchmarks/online_migration.py $(ARGS)
 
+.PHONY: bench-growth
+bench-growth: setup ## Measure how each job grows with messages (ARGS="--messages 100000 1000000 10000000 --executors 1 2 4")
+	@$(BIN)/python benchmarks/growth.py $(ARGS)
+
 .PHONY: bench-imports
 bench-imports: setup ## Measure what importing each store takes (ARGS="--rounds 20")
 	@$(BIN)/python benchmarks/imports.py $(ARGS)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from queuekeeper.errors import QueuekeeperError
 
 _LOOK_EVERY_S = 0.5
 _MEBIBYTE = 1024 * 1024
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 class Watch:
@@ -99,26 +100,34 @@ def memory_of(job: str, *words: str, variables: Mapping[str, str], log: Path) ->
         if process.returncode:
             said.seek(0)
             raise QueuekeeperError(f"{job} {' '.join(words)} failed:\n{said.read()[-3_000:]}")
-    return {f"{kind}_mib": size for kind, size in peaks.items()}
+    return {f"{kind}_mib": size for kind, size in peaks.items() if size}
 
 
-def peak_mib(process: subprocess.Popen[Any]) -> dict[str, int]:
+def peak_mib(process: subprocess.Popen[Any], *, look: Callable[[], None] = lambda: None) -> dict[str, int]:
     """Wait for a process and return the most memory that it took with its descendants, as resident sets.
 
-    :returns: ``jvm`` and ``python``; pages that workers share count for each of them.
+    :param look: called twice a second meanwhile, for whoever watches something else.
+    :returns: ``jvm`` (the driver's, and tasks' where there are no executors), ``executors`` and ``python``; pages that
+        workers share count for each of them.
     """
-    peaks = {"jvm": 0, "python": 0}
+    peaks = dict.fromkeys(("jvm", "executors", "python"), 0)
     while process.poll() is None:
         sizes = dict.fromkeys(peaks, 0)
         with suppress(psutil.Error):
             leader = psutil.Process(process.pid)
             for member in (leader, *leader.children(recursive=True)):
                 with suppress(psutil.Error):
-                    kind = "jvm" if member.name() == "java" else "python"
-                    sizes[kind] += member.memory_info().rss
+                    sizes[_kind(member)] += member.memory_info().rss
         peaks = {kind: max(peaks[kind], size) for kind, size in sizes.items()}
+        look()
         time.sleep(_LOOK_EVERY_S)
     return {kind: size // _MEBIBYTE for kind, size in peaks.items()}
+
+
+def _kind(process: psutil.Process) -> str:
+    if process.name() != "java":
+        return "python"
+    return "executors" if _EXECUTOR in process.cmdline() else "jvm"
 
 
 def empty_redis(client: redis.Redis) -> None:
