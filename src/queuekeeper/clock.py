@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 Clock = Callable[[], int]
 """Answers the current time as milliseconds since 1970-01-01 UTC."""
@@ -41,43 +42,86 @@ HANDLER_BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 """For a handler that keeps the order and gets again what it has failed on."""
 
 
+class Bucket(Protocol):
+    """Holds all that share a rate to it together, however many they are."""
+
+    @property
+    def ahead_s(self) -> float:
+        """How much a caller takes at least, in seconds of the whole rate, so that it need not ask for every step."""
+
+    def take(self, amount: float, *, rate: float) -> float:
+        """Take so much work, and return how much the rate has to release before it may be done; 0 or less for none."""
+
+
+@dataclass
+class OwnBucket:
+    """A bucket of one process.
+
+    Unused time is worth half a second's work at most.
+    """
+
+    now_s: Callable[[], float] = time.monotonic
+    ahead_s: float = 0.0
+    _debt: float = field(default=0.0, init=False)
+    _rate: float = field(default=0.0, init=False)
+    _at_s: float = field(default=0.0, init=False)
+
+    def take(self, amount: float, *, rate: float) -> float:
+        """Take so much work, and return how much the rate has to release before it may be done; 0 or less for none."""
+        now = self.now_s()
+        # A bucket begins empty: without a rate, time releases nothing.
+        left = self._debt - (now - self._at_s) * self._rate
+        self._debt = max(left, -UNUSED_S * rate) + amount
+        self._rate, self._at_s = rate, now
+        return self._debt
+
+
+UNUSED_S = 0.5
+"""Seconds of unused time that may be caught up with."""
+
+
 @dataclass
 class Pace:
     """Holds work to a rate that may change while it goes on, and has it report about once a second.
 
-    Unused time is worth half a second's work at most; a chunk is never cut, so one may go on top of that.
-
     :param report: called about once a second; returns how much may be done per second, or none for no limit.
+    :param bucket: is shared by all that the rate counts for; by default this is the only one.
     """
 
     report: Callable[[], float | None]
+    bucket: Bucket | None = None
     now_s: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _rate: float | None = field(default=None, init=False)
     _reported_s: float = field(default=float("-inf"), init=False)
-    _debt: float = field(default=0.0, init=False)
-    _paid_s: float = field(default=0.0, init=False)
+    _taken: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._bucket: Bucket = self.bucket or OwnBucket(self.now_s)
 
     def __call__(self, amount: float) -> None:
-        """Wait until so much may be done."""
+        """Wait until so much may be done; a chunk is never cut, so one may go on top of what is released."""
         self._look()
-        self._debt += amount
-        while self._rate is not None:
+        if self._rate is None:
+            return
+        if amount > self._taken:
+            more = max(amount - self._taken, self._bucket.ahead_s * self._rate)
+            self._wait(self._bucket.take(more, rate=self._rate))
+            self._taken += more
+        self._taken -= amount
+
+    def _wait(self, debt: float) -> None:
+        waited_from_s = self.now_s()
+        while self._rate is not None and debt > 0:
+            rate = self._rate
+            self.sleep(min(1.0, debt / rate))
             now = self.now_s()
-            # Half a second's worth may be done at once; unused time is not saved up.
-            self._debt = max(self._debt - (now - self._paid_s) * self._rate, -0.5 * self._rate)
-            self._paid_s = now
-            if self._debt <= 0:
-                return
-            self.sleep(min(1.0, self._debt / self._rate))
+            debt -= (now - waited_from_s) * rate
+            waited_from_s = now
             self._look()
-        self._debt = 0.0
 
     def _look(self) -> None:
         now = self.now_s()
         if now - self._reported_s >= 1.0:
             self._reported_s = now
-            rate = self.report()
-            if rate is not None and self._rate is None:
-                self._paid_s = now
-            self._rate = rate
+            self._rate = self.report()

@@ -172,6 +172,7 @@ _QUALITY = (
     "incidents", "compacted_profiles", "fanout_profiles",
 )  # fmt: skip
 _STEERED = ("runs", "run_progress")
+_PACED = ("rate_buckets",)
 _RUNS = ("maintenance_runs", "maintenance_progress", *_STEERED)
 _PARTITIONS = ("partition_policies", "partition_observations", "retired_partitions")
 _LEDGER = ("schema_migrations",)
@@ -233,7 +234,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="session_migration and session_rollback while the broker is stopped",
             grants=(
                 _vendor(_READ),
-                _control((*_PLANS, *_STEERED), _KEEP),
+                _control((*_PLANS, *_STEERED, *_PACED), _KEEP),
                 _control(("session_owners", "online_cohorts"), _READ),
                 _AUDITED,
                 _KNOWN,
@@ -245,7 +246,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="the driver of a migration with devices connected; the table's owner installs its triggers",
             grants=(
                 _vendor(_KEEP),
-                _control((*_PLANS, *_SESSION_STATES, *_ONLINE, *_STEERED), _KEEP),
+                _control((*_PLANS, *_SESSION_STATES, *_ONLINE, *_STEERED, *_PACED), _KEEP),
                 Grant(place=Place.CONTROL, privileges=("USAGE",), names=("online_drivers",), kind="SEQUENCE"),
                 _AUDITED,
                 _KNOWN,
@@ -264,7 +265,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             grants=(
                 _vendor(_READ, "device_publish_msg", columns=_MESSAGE_FACTS),
                 _vendor(_READ, "device_session_ctx"),
-                _control(_QUALITY, _KEEP),
+                _control((*_QUALITY, *_PACED), _KEEP),
                 _control((*_LEDGER, *_PARTITIONS, *_RUNS, "session_states", "plans", "ledger"), _READ),
                 _control(("quarantine",), _READ, *_QUARANTINE_FACTS),
                 _control(("session_quarantine",), _READ, *_SESSION_QUARANTINE_FACTS),
@@ -290,7 +291,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="records of runs that mend Redis: cleanup, repair, collection, fan-out; serials of the source",
             grants=(
                 _vendor(_READ, "device_publish_msg", columns=("client_id", "serial_number", "packet_id")),
-                _control(_RUNS, _KEEP),
+                _control((*_RUNS, *_PACED), _KEEP),
                 _control((*_QUALITY, *_LEDGER), _READ),
                 _AUDITED,
             ),
@@ -382,7 +383,7 @@ def _roles() -> tuple[PostgresRole, ...]:
                     "reenqueue_events",
                     "quarantine_subscription",
                 ),
-                _control(_RUNS, _KEEP),
+                _control((*_RUNS, *_PACED), _KEEP),
                 _KNOWN,
                 _AUDITED,
             ),
@@ -390,7 +391,7 @@ def _roles() -> tuple[PostgresRole, ...]:
         PostgresRole(
             job=_ALTERS,
             purpose="partition_maintenance: belongs to the roles that own the tables of policies, and of the broker",
-            grants=(_control((*_PARTITIONS, *_RUNS), _KEEP), _KNOWN, _AUDITED),
+            grants=(_control((*_PARTITIONS, *_RUNS, *_PACED), _KEEP), _KNOWN, _AUDITED),
             reads_payloads=True,
         ),
         PostgresRole(

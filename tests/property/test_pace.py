@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queuekeeper.clock import Pace
+from queuekeeper.clock import OwnBucket, Pace
 
 chunk_sizes = st.lists(st.integers(1, 256), min_size=1, max_size=60)
 
@@ -98,3 +98,50 @@ def test_progress_is_reported_about_once_a_second_also_while_waiting() -> None:
     gaps = [after - before for before, after in zip(course.reports, course.reports[1:], strict=False)]
     assert len(gaps) >= 20
     assert all(1.0 <= gap <= 2.0 for gap in gaps)
+
+
+@dataclass
+class Crowd:
+    """Tasks that share a rate, each with a time of its own; the one that is behind goes on first."""
+
+    rate: float
+    times: list[float] = field(default_factory=list)
+    done: float = 0.0
+    working: int = 0
+
+    def __post_init__(self) -> None:
+        self.bucket = OwnBucket(lambda: self.times[self.working], ahead_s=0.05)
+
+    def work(self, lives: list[tuple[float, float, int]]) -> None:
+        """Work as tasks that begin, live so long, and send chunks of a size; each as fast as it may."""
+        self.times = [begins for begins, _, _ in lives]
+        paces = [Pace(lambda: self.rate, self.bucket, self._now, self._sleep) for _ in lives]
+        while alive := [
+            number for number, (begins, lasts, _) in enumerate(lives) if self.times[number] < begins + lasts
+        ]:
+            self.working = min(alive, key=lambda number: self.times[number])
+            chunk = lives[self.working][2]
+            paces[self.working](chunk)
+            self.done += chunk
+            self.times[self.working] += 1e-4
+
+    def _now(self) -> float:
+        return self.times[self.working]
+
+    def _sleep(self, seconds: float) -> None:
+        self.times[self.working] += max(seconds, 1e-6)
+
+
+@settings(max_examples=100, derandomize=True, database=None)
+@given(
+    rate=st.floats(500, 5_000),
+    guests=st.lists(st.tuples(st.floats(0, 10), st.floats(0.1, 10), st.integers(1, 100)), max_size=8),
+)
+def test_rate_that_tasks_share_holds_within_five_in_a_hundred_as_they_come_and_go(
+    rate: float, guests: list[tuple[float, float, int]]
+) -> None:
+    crowd = Crowd(rate)
+    crowd.work([(0.0, 20.0, 10), *guests])
+    took = max(crowd.times)
+    chunks = sum(chunk for _, _, chunk in guests) + 10
+    assert 0.95 * rate * 20.0 - chunks <= crowd.done <= 1.05 * rate * took + chunks

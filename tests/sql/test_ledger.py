@@ -26,7 +26,6 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
 )
 from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
-from queuekeeper.migration.ledger.shared_rate import shared_rate
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason
@@ -406,22 +405,6 @@ def test_who_steers_a_run_leaves_alone_what_others_change_meanwhile(
 
     assert runs.load("plan-a").state is RunState.RUNNING
     assert runs.control("plan-a") == RunControl(paused=True, operations_per_s=7)
-
-
-def test_tasks_that_are_at_work_share_a_rate_whenever_they_came(connect: Callable[[], Connection]) -> None:
-    one, two, of_another = connect(), connect(), connect()
-
-    with shared_rate(one, "copy plan-a") as share, shared_rate(of_another, "copy plan-b"):
-        assert share(500) == 500
-        with shared_rate(two, "copy plan-a") as other_share:
-            assert (share(500), other_share(500)) == (250, 250)
-        assert share(500) == 500
-        victim = connect()
-        with pytest.raises(ServerUnavailable), shared_rate(victim, "copy plan-a") as lost_share:  # noqa: PT012
-            assert share(500) == 250
-            one.execute("SELECT pg_terminate_backend(%s, 60000)", (victim.info.backend_pid,))
-            lost_share(500)
-        assert share(500) == 500
 
 
 # --- progress --------------------------------------------------------------------------------------------------

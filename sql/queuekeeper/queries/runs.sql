@@ -210,31 +210,36 @@ SELECT pg_try_advisory_lock(%(key)s::bigint) AS locked;
 -- index: none
 SELECT pg_advisory_unlock(%(key)s::bigint) AS unlocked;
 
--- name: join_sharers
--- Count this session among those that share a rate, until it releases the lock or its connection ends.
--- params: class
--- rows: one, without meaning
--- index: none
-SELECT pg_advisory_lock_shared(%(class)s::int, 0) AS joined;
+-- name: take_work
+-- Take work from the bucket of a run, now where no instant is given; delete buckets that nobody has asked for a day.
+-- params: run_id, amount, per_s, unused_s, at
+-- rows: one: (how much the rate has to release before the work may be done)
+-- index: rate_buckets_pkey
+WITH idle AS (
+    SELECT buckets.run_id
+    FROM queuekeeper.rate_buckets AS buckets
+    WHERE buckets.taken_at < now() - interval '1 day' AND buckets.run_id <> %(run_id)s
+    FOR UPDATE SKIP LOCKED
+),
 
--- name: leave_sharers
--- No longer count this session among those that share a rate.
--- params: class
--- rows: one, without meaning
--- index: none
-SELECT pg_advisory_unlock_shared(%(class)s::int, 0) AS was_held;
+forgotten AS (
+    DELETE FROM queuekeeper.rate_buckets AS buckets USING idle
+    WHERE buckets.run_id = idle.run_id
+)
 
--- name: count_sharers
--- Count the sessions that share a rate: each holds a lock of its name.
--- params: class
--- rows: one: (sharers)
--- index: none
-SELECT count(DISTINCT locks.pid) AS sharers
-FROM pg_catalog.pg_locks AS locks
-INNER JOIN pg_catalog.pg_database AS databases ON locks.database = databases.oid
-WHERE
-    locks.locktype = 'advisory'
-    AND locks.granted
-    AND databases.datname = current_database()
-    AND locks.classid = %(class)s::int::oid
-    AND locks.objsubid = 2;
+INSERT INTO queuekeeper.rate_buckets AS bucket (run_id, debt, per_s, taken_at)
+VALUES (
+    %(run_id)s, %(amount)s::double precision, %(per_s)s::double precision,
+    coalesce(%(at)s::timestamptz, clock_timestamp())
+)
+ON CONFLICT (run_id) DO UPDATE
+    SET
+        debt = excluded.debt + greatest(
+            bucket.debt - bucket.per_s * extract(
+                EPOCH FROM greatest(interval '0', coalesce(%(at)s, clock_timestamp()) - bucket.taken_at)
+            )::double precision,
+            -%(unused_s)s::double precision * excluded.per_s
+        ),
+        per_s = excluded.per_s,
+        taken_at = greatest(bucket.taken_at, coalesce(%(at)s, clock_timestamp()))
+RETURNING debt;

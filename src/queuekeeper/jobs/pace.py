@@ -58,16 +58,14 @@ def run_pace(
     *,
     run_id: str,
     shard: str,
-    shards: int,
     max_run_minutes: int | None,
     say: Callable[[str], None],
     stays: bool = True,
 ) -> Pace:
-    """Return a pace that waits while a run is paused, and gives one shard its part of the throttle.
+    """Return a pace that waits while a run is paused, and holds its shards together to its throttle.
 
     The pace raises :class:`TimeIsUp` when ``max_run_minutes`` are over.
 
-    :param shards: number of shards that share the throttle.
     :param max_run_minutes: longest time that this call may work; none for no limit.
     :param say: prints that the run is paused.
     :param stays: whether to wait while the run is paused; otherwise :func:`run_rest` ends the call.
@@ -82,12 +80,9 @@ def run_pace(
         paused = partial(say, f"{shard}: run {run_id} is paused")
         control = control_of(runs, run_id, paused=paused, check=check_time) if stays else runs.control(run_id)
         check_time()
-        if control.operations_per_s is None:
-            return None
-        done = sum(each.done for each in runs.progress(run_id))
-        return control.operations_per_s / max(1, shards - done)
+        return control.operations_per_s
 
-    return Pace(allowed)
+    return Pace(allowed, runs.bucket(run_id))
 
 
 def run_rest(runs: MaintenanceRuns, run_id: str) -> Callable[[], None]:

@@ -15,10 +15,12 @@ from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
 from queuekeeper.approvals import Standing, check_current, milliseconds
+from queuekeeper.clock import Bucket
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.locks import session_lock
 from queuekeeper.jobs.registry import kind_of
+from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
@@ -456,6 +458,10 @@ class MaintenanceRuns(Runs):
     def shard_progress(self, run_id: str, shard: str) -> ShardProgress:
         """Return the progress of a run in one shard; empty progress for a shard that has not begun."""
         return next((each for each in self.progress(run_id) if each.shard == shard), ShardProgress(shard=shard))
+
+    def bucket(self, run_id: str) -> Bucket:
+        """Return what holds all that work for a run to its throttle together."""
+        return SharedBucket(self.connection, run_id)
 
     @contextmanager
     def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from queuekeeper import audit
+from queuekeeper.clock import Bucket, OwnBucket
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunControl, RunState, ShardProgress
 
@@ -24,6 +25,7 @@ class UnrecordedRuns(MaintenanceRuns):
     def __init__(self) -> None:
         self._run: MaintenanceRun | None = None
         self._progress: dict[str, ShardProgress] = {}
+        self._bucket = OwnBucket()
 
     def _begin(self, **values: Any) -> None:
         now = datetime.now(UTC)
@@ -71,6 +73,10 @@ class UnrecordedRuns(MaintenanceRuns):
     def progress(self, run_id: str) -> list[ShardProgress]:
         """Return the progress of the run in each shard that has begun."""
         return [self._progress[shard] for shard in sorted(self._progress)]
+
+    def bucket(self, run_id: str) -> Bucket:
+        """Return what holds this process to the throttle of the run."""
+        return self._bucket
 
     @contextmanager
     def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:

@@ -70,7 +70,7 @@ def carry_out(
             plan=plan,
             now_ms=system_clock(),
             is_paused=lambda: runs.control(run).paused,
-            wait=run_pace(runs, run_id=run, shard=plan.table, shards=1, max_run_minutes=None, say=say, stays=False),
+            wait=run_pace(runs, run_id=run, shard=plan.table, max_run_minutes=None, say=say, stays=False),
             note=lambda outcomes: runs.save_progress(run, _progress(plan, outcomes)),
             say=say,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -25,7 +26,6 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
 )
 from queuekeeper.migration.ledger.parameters import MigrationParameters
-from queuekeeper.migration.ledger.shared_rate import lock_class
 from queuekeeper.postgres import statement, translated_errors
 from queuekeeper.sessions.judge import check_reason
 
@@ -533,7 +533,7 @@ class MigrationLedger(Runs):
         :raises RefusedError: when another session holds one of them; names that session.
         """
         wanted = sorted(set(cohorts))
-        choice: dict[str, Any] = {"class": lock_class("copy", plan_id), "cohorts": wanted}
+        choice: dict[str, Any] = {"class": _lock_class("copy", plan_id), "cohorts": wanted}
         taken: list[int] = []
         try:
             try:
@@ -571,7 +571,7 @@ class MigrationLedger(Runs):
 
     def _hold(self, plan_id: str) -> None:
         """Keep others from replacing rows of a plan until the transaction ends, so that no row is written twice."""
-        self._row("hold_record", {"class": lock_class("record", plan_id)})
+        self._row("hold_record", {"class": _lock_class("record", plan_id)})
 
     def _audit(
         self,
@@ -592,3 +592,8 @@ class MigrationLedger(Runs):
     def _many(self, name: str, parameters: Iterable[dict[str, Any]]) -> None:
         with translated_errors(self.connection), self.connection.cursor() as cursor:
             cursor.executemany(statement(f"{_QUERIES}{name}"), parameters)
+
+
+def _lock_class(purpose: str, plan_id: str) -> int:
+    """Return the first key of the advisory locks that a plan holds for a purpose; never negative."""
+    return int.from_bytes(hashlib.sha256(f"queuekeeper.{purpose}:{plan_id}".encode()).digest()[:4], "big") >> 1

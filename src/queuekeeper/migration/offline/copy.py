@@ -16,13 +16,13 @@ from pyspark.taskcontext import TaskContext
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.jobs.pace import control_of
+from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState
 from queuekeeper.migration.ledger.parameters import CopyManner, Mode
 from queuekeeper.migration.ledger.progress import reported, warn
-from queuekeeper.migration.ledger.shared_rate import shared_rate
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.importer import Counts, SessionImporter, chunks
 from queuekeeper.migration.offline.plan import measured_rows
@@ -265,8 +265,6 @@ def _import_task(
         client = connect_redis(redis_url)
         stack.callback(client.close)
         halted = ledger.control(plan_id).paused
-        # Copies of one plan that run at the same time share the plan's throttle.
-        share = stack.enter_context(shared_rate(connection, f"copy {plan_id}"))
 
         def report() -> float | None:
             ledger.record_progress(
@@ -274,10 +272,12 @@ def _import_task(
             )
             nonlocal halted
             control = ledger.control(plan_id)
-            halted, rate = control.paused, control.operations_per_s
-            return None if rate is None else share(rate)
+            halted = control.paused
+            return control.operations_per_s
 
-        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report), mode=mode)
+        # Copies of one plan that run at the same time share the plan's throttle.
+        pace = Pace(report, SharedBucket(connection, plan_id))
+        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=pace, mode=mode)
         stack.callback(importer.close)
         done, broken_off = total, False
         between = True  # whether the importer is between two sessions

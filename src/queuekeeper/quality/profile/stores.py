@@ -19,7 +19,7 @@ from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
-from queuekeeper.migration.ledger.shared_rate import shared_rate
+from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.migration.offline.source import Layout, layout, open_source, task_count
 from queuekeeper.migration.spark.session import our_errors
 from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
@@ -286,15 +286,12 @@ def _keys_in(client: RedisClient) -> int:
 
 @contextmanager
 def _paced(postgres_url: str, profile_id: str, *, rate: int | None) -> Iterator[Pace]:
-    """Hold a task to its share of the profile's throttle."""
+    """Hold all tasks of a profile together to its throttle."""
     if rate is None:
         yield Pace(lambda: None)
         return
-    with (
-        connect_postgres(postgres_url, autocommit=True) as connection,
-        shared_rate(connection, f"profile {profile_id}") as share,
-    ):
-        yield Pace(lambda: share(rate))
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        yield Pace(lambda: rate, SharedBucket(connection, profile_id))
 
 
 def _redis_queues(

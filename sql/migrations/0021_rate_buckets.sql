@@ -1,0 +1,2 @@
+-- Those who share a rate share a bucket.
+-- makes: rate_buckets
