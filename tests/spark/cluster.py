@@ -163,20 +163,21 @@ class Cluster:
                 hidden=[*hidden, archive.parent],
                 stack=stack,
             )
-            for _ in range(count):
-                made.add_worker()
+            made.workers.extend(made._worker(place) for place in range(count))
             yield made
 
-    def add_worker(self) -> None:
-        """Run one more worker, or one in the place of the first one that has died."""
-        alive = [each.is_running() for each in self.workers]
-        place = alive.index(False) if False in alive else len(alive)
+    def _worker(self, place: int) -> psutil.Process:
         folder = self.folder / f"worker-{place}-{free_port(self.network.here)}"
         folder.mkdir()
-        worker = self.stack.enter_context(
+        return self.stack.enter_context(
             spark_worker(self.network.hosts[place], self.master, folder, hidden=self.hidden)
         )
-        self.workers[place:] = [worker, *self.workers[place + 1 :]]
+
+    def lose(self, worker: psutil.Process) -> None:
+        """Kill a worker, and run another one on its host."""
+        worker.kill()
+        place = self.workers.index(worker)
+        self.workers[place] = self._worker(place)
 
     @contextmanager
     def command(self, *words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:

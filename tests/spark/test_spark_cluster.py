@@ -1,12 +1,20 @@
 """A standalone Spark whose workers are hosts of their own that have neither Queuekeeper nor a file of the driver's.
 
-By day there is one worker; at night there are three.
+By day there is one worker, and one driver does all; at night there are three, which commands and Airflow use, and
+executors, workers and drivers are killed.
 """
 
 from __future__ import annotations
 
+import os
+import random
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -15,14 +23,25 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
+from queuekeeper import postgres
+from queuekeeper.clock import system_clock
+from queuekeeper.maintenance.partitions.apply import apply_plan
+from queuekeeper.maintenance.partitions.archive import archive_partition
+from queuekeeper.maintenance.partitions.plan import plan_retirement
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.migration.ledger.model import VerifyReport
 from queuekeeper.migration.ledger.parameters import MigrationParameters
-from tests.chaos.support import contents, differing
+from tests.chaos.conftest import SEED
+from tests.chaos.support import contents, differing, until
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.spark.cluster import ROOT, Cluster, pack_environment, result_of
 from tests.spark.world import World
 
 COHORTS = 12
+THROTTLE = 150
+WISHES = ("--cohort-count", str(COHORTS), "--quarantine-cap-percent", "50")
 
 ONE_DRIVER = f"""
 import json, os, sys
@@ -41,6 +60,37 @@ copy_sessions(spark, **stores, plan_id=plan_id)
 report = verify_migration(spark, **stores, plan_id=plan_id)
 spark.stop()
 print(json.dumps(plain(report)))
+"""
+
+RUNS_OF_AIRFLOW = f"""
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.utils.db import initdb
+from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
+
+root, retired_id, directory = sys.argv[1:]
+answer = {{"chosen_options": ["Approve"], "responded_by_user": {{"id": "1", "name": "ada"}}}}
+HITLOperator.execute = lambda operator, context: answer
+initdb()
+
+def run(name, **conf):
+    dag = DagBag(f"{{root}}/dags/{{name}}.py").dags[name]
+    for task in dag.tasks:
+        task.retries, task.retry_policy = 0, None
+    tasks = dag.test(run_conf=conf).get_task_instances()
+    return {{task.task_id: [str(task.state), task.xcom_pull(task_ids=task.task_id)] for task in tasks}}
+
+moved = run("session_migration", cohort_count={COHORTS}, quarantine_cap_percent=50, copy_groups=1)
+judged = run("queue_quality", suite="full", stores="redis")
+archive = ArchivePartitionsOperator(
+    task_id="archive",
+    retired={{"to_archive": [retired_id], "table": "public.visits"}},
+    directory=directory,
+    spark_jobs=f"{{root}}/spark_jobs",
+)
+archived = archive.execute({{}})
+print(json.dumps({{"moved": moved, "judged": judged, "archived": archived}}, default=str))
 """
 
 
@@ -108,6 +158,11 @@ class Undisturbed:
     report: VerifyReport
     keys: dict[bytes, Any]
 
+    @property
+    def sessions(self) -> int:
+        """How many sessions there are in the target."""
+        return len({name for name in self.keys if name.endswith(b"_session")})
+
 
 @pytest.fixture(scope="module")
 def undisturbed(make_world: Callable[..., World], hostile_template: str) -> Undisturbed:
@@ -142,3 +197,147 @@ def test_a_host_without_a_file_of_the_drivers_moves_all_as_one_machine_does_and_
         assert what in read
     assert any("spark.archives" in path.read_text() for path in (cluster.folder / "events").rglob("events*"))
     assert search.found == set()
+
+
+@pytest.mark.nightly
+def test_commands_do_on_three_hosts_what_they_do_on_one_machine_and_show_no_secret(
+    cluster: Cluster, served: Served, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    retired_id = retired_partition(served.here)
+    with cluster.search(served.secrets) as search:
+
+        def done(*words: str) -> Any:
+            with cluster.command(*words, **served.variables) as process:
+                return result_of(process, search)
+
+        plan_id = done("migrate", "plan", *WISHES)["plan_id"]
+        assert done("migrate", "copy", plan_id, "--yes")["messages_written"] > 1_000
+        assert_as_undisturbed(served, done("migrate", "verify", plan_id), undisturbed)
+        (profile,) = done("quality", "profile", "--store", "redis")
+        assert profile["queues"] == undisturbed.sessions
+        words = ("--directory", str(tmp_path), "--retired-ids", str(retired_id))
+        job = str(ROOT / "spark_jobs" / "archive_partition.py")
+        variables = {**served.variables, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        with cluster.program("spark-submit", "--master", cluster.master, job, *words, **variables) as process:
+            (written,) = result_of(process, search)["archives"]
+        cluster.history(search)
+
+    assert_archived_as_here(served, written, retired_id=retired_id, directory=tmp_path)
+    assert any(re.search(r"/history/app-[^/]*/environment/", each) for each in search.read)
+    assert any(re.search(r"/api/v1/applications/app-[^/]*/environment", each) for each in search.read)
+    assert search.found == set()
+
+
+@pytest.mark.nightly
+def test_runs_of_airflow_do_on_three_hosts_what_they_do_on_one_machine_and_show_no_secret(
+    cluster: Cluster, served: Served, undisturbed: Undisturbed, server_home: Path, tmp_path: Path
+) -> None:
+    """A connection alone names the Spark; somebody approves all that is asked."""
+    retired_id = retired_partition(served.here)
+    postgres_url, redis_url = served.variables.values()
+    variables = {
+        "AIRFLOW_HOME": str(server_home / "airflow"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+        "AIRFLOW_CONN_QUEUEKEEPER_POSTGRES": postgres_url,
+        "AIRFLOW_CONN_QUEUEKEEPER_REDIS": redis_url,
+        "AIRFLOW_CONN_QUEUEKEEPER_SPARK": f"{cluster.master}?deploy-mode=client",
+        "QUEUEKEEPER_HOME": str(server_home / "queuekeeper"),
+    }
+    words = (RUNS_OF_AIRFLOW, str(ROOT), str(retired_id), str(tmp_path))
+    with cluster.search(served.secrets) as search:
+        with cluster.program("python", "-c", *words, **variables) as process:
+            told = result_of(process, search)
+        cluster.history(search)
+    assert {name: state for name, (state, _) in told["moved"].items() if state == "failed"} == {}
+    assert_as_undisturbed(served, told["moved"]["verify"][1], undisturbed)
+    state, profile = told["judged"]["profile_redis"]
+    assert (state, profile["queues"]) == ("success", undisturbed.sessions)
+    (written,) = told["archived"]["archives"]
+    assert_archived_as_here(served, written, retired_id=retired_id, directory=tmp_path)
+    assert search.found == set()
+
+
+def assert_archived_as_here(served: Served, written: Any, *, retired_id: int, directory: Path) -> None:
+    """See a local Spark find the archive that is there equal to what it reads again."""
+    here = served.here
+    again = archive_partition(
+        here.spark, postgres_url=here.postgres_url, retired_id=retired_id, directory=directory, now_ms=system_clock()
+    )
+    assert (again.is_new, again.path, again.manifest.content.rows) == (False, written["path"], 1_000)
+    assert again.manifest.content.rows_hash == written["rows_hash"]
+
+
+def retired_partition(world: World) -> int:
+    """Return the record of a partition of a thousand rows that was retired."""
+    connection = world.connection
+    postgres.migrate(connection)
+    connection.execute("CREATE TABLE visits (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
+    connection.execute(
+        "CREATE TABLE visits_old PARTITION OF visits FOR VALUES FROM ('2026-01-01') TO ('2026-02-01');"
+        "INSERT INTO visits SELECT '2026-01-02', n FROM generate_series(1, 1000) AS n"
+    )
+    policy = PartitionPolicy(
+        table="public.visits", step="1 month", ahead="1 month", retention="1 month", quarantine_days=0
+    )
+    save_policy(connection, policy)
+    now_ms = system_clock()
+    apply_plan(connection, plan=plan_retirement(connection, policy=policy, now_ms=now_ms), now_ms=now_ms)
+    (record,) = retired_partitions(connection)
+    return record.retired_id
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("turn", range(2))
+def test_migration_whose_executor_worker_and_driver_are_killed_ends_as_an_undisturbed_one(
+    cluster: Cluster, served: Served, undisturbed: Undisturbed, turn: int
+) -> None:
+    dice = random.Random(f"{SEED} {turn}")
+    print(f"CHAOS_SEED={SEED}")
+
+    def kill(victim: str, driver: subprocess.Popen[str]) -> None:
+        assert driver.poll() is None, "it ended before it could be hit"
+        print(f"kill: {victim}")
+        if victim == "driver":
+            os.killpg(driver.pid, 9)
+            driver.wait()
+            until(lambda: not cluster.executors(), what="the end of executors without a driver")
+        elif victim == "worker":
+            cluster.lose(dice.choice(cluster.workers))
+        else:
+            dice.choice(cluster.executors()).kill()
+
+    def hit(*words: str) -> Any:
+        """Run a command one of whose executors is killed some time after all have come."""
+        with cluster.command(*words, **served.variables) as process:
+            until(
+                lambda: process.poll() is not None or len(cluster.executors()) == len(cluster.workers),
+                what="all executors",
+            )
+            time.sleep(dice.uniform(0, 3))
+            kill("executor", process)
+            return result_of(process)
+
+    def has_come(share: float) -> bool:
+        return served.here.client.dbsize() >= share * len(undisturbed.keys)
+
+    plan_id = hit("migrate", "plan", *WISHES)["plan_id"]
+    served.here.ledger.set_throttle(plan_id, THROTTLE)
+    victims = dice.sample(["executor", "worker", "driver"], 3)
+    shares = sorted(dice.uniform(0.05, 0.6) for _ in victims)
+    kills = list(zip(shares, victims, strict=True))
+    copied = None
+    while copied is None:
+        with cluster.command("migrate", "copy", plan_id, "--yes", **served.variables) as copy:
+            victim = ""
+            while kills and victim != "driver":
+                share, victim = kills.pop(0)
+                until(partial(has_come, share), what=f"{share:.0%} of the copy")
+                kill(victim, copy)
+            if victim != "driver":
+                served.here.ledger.set_throttle(plan_id, None)
+                copied = result_of(copy)
+
+    assert copied["sessions_moved_on"] == 0
+    assert_as_undisturbed(served, hit("migrate", "verify", plan_id), undisturbed)
