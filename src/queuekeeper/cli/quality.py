@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from queuekeeper import places
 from queuekeeper.cli import context, incidents
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.incidents import issues_table, priority, toned
@@ -46,6 +47,7 @@ def _profiles(
     from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
 
     parameters = wish.at(_moment(now_ms))
+    folder = _folder(wish.parquet_directory, name="--parquet-directory")
     source, target = context.postgres_address(call.postgres_url), ""
     with call.anew() as asked:
         connection = asked.connection
@@ -54,9 +56,8 @@ def _profiles(
         if "redis" in stores:
             target = context.redis_address(call.redis_url)
             check_profiled(asked.client, parameters=parameters)
-    folder = str(Path(wish.parquet_directory).absolute()) if wish.parquet_directory else None
     read: dict[str, Any] = {
-        "postgres_url": source, "parameters": parameters, "now_ms": now_ms, "parquet_dir": folder
+        "postgres_url": source, "parameters": parameters, "now_ms": now_ms, "parquet_dir": folder and str(folder)
     }  # fmt: skip
     reports = []
     with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
@@ -75,8 +76,8 @@ def _moment(now_ms: int) -> datetime:
     return datetime.fromtimestamp(now_ms / 1_000, UTC)
 
 
-def _folder(text: str) -> Path | None:
-    return Path(text) if text else None
+def _folder(text: str, *, name: str) -> Path | None:
+    return places.folder(text, name=name).absolute() if text else None
 
 
 @command(app, asks=takes(lambda: ProfileWish, names=_STORE))
@@ -114,7 +115,7 @@ def run_command(
     :param profiles: Judge this profile instead of reading the store. Repeat the option for more.
     :param suites: Judge by this suite. Repeat the option for more. Without it, all that fit.
     """
-    now_ms = system_clock()
+    now_ms, data_docs = system_clock(), _folder(parameters.data_docs, name="--data-docs")
     stores = PROFILED.get(parameters.stores, ())
     if profiles:
         with call.anew() as asked:
@@ -141,7 +142,7 @@ def run_command(
             turn=parameters.at(now).turn if in_turn else None,
             throttle_references_per_s=parameters.throttle_references_per_s,
             show_client_ids=show_client_ids,
-            data_docs=_folder(parameters.data_docs),
+            data_docs=data_docs,
         )
     failed = (
         f"quality run {report.quality_run_id} has failed: `queuekeeper quality results {report.quality_run_id}` "
@@ -177,7 +178,7 @@ def judge(
             contents=parameters.contents,
             is_clustered=parameters.clustered,
             show_client_ids=show_client_ids,
-            data_docs=_folder(parameters.data_docs),
+            data_docs=_folder(parameters.data_docs, name="--data-docs"),
         )
     expectations = {each.number: each for each in load(parameters.judged_by).expectations}
     facts = [
