@@ -31,8 +31,8 @@ def folder(text: str, *, name: str) -> Path:
     if scheme == "file":
         return Path(unquote(urlsplit(text).path))
     raise UsageError(
-        f"{name} names an object store ({scheme}://), and a folder is needed: reports, undo files and archives may be "
-        "in an object store, and nothing else; name a folder of this machine"
+        f"{name} names an object store ({scheme}://), and a folder is needed: reports, undo files, archives and "
+        "Parquet of profiles may be in an object store, and nothing else; name a folder of this machine"
     )
 
 
@@ -105,6 +105,17 @@ def opened(place: Path | str, *, what: str, name: str, by: Callable[[str], Any] 
             f"{what} are in an object store ({scheme}://), which takes universal-pathlib and "
             f"{_DRIVERS.get(scheme, 'a driver of fsspec')} ({error}): install both, or let {name} name a folder"
         ) from None
+
+
+def shared_folder(place: Path | str, *, what: str, name: str) -> Path:
+    """Return a folder that Spark, commands and tasks of Airflow name alike, as a path.
+
+    :param place: path, or URL of a folder in an object store.
+    :param what: is kept there, in the plural.
+    :param name: name of the setting, for the error.
+    :raises UsageError: when no installed package opens that object store.
+    """
+    return opened(shared_place(str(place), name=name), what=what, name=name)
 
 
 def on_disk(path: object) -> bool:

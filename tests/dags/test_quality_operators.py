@@ -157,6 +157,9 @@ def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) 
     place, by_form = taken(asked | {"turn": "0", "parquet_directory": "/srv/profiles"})
     assert place.parquet_directory == "/srv/profiles"
     assert by_form == replace(by_time, turn=0)
+    assert taken(asked | {"parquet_directory": "s3://bucket/profiles"})[0].parquet_directory == "s3://bucket/profiles"
+    with pytest.raises(UsageError, match=r"^profiles are in an object store \(gs://\), which takes"):
+        taken(asked | {"parquet_directory": "gs://bucket/profiles"})
 
 
 def test_profile_that_spark_would_refuse_is_refused_before_spark_starts(dag: DAG) -> None:

@@ -182,8 +182,8 @@ def test_checks_are_explained_without_any_server() -> None:
         (("run", "--mode", "fast", "--cohorts", "0-3"), "cohorts '0-3' are 4: a fast profile reads one in 96"),
         (("profile", "--sample-percent", "0"), "sample_percent is 0: it must be an integer from 1 to 100"),
         (
-            ("profile", "--parquet-directory", "s3://bucket/profiles"),
-            "--parquet-directory names an object store .s3://",
+            ("profile", "--parquet-directory", "gs://bucket/profiles"),
+            "profiles are in an object store .gs://., which takes universal-pathlib and gcsfs",
         ),
         (("run", "--data-docs", "s3://bucket/docs"), "--data-docs names an object store .s3://"),
         (("run", "--profile", "nothing"), "there is no profile 'nothing'"),

@@ -17,6 +17,7 @@ from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.sessions import sample
 from tests.lanes import mark
+from tests.object_store import NOWHERE
 from tests.spark.world import World, kill_the_dying
 from tests.spark_session import compiling, spark
 
@@ -115,3 +116,11 @@ def make_world(
             return stack.enter_context(World.opened(spark, postgres_url=clone(template), redis_url=redis_url))
 
         yield made
+
+
+@pytest.fixture
+def shared_bucket(bucket: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Name of a bucket in which Spark's tasks may read and write, too."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *NOWHERE):
+        monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+    return bucket

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +36,7 @@ from queuekeeper.maintenance.partitions.restore import archive_folder, load_arch
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.places import names
 from queuekeeper.postgres import Connection
-from tests.object_store import NOWHERE, ObjectStore
+from tests.object_store import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("compiling")
 
@@ -93,14 +92,6 @@ def connection(clone: Callable[[str], str]) -> Iterator[Connection]:
 def url(connection: Connection) -> str:
     info = connection.info
     return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
-
-
-@pytest.fixture
-def shared_bucket(bucket: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Name of a bucket in which Spark's tasks may read and write, too."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *NOWHERE):
-        monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
-    return bucket
 
 
 @pytest.fixture(params=["a disk", "a file URL", "an object store"])

@@ -20,9 +20,11 @@ from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.spark.job import Environment
 from queuekeeper.postgres import Connection
+from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
+from tests.object_store import ObjectStore
 from tests.spark.world import World
 
 pytestmark = pytest.mark.usefixtures("compiling")
@@ -105,6 +107,29 @@ def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path)
     assert _profile(world, replace(CONTENTS, keep_profiles=1), profile_id="second").queues == report.queues
     assert _rows(world.connection, "first") == {}
     assert _sums(world, "cohort_profiles", "first", "queues") == (report.queues,)
+
+
+def test_parquet_in_an_object_store_is_judged_as_in_a_folder_and_replaced_as_a_whole(
+    world: World, make_world: Callable[..., World], shared_bucket: str, object_store: ObjectStore, tmp_path: Path
+) -> None:
+    def judged(place: str) -> list[tuple[object, ...]]:
+        report = judge_parquet(world.spark, path=place, suite="sessions_redis", contents=True)
+        return [(each.check_id, each.passed, each.broken, each.observed) for each in report.results]
+
+    remote = f"s3://{shared_bucket}/profiles"
+    for place in (remote, str(tmp_path)):
+        report = _profile(world, CONTENTS, profile_id="placed", parquet_dir=place)
+        assert report.parquet == f"{place}/placed"
+    found = judged(f"{remote}/placed")
+    assert found == judged(f"{tmp_path}/placed")
+    assert not all(passed for _, passed, *_ in found)
+
+    # Without a queue there is a file, too: nothing is wrong, and nothing of the profile before is left.
+    _profile(make_world(), CONTENTS, profile_id="placed", parquet_dir=remote)
+    (_,) = object_store.objects(shared_bucket)
+    assert all(passed for _, passed, *_ in judged(f"{remote}/placed"))
+    with pytest.raises(UsageError, match=r"^s3://.*/profiles/missing holds no profile: name the folder"):
+        judged(f"{remote}/missing")
 
 
 def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:

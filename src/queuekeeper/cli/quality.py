@@ -25,7 +25,7 @@ from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.run import EVENT_SUITES, QUEUE_SUITES, QualityReport, judging, run_quality
 from queuekeeper.quality.judge.store import QualityRun, QualityStore, TrendRun, Verdict
 from queuekeeper.quality.judge.suites import load
-from queuekeeper.quality.profile.model import PROFILED, JudgeWish, ProfileReport, ProfileWish, RunWish
+from queuekeeper.quality.profile.model import PROFILED, JudgeWish, ProfileReport, ProfileWish, RunWish, profile_folder
 
 app = group()
 app.add_typer(incidents.known, name="known")
@@ -47,7 +47,7 @@ def _profiles(
     from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
 
     parameters = wish.at(_moment(now_ms))
-    folder = _folder(wish.parquet_directory, name="--parquet-directory")
+    folder = _shared(wish.parquet_directory) if wish.parquet_directory else None
     source, target = context.postgres_address(call.postgres_url), ""
     with call.anew() as asked:
         connection = asked.connection
@@ -57,7 +57,7 @@ def _profiles(
             target = context.redis_address(call.redis_url)
             check_profiled(asked.client, parameters=parameters)
     read: dict[str, Any] = {
-        "postgres_url": source, "parameters": parameters, "now_ms": now_ms, "parquet_dir": folder and str(folder)
+        "postgres_url": source, "parameters": parameters, "now_ms": now_ms, "parquet_dir": folder
     }  # fmt: skip
     reports = []
     with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
@@ -74,6 +74,11 @@ def _profiles(
 
 def _moment(now_ms: int) -> datetime:
     return datetime.fromtimestamp(now_ms / 1_000, UTC)
+
+
+def _shared(text: str) -> str:
+    """Return the name of a folder of Parquet that Spark knows, too, once something opens it."""
+    return str(place.absolute()) if places.on_disk(place := profile_folder(text)) else text
 
 
 def _folder(text: str, *, name: str) -> Path | None:
@@ -154,7 +159,7 @@ def run_command(
 @command(app, asks=takes(lambda: JudgeWish, names={"judged_by": ["--suite"]}))
 def judge(
     call: Plain,
-    parquet: Path,
+    parquet: str,
     *,
     parameters: JudgeWish,
     show_client_ids: ShowClientIds = False,
@@ -173,7 +178,7 @@ def judge(
 
         report = judge_parquet(
             spark,
-            path=str(parquet.absolute()),
+            path=_shared(parquet),
             suite=parameters.judged_by,
             contents=parameters.contents,
             is_clustered=parameters.clustered,

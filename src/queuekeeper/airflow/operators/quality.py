@@ -34,6 +34,7 @@ from queuekeeper.quality.profile.model import (
     ProfilePlace,
     ProfileRules,
     QualityWish,
+    profile_folder,
     turn_of,
 )
 from queuekeeper.report.files import ReportKind
@@ -67,6 +68,9 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return the store, and the parameters of the profile."""
         wish, rules = self.read(QualityWish), self.read(ProfileRules)
+        if wish.parquet_directory:
+            # What cannot be opened is told before Spark starts.
+            profile_folder(wish.parquet_directory)
         place = ProfilePlace.of_texts(
             {
                 "store": self.store,

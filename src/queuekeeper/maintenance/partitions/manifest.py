@@ -24,7 +24,7 @@ from urllib.parse import quote
 from psycopg import sql
 
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
-from queuekeeper.places import names, opened, shared_place, sync, told, write_whole
+from queuekeeper.places import names, shared_folder, sync, told, write_whole
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 FORMAT = 1
@@ -253,7 +253,7 @@ def archive_place(place: Path | str, *, name: str = "the folder of archives") ->
     :param name: name of the setting, for the error.
     :raises UsageError: when the path is not absolute, or no installed package opens that object store.
     """
-    return opened(shared_place(str(place), name=name), what=WHAT, name=name)
+    return shared_folder(place, what=WHAT, name=name)
 
 
 def parent_name(parent: str) -> str:

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from queuekeeper.places import told, write_whole
+from queuekeeper.places import make_folder, names, remove_folder, told, write_whole
 
 SUFFIX = ".parquet"
 
@@ -26,6 +27,9 @@ _FILE_BYTES = 128 * 1024 * 1024
 """So much of a task's rows, as Arrow holds them, goes into one file: it is made and read in memory."""
 
 _BATCH_ROWS = 10_000
+
+
+_ADVICE = "let Spark's tasks write there"
 
 
 class WrittenFile(NamedTuple):
@@ -45,7 +49,7 @@ def write_parquet(rows: DataFrame, folder: Callable[[], Path]) -> list[WrittenFi
     :param folder: opens the folder, which is there, in a task.
     :raises RefusedError: in a task, when it cannot be written to.
     """
-    names = rows.columns
+    columns = rows.columns
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         place = folder()
@@ -53,22 +57,54 @@ def write_parquet(rows: DataFrame, folder: Callable[[], Path]) -> list[WrittenFi
         part = context.partitionId() if context else 0
         for number, table in enumerate(_tables(batches)):
             sink = pa.BufferOutputStream()
-            pq.write_table(table.rename_columns(names), sink, compression="zstd")
+            pq.write_table(table.rename_columns(columns), sink, compression="zstd")
             content = sink.getvalue().to_pybytes()
             name = f"part-{part:05}-{number:03}-{token_hex(8)}{SUFFIX}"
-            with told(f"Parquet cannot be written to {place}", place, "let Spark's tasks write there"):
+            with told(f"Parquet cannot be written to {place}", place, _ADVICE):
                 write_whole(place / name, content)
             file = WrittenFile(name, table.num_rows, len(content), hashlib.sha256(content).hexdigest())
             yield pa.RecordBatch.from_pylist([file._asdict()])
 
     # Spark looks each column up by its name, which may hold a dot.
-    plain = rows.toDF(*(f"column_{number}" for number in range(len(names))))
+    plain = rows.toDF(*(f"column_{number}" for number in range(len(columns))))
     found = plain.mapInArrow(write, "name string, rows long, size_bytes long, sha256 string").collect()
     return sorted(WrittenFile(**row.asDict()) for row in found)
 
 
+def replace_parquet(rows: DataFrame, folder: Callable[[], Path], *, what: str) -> None:
+    """Write rows in place of all that a folder holds; without rows, a file that names their columns.
+
+    :param folder: opens the folder, also in a task; it need not be there.
+    :param what: is kept there, in the plural.
+    :raises RefusedError: when it cannot be written to.
+    """
+    place = folder()
+    with told(f"Parquet cannot be written to {place}", place, _ADVICE):
+        remove_folder(place, what=what)
+        make_folder(place)
+    if not write_parquet(rows, folder):
+        sink = pa.BufferOutputStream()
+        pq.write_table(to_arrow_schema(rows.schema).empty_table(), sink)
+        with told(f"Parquet cannot be written to {place}", place, _ADVICE):
+            write_whole(place / f"part-00000{SUFFIX}", sink.getvalue().to_pybytes())
+
+
+def parquet_of(spark: SparkSession, folder: Callable[[], Path], *, what: str) -> DataFrame | None:
+    """Return the rows of a folder's files, or none where it has no Parquet.
+
+    :param folder: opens the folder, also in a task.
+    :param what: is kept there, in the plural.
+    """
+    place = folder()
+    files = [name for name in names(place, what=what) if name.endswith(SUFFIX)]
+    if not files:
+        return None
+    schema = from_arrow_schema(pq.read_schema(pa.BufferReader((place / files[0]).read_bytes())))
+    return read_parquet(spark, files, schema, lambda name: (folder() / name).read_bytes())
+
+
 def read_parquet(
-    spark: SparkSession, names: Sequence[str], schema: StructType, read: Callable[[str], bytes]
+    spark: SparkSession, files: Sequence[str], schema: StructType, read: Callable[[str], bytes]
 ) -> DataFrame:
     """Return the rows of files, a partition for each.
 
@@ -78,12 +114,12 @@ def read_parquet(
     def read_files(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                file = pq.ParquetFile(pa.BufferReader(read(names[number])))
+                file = pq.ParquetFile(pa.BufferReader(read(files[number])))
                 for rows in file.iter_batches(batch_size=_BATCH_ROWS):
                     # Spark was told that it has no metadata and no "not null".
                     yield pa.RecordBatch.from_arrays(rows.columns, names=rows.schema.names)
 
-    return spark.range(0, len(names), 1, max(1, len(names))).mapInArrow(read_files, schema)
+    return spark.range(0, len(files), 1, max(1, len(files))).mapInArrow(read_files, schema)
 
 
 def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from queuekeeper.errors import UsageError
+from queuekeeper.migration.spark.parquet import parquet_of
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.judge.validation import SuiteReport, validate
+from queuekeeper.quality.profile.model import PROFILES, profile_folder
 
 
 def judge_parquet(
@@ -28,7 +30,7 @@ def judge_parquet(
 
     The run is not recorded, so forms of remedies name no quality run, no limit and no prefix of keys.
 
-    :param path: folder that the profile has written.
+    :param path: folder that the profile has written; a URL if it is in an object store.
     :param suite: name of a file in ``expectations/``.
     :param contents: whether the profile has read the contents of messages.
     :param is_clustered: whether the queues are on a Redis cluster, where a bad hash tag is worse.
@@ -39,10 +41,9 @@ def judge_parquet(
     chosen = load(suite)
     if len(chosen.stores) != 1:
         raise UsageError(f"suite {suite} does not judge the sessions of one store: Parquet holds nothing else")
-    try:
-        queues = spark.read.parquet(path)
-    except AnalysisException as error:
-        raise UsageError(f"{path} holds no profile: name the folder that `parquet` of its report names") from error
+    queues = parquet_of(spark, partial(profile_folder, path), what=PROFILES)
+    if queues is None:
+        raise UsageError(f"{path} holds no profile: name the folder that `parquet` of its report names")
     # Each expectation reads the rows several times.
     frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
     try:

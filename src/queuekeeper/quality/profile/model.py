@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -15,6 +16,7 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter, percent, same
 from queuekeeper.keyspace import SLOTS, parse_cohorts
+from queuekeeper.places import shared_folder
 from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
 
 Store = Literal["redis", "postgres"]
@@ -105,6 +107,18 @@ def _turn_or_now() -> Any:
     )
 
 
+PROFILES = "profiles"
+
+
+def profile_folder(place: str) -> Path:
+    """Return the folder of a profile's Parquet, or of many, as a path.
+
+    :param place: path, or URL of a folder in an object store.
+    :raises UsageError: when no installed package opens that object store.
+    """
+    return shared_folder(place, what=PROFILES, name="parquet_directory")
+
+
 def _folder(*, title: str, help: str, unset: str, example: str, **said: Any) -> Any:  # noqa: A002 - the name that parameter() has
     """Declare a folder for additional output; a form asks for an absolute path, which is the same on every host."""
     return parameter(
@@ -113,11 +127,14 @@ def _folder(*, title: str, help: str, unset: str, example: str, **said: Any) -> 
         help=help,
         unset=unset,
         section=Section.RECORDS,
-        form_pattern=r"^/[^{}\x00-\x1F]+$",
         longest=1_024,
-        rule="it must name a folder by at most 1,024 characters; a form asks for an absolute path without braces",
         examples=[None, example],
-        **said,
+        **{
+            "form_pattern": r"^/[^{}\x00-\x1F]+$",
+            "rule": "it must name a folder by at most 1,024 characters; a form asks for an absolute path without "
+            "braces",
+            **said,
+        },
     )
 
 
@@ -126,9 +143,12 @@ def parquet_directory() -> Any:
     return _folder(
         title="Folder for Parquet",
         help="Folder to which the rows of queues are also written, as Parquet. The rows hold client ids. All workers "
-        "of Spark must reach the folder.",
+        "of Spark must reach the folder; it may be in an object store, named by its URL.",
         unset="no Parquet is written",
         example="/srv/queue-profiles",
+        form_pattern=r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$",
+        rule="it must name a folder by at most 1,024 characters; a form asks for an absolute path, or a URL, without "
+        "braces",
         aliases={"parquet_dir": same},
     )
 

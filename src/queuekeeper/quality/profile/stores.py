@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import redis
@@ -21,11 +22,20 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.migration.offline.source import Layout, layout, open_source, task_count
+from queuekeeper.migration.spark.parquet import replace_parquet
 from queuekeeper.migration.spark.session import our_errors
 from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.quality.profile import postgres_queues, scan
-from queuekeeper.quality.profile.model import TURNS, ProfileParameters, ProfileReport, Store, in_sample
+from queuekeeper.quality.profile.model import (
+    PROFILES,
+    TURNS,
+    ProfileParameters,
+    ProfileReport,
+    Store,
+    in_sample,
+    profile_folder,
+)
 from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.servers import redis_target
@@ -216,7 +226,7 @@ def _record(
             rows = found.mapInArrow(read, SPARK_ROWS).persist(StorageLevel.DISK_ONLY)
             stack.callback(rows.unpersist)
             sums = _summed(rows.mapInArrow(store, SPARK_HOURS))
-            rows.drop("hours").write.mode("overwrite").parquet(parquet)
+            replace_parquet(rows.drop("hours"), partial(profile_folder, parquet), what=PROFILES)
         else:
             # Rows for the database alone do not pass through Spark, since they have many columns.
             sums = _summed(found.mapInArrow(read_and_store, SPARK_HOURS))
