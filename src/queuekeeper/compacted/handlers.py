@@ -1,4 +1,4 @@
-"""Handlers of a compacted queue: what works on its messages, one after the other, and what becomes of failures."""
+"""Handlers of a compacted queue: which function works on its messages, one at a time, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class CompactedWorker:
 
     A message that the handler fails on comes to it again, after a pause that grows, before any later one, until it is
     skipped or the queue is lost. A value that was appended meanwhile comes after it. While another consumer holds the
-    queue, the worker waits for its turn: of several workers one works, and another goes on where it stopped. A server
+    queue, the worker waits for its turn: of several workers one works; another continues where it stopped. A server
     that has answered once is waited for.
 
     :param work: gets each message, a coroutine function in the event loop and any other in a thread. It fails when it
@@ -170,7 +170,7 @@ class CompactedWorker:
         consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)
         async with consumer:
             self._has_answered = True
-            # Whoever has had the queue goes on where it stood, and does not begin again.
+            # A worker that had the queue before continues at its position, and does not begin again.
             self._rules = replace(self._rules, start=None)
             ending = asyncio.ensure_future(self._stopped.wait())
             ending.add_done_callback(lambda _: consumer.stop())

@@ -35,7 +35,7 @@ _TOLD = frozenset({"appended_ms", "is_readable", "property_count", "redelivered"
 
 @dataclass(frozen=True, kw_only=True)
 class AppendLinesReport:
-    """What became of the lines of a file.
+    """Outcomes of the lines of a file.
 
     :param appended: lines that were stored.
     :param replayed: lines that had been stored before, by the same producer under the same number.
@@ -192,7 +192,7 @@ def append_lines(
 
 
 def gone_on(producer: str | None) -> RefusedError:
-    """Return the exception for an append whose number is less than the producer's last: nobody knows what it was."""
+    """Return the exception for a number below the producer's last: the queue no longer knows that append."""
     return RefusedError(
         f"producer {producer!r} has appended under a greater number since, and nothing was stored now: give the number "
         "behind its last one"

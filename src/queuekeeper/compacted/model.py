@@ -89,7 +89,7 @@ def plain_properties(properties: Mapping[str, str]) -> dict[str, str] | list[tup
 class WhenFull(StrEnum):
     """What an append does when a queue has reached its limits."""
 
-    REJECT = "reject"  # nothing is stored, and the producer is told
+    REJECT = "reject"  # nothing is stored, and the producer gets an error
     DROP_OLDEST = "drop_oldest"  # the oldest messages go, and are counted
 
 

@@ -220,7 +220,7 @@ class MqttDoor:
                     )
                     if self._link.loses_nothing:
                         break
-                    # Brokers hang up on who says nothing, and the next one may have forgotten what this one knew.
+                    # Brokers disconnect a silent client, and the next broker may not know this one's sessions.
                     writer.close()
                     await self._link.connected.wait()
         except TimeoutError:
@@ -256,7 +256,7 @@ class MqttDoor:
         self.report.stores = not (self._silence.is_on or self._unstored.is_on)
 
     async def _store(self, published: Published) -> None:
-        """Store what was published; what never can be stored is told, so that nothing is lost in silence.
+        """Store a published value; report a value that can never be stored, so that no value is lost silently.
 
         All else that fails is the server's: the broker keeps the publish and sends it again.
 

@@ -1,4 +1,4 @@
-"""Where the MQTT broker of the door is, and who may speak to it."""
+"""Address of the MQTT broker of the door, and credentials for it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class BrokerLink:
 
 
 class _Session:
-    """One connection. Paho serves it in a thread; what it has to say is said in the event loop."""
+    """One connection. Paho serves it in a thread; its callbacks run in the event loop."""
 
     def __init__(self, address: BrokerAddress, client_id: str, write_filter: str | None, store: Store) -> None:
         self._loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ class _Session:
             packed.UserProperty = list(properties)
         if content_type is not None:
             packed.ContentType = content_type
-        # The broker hangs up on whoever sends a larger one (MQTT 5 section 3.2.2.3.6).
+        # The broker disconnects a client that sends a larger one (MQTT 5 section 3.2.2.3.6).
         size = HEADER_BYTES + len(topic.encode()) + len(packed.pack()) + len(payload)
         if size > self._max_packet_bytes:
             raise PayloadTooLarge(f"a packet of {size} bytes: the broker takes at most {self._max_packet_bytes}")

@@ -82,7 +82,7 @@ class DoorReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """Who is told how long something took, in seconds.
+    """Receiver of durations, in seconds.
 
     :param append: from taking a publish until it is stored.
     :param delivery: from having a message until the client's connection has taken it.
@@ -212,7 +212,7 @@ class Relay:
                 writer.transport.abort()
 
     def end(self, reason: Reason, why: str | None = None) -> None:
-        """End the connection, and say why where the client understands it; one that waits is told by its CONNACK."""
+        """End the connection, with a reason if the client understands one; a waiting client gets it in its CONNACK."""
         self._is_ended_by_us = True
         self._ended.set()
         if not self._let_in.done():

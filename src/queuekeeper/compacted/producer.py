@@ -139,7 +139,7 @@ class CompactedProducer(AnswersByQueues):
         :raises QueueFull: when the queue has reached its limits; nothing was stored.
         :raises SequenceConflict: when a key's value has not the number that was expected; nothing was stored.
         :raises StoreFull: when Redis has no memory left; nothing was stored.
-        :raises ServerUnavailable: when no answer has come: nobody knows whether they were stored.
+        :raises ServerUnavailable: when there was no answer: it is unknown whether they were stored.
         :raises RefusedError: when the name has used a greater number before; nothing was stored.
         """
         with self._turn:

@@ -83,8 +83,8 @@ class CompactedQueues(_Methods, Blocking):
     def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
         """Wait until something waits for a consumer that has emptied its queue, on a connection of its own.
 
-        :returns: whether it was woken; whoever was not should look all the same, since a wake may be lost with a
-            connection.
+        :returns: whether it was woken; without a wake the caller should fetch all the same, since a lost connection may
+            lose a wake.
         """
         check_seconds("timeout_s", timeout_s, least=0)
         return self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)

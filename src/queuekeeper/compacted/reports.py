@@ -12,7 +12,7 @@ from queuekeeper.quick_init import quick_init
 @quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendReport:
-    """What became of an append.
+    """Result of an append.
 
     :param sequences: number of each entry, in order; empty when ``is_forgotten``.
     :param replaced: for each entry, the number of the value that it took the place of, none where the key had none;
@@ -310,7 +310,7 @@ class RepairReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueRow:
-    """A message that retention lets go.
+    """A message that retention removes.
 
     :param size_bytes: of key and stored value.
     :param stored: the value as it is stored, for :meth:`restore`; none when it was not asked for.

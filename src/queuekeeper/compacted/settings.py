@@ -26,8 +26,8 @@ class EcqSettings:
 
     :param writer_pool_size: number of clients whose values are stored at once, up to 10,240; 0 for the default.
     :param data_retention_ms: age at which messages are collected, acknowledged or not.
-    :param gc_interval_ms: time between two collections; read and checked, and otherwise for whoever sets the schedule
-        of the collector, which no setting of a queue starts.
+    :param gc_interval_ms: time between two collections; it is read and checked, and no queue uses it:
+        it is for the schedule of the collector.
     :param reader_batch_size: largest number of messages that a consumer has in flight, 1 to 31.
     :param write_timeout_ms: time within which a value must be stored, a day at most.
     :param read_timeout_ms: time within which the store must answer a read, a day at most.

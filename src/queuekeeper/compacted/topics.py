@@ -92,9 +92,9 @@ class Topics:
 
     @checked
     def refusal(self, topic: str) -> str:
-        """Return where the refusal of what was published on a topic is told; the topic need not be well formed.
+        """Return the topic that reports the refusal of a publish; the publish's own topic need not be well formed.
 
-        One that would be too long is told above all others.
+        A topic that would be too long is replaced by the topic above all others.
         """
         above = f"{self.prefix}-refused"
         refusal = f"{above}{topic.removeprefix(f'{self.prefix}/{WRITE_LEVEL}')}"

@@ -54,7 +54,7 @@ class EventConsumer(EventService[None]):
         consumer.run()  # until stop() is called, in another thread or by a signal
 
     Or ``with consumer:``, which runs it in a thread until the block's end. Of all consumers of a group one reads;
-    another goes on where it stopped, should it end. Every event reaches each handler of its subscription at least once.
+    another continues where it stopped, if it ends. Every event reaches each handler of its subscription at least once.
 
     :param url: of the database.
     :param threads: handlers that work at once.

@@ -69,7 +69,7 @@ class Left:
 
 
 class Recovery:
-    """Decides how long a service waits before it goes on after the server could not serve it.
+    """Decides how long a service waits before the next try after the server could not serve it.
 
     A lost connection is opened again soon, as long as it can be. What a server refuses that can be reached may be
     refused for long, so the pauses grow until it has done well for as long as the longest of them.
@@ -117,7 +117,7 @@ class Consumption:
     """What a consumer does, as an operation.
 
     The group is this connection's from the first read on. A connection that is lost takes it along: what was not
-    stored as read comes again, to whoever has the group next.
+    stored as read is delivered again, to the next consumer of the group.
 
     :param attempt: makes the work of an attempt.
     :param began: called when it serves.
@@ -313,7 +313,7 @@ class Consumption:
         return any(handler.busy is not None for handler in self.handlers.values())
 
     def end(self, error: BaseException | None, told: Iterable[Any]) -> None:
-        """Tell everybody who waits that nothing comes any more.
+        """End the wait of all that wait: nothing more will come.
 
         :param told: messages that nobody has taken.
         """
@@ -487,7 +487,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _resolve(future: Any, *, result: Any = None, error: Exception | None = None) -> None:
-    """Give a future its result, unless whoever waits for it has left."""
+    """Set the result of a future, unless its waiter has gone."""
     if future.done():
         return
     if error is not None:

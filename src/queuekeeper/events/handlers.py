@@ -1,4 +1,4 @@
-"""Handlers, listeners and how far they have come: who works on what, and where the cursor may stand."""
+"""Handlers, listeners and their progress: which handler works on which event, and how far the cursor may move."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ReadAhead:
         return len(self._checkpoints) >= self._limit
 
     def add(self, next_cursor: str) -> Checkpoint:
-        """Note a page; whoever works on it counts itself in before anything else happens."""
+        """Record a page; each handler that works on it counts itself in first."""
         self._checkpoints.append(Checkpoint(next_cursor))
         return self._checkpoints[-1]
 
@@ -194,7 +194,7 @@ class Assignment:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ReliableHandler:
-    """Somebody who gets every event of a subscription at least once, one delivery after the other.
+    """A receiver that gets every event of a subscription at least once, one delivery after the other.
 
     :param name: by which a retry finds it; unique in its consumer.
     :param split: cuts a delivery into parts that are retried by themselves.
@@ -266,7 +266,7 @@ def awaited_attempt(assignment: Assignment, middleware: Sequence[Middleware] = (
 
 
 class BufferedListener:
-    """Deliveries that wait for a reader who acknowledges nothing; whoever reads them is told by ``ring``.
+    """Deliveries that wait for a reader without acknowledgements; ``ring`` wakes the reader.
 
     :param subscription_id: whose events these are.
     :param limit: events that may wait.
@@ -288,7 +288,7 @@ class BufferedListener:
         return self._ended and not self._waiting
 
     def put(self, delivery: Delivery) -> None:
-        """Add what the consumer has read; a reader that is too slow is told so behind what it already has."""
+        """Add deliveries that the consumer has read; a reader that is too slow gets an error after its last one."""
         if self._ended:
             return
         if self._waiting_events + len(delivery.events) > self._limit and self._waiting:

@@ -184,7 +184,7 @@ class SubscriptionView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseReport:
-    """What became of a subscription that left quarantine.
+    """Result for a subscription that left quarantine.
 
     :param redelivered: events that it gets now, having missed them.
     :param failed_event_ids: those on which its condition still fails; it does not get them.

@@ -365,7 +365,7 @@ class EventOperations:
         """Try a condition on recent events.
 
         :param max_duration_s: seconds that it may take for them, 0.001 or more; one that is to be stored has a second.
-        :returns: what speaks against it, if anything does.
+        :returns: the objection, if there is one.
         :raises StatementTimeout: when it took longer, or longer than the connection allows.
         """
         check_seconds("max_duration_s", max_duration_s)

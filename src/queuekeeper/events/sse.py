@@ -180,7 +180,7 @@ def opened_stream(
 ) -> Callable[[EventOperations], Operation[StreamWriter]]:
     """Return the operation that finds what a reader has missed.
 
-    :param began_id: of an instant before the listener began: whoever goes on from there has heard nothing behind it.
+    :param began_id: id of an instant before the listener began: a reader that continues there misses nothing.
     :raises ResumeRefused: when the subscription is another one than before, or too much was missed.
     """
 

@@ -1,6 +1,6 @@
 """Takes over an installed PGMB in place: everything it holds becomes ours in one transaction, or nothing does.
 
-The schema is put aside as ``pgmb_original``, ours is created, and what was in it is copied. A dry run does the same and
+The schema is renamed to ``pgmb_original``, ours is created, and its content is copied. A dry run does the same and
 takes it back, without keeping anybody out meanwhile. What the statements mean stands in ``sql/events/takeover``.
 """
 
@@ -108,7 +108,7 @@ class TakeoverLine:
 
     :param subject: what was counted.
     :param seen: rows that PGMB had.
-    :param fates: what became of them: rows by fate. Those that begin with ``left`` are in the schema put aside alone.
+    :param fates: number of rows by fate. Rows with a fate that begins with ``left`` are only in the renamed schema.
     """
 
     subject: str
@@ -246,7 +246,7 @@ def _check_source(connection: Connection) -> None:
             *(f"{name} in schema pgmb is not PGMB's: move it to another schema" for (name,) in foreign),
         ]
     )
-    # An extension that lies there goes on working from the schema's new name.
+    # An extension in that schema continues to work under the schema's new name.
     outside = [name for name in schema.outside_dependants(connection) if not name.startswith("extension ")]
     if outside:
         raise RefusedError(

@@ -156,7 +156,7 @@ class Consumption:
         return bool(self._busy)
 
     def run(self) -> Operation[None]:
-        """Serve until told to stop, or an error that no patience cures; what handlers are at is ended then, too.
+        """Serve until a stop or an error that a repeat does not cure; running handlers are ended then, too.
 
         :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
         :raises UnknownConsumer: when somebody has unregistered it.
@@ -350,7 +350,7 @@ class Consumption:
         self._look_at_s = self._now_s() + quiet_s
 
     def _pass_on(self) -> Operation[None]:
-        """Wake another of the name, since there is no room here: what is given back wakes whoever listens."""
+        """Wake another consumer of the name, since there is no room here: returned messages wake all that listen."""
         claimed = yield from self._operations.claim(
             self.queue, consumer=self.consumer, lease_ms=self.rules.lease_ms, max_stalls=self.rules.max_stalls
         )
@@ -362,12 +362,12 @@ class Consumption:
         yield from self._give_back()
 
     def _give_back(self) -> Operation[None]:
-        """Return what there is no room for; what the server does not answer is told again."""
+        """Return messages for which there is no room; a call without an answer is repeated."""
         yield from self._return(self._surplus)
         self._surplus.clear()
 
     def _settle(self) -> Operation[None]:
-        """Tell the server what has become of messages; what it does not answer is told again."""
+        """Report the outcomes of messages to the server; a call without an answer is repeated."""
         done: dict[str, list[_Held]] = {}
         for held, ended in self._ended.items():
             if ended.error is None and ended.result is None:

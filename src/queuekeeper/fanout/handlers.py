@@ -1,4 +1,4 @@
-"""Handlers of a consumer: what works on messages and what becomes of failures."""
+"""Handlers of a consumer: which function works on a message, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RetryRules:
         return int(delay * (1 - self.jitter * draw()))
 
     def judge(self, message: FanoutMessage, error: BaseException, *, draw: Callable[[], float]) -> Failed:
-        """Return what becomes of a message."""
+        """Return the outcome of a message."""
         reason = service.reason_of(error)
         if isinstance(error, self.dead_on):
             return Failed(delay_ms=0, max_attempts=1, reason=reason)

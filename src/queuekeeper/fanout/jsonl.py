@@ -33,7 +33,7 @@ _TOLD = frozenset({"attempt", "body_bytes", "expires_at_ms", "header_count", "id
 
 @dataclass(frozen=True, kw_only=True)
 class PublishLinesReport:
-    """What became of the lines of a file.
+    """Outcomes of the lines of a file.
 
     :param published: lines that are messages now.
     :param duplicates: lines that had been published before, under the same deduplication id.

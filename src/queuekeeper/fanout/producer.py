@@ -89,7 +89,7 @@ class Deliveries:
         reports: list[PublishReport] = []
         give_up_at_s = self._now_s() + self._retry_for_s
         attempt = 0
-        # Set while nobody knows whether the next message was published.
+        # Set while it is unknown whether the next message was published.
         lost: ServerUnavailable | None = None
         while len(reports) < len(named):
             error: QueuekeeperError | None

@@ -92,7 +92,7 @@ class UnregisterReport:
 @quick_init
 @dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """What became of one message.
+    """Outcome of one message.
 
     :param id: none when it was not published.
     :param consumers: how many got it.
@@ -100,7 +100,7 @@ class PublishReport:
     :param duplicate: its deduplication id was published before; ``id`` is that message's, and nothing was stored.
     :param dropped: oldest messages that full consumers have lost for it, and for those that were published in one go
         with it.
-    :param error: set when it was not published, or when nobody knows; then nothing else is.
+    :param error: why the message was not published, or why that is unknown; then no other field is set.
     """
 
     id: int | None = None
@@ -285,7 +285,7 @@ class ConsumerView:
     :param next_due_ms: earliest time of those.
     :param oldest_dead_ms: when the oldest dead letter died.
     :param blocked_until_ms: lanes of an ordered consumer wait for the retry of their first message; the earliest one.
-    :param sampled: messages next in line that ``only_holder`` speaks of.
+    :param sampled: number of next messages that ``only_holder`` is based on.
     :param only_holder: those that nobody else owes an ack for.
     :param counters: what has been counted since it registered.
     """

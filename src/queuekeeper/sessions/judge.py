@@ -3,7 +3,7 @@
 The rules are what both stores can hold and MQTT 5 can carry to a subscriber. Saves, fetches, snapshots and inspections
 ask :func:`broken_rule`; the offline migration and its verification make Spark columns of the same :data:`RULES`
 (``queuekeeper.migration.offline.transforms``), and SQL takes its bounds from :func:`sql_bounds`. A property test holds
-them all to one verdict. How a store tells of a broken rule, and what becomes of the message, is decided elsewhere.
+them all to one verdict. How a store reports a broken rule, and what it does with the message, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ColumnRule:
     """What a column must hold.
 
     :param column: of ``device_publish_msg``.
-    :param reason: that a message is put aside for which breaks the rule.
+    :param reason: reason under which a message that breaks the rule is set aside.
     """
 
     column: str

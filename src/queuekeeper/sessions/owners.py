@@ -1,8 +1,8 @@
-"""Who owns a session while sessions move between the stores, as PostgreSQL has it written down.
+"""Records in PostgreSQL which store owns a session while sessions move between the stores.
 
-Every change of a session's owner or fence gives the session a greater epoch, so that whoever knows an epoch knows the
-owner, and what was begun under an earlier one is refused. Writers hold the row of ``queuekeeper.session_owners`` until
-their transaction ends (``hold_owners``); who changes it waits for them.
+Every change of a session's owner or fence gives the session a greater epoch. So an epoch determines the owner, and a
+call that began under an earlier epoch is refused. Writers lock the row of ``queuekeeper.session_owners`` until their
+transaction ends (``hold_owners``); a change of the owner waits for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from queuekeeper.text_form import shows
 Owner: TypeAlias = Literal["postgres", "redis"]
 
 FENCE_PATIENCE_MS = 1_000
-"""How long who fences a session waits for a writer in progress; other writers of the session go on meanwhile."""
+"""Seconds that a fence waits for a writer in progress; other writers of the session continue meanwhile."""
 
 OWNERS_PER_STATEMENT = 5_000
 WRITERS_LIMIT_S = 60.0
@@ -55,7 +55,7 @@ class OwnerOperations:
     """What drivers and routers ask PostgreSQL; each is a transaction, or a part of the caller's."""
 
     def look_up(self, client_ids: Sequence[str]) -> Operation[dict[str, Ownership]]:
-        """Tell who owns sessions; a fence whose time is over is lifted.
+        """Return the owners of sessions; a fence whose time is over is lifted.
 
         A client of an armed cohort that comes for the first time gets a row. A session that is not among the results is
         PostgreSQL's, and in no armed cohort.
@@ -151,7 +151,7 @@ class OwnerOperations:
     ) -> Operation[Ownership | None]:
         """Hold the row of a session's owner until the caller's transaction ends, alone.
 
-        :param driver: who has to have fenced it last; none for anybody.
+        :param driver: the driver that must have fenced it last; ``None`` for any.
         :param epoch: which it has to have; none for any.
         :returns: none when it has another one, or no row.
         """

@@ -1,7 +1,7 @@
 """Messages that a store has set aside from its sessions: what waits, whether it can be delivered, and the way back.
 
 A message that comes back is a new one: the store's ordinary save puts it behind all others, under a new serial and
-packet id, for whoever owns the session. Each row is a source of its own, so that a repeated save stores nothing twice.
+packet id, in the store that owns the session. Each row is a source of its own, so a repeated save stores nothing twice.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AsideMessage:
     :param reason: why it was set aside, a :class:`~queuekeeper.sessions.judge.Reason`.
     :param serial_number: which it had.
     :param status: ``open`` or ``replayed``.
-    :param assigned_serial_number: under which it was replayed; none also where nobody knows it any more.
+    :param assigned_serial_number: serial number of the replay; ``None`` also where no store knows it any more.
     :param assigned_packet_id: likewise.
     """
 
@@ -113,7 +113,7 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport(Replayed):
-    """What became of messages that were set aside; what is replayed is a new message.
+    """Result of a replay of messages that were set aside; a replayed message is a new message.
 
     :param released: what is left of messages that the client has received (PUBREL); there is nothing to deliver.
     :param no_session: messages of sessions that are not there any more.
@@ -130,7 +130,7 @@ class ReplayReport(Replayed):
 
 
 class Outcome(StrEnum):
-    """What became of a message that was set aside; fields of :class:`ReplayReport`."""
+    """Outcomes of a message that was set aside; fields of :class:`ReplayReport`."""
 
     REPLAYED = "replayed"
     UNCHANGED = "unchanged"
@@ -347,11 +347,11 @@ def replay(
 
 @dataclass(frozen=True, kw_only=True)
 class PutBack:
-    """What became of one message.
+    """Outcome of one message.
 
     :param words: why it is not in its session; empty where the outcome says all.
     :param stored: whether it is in its session now, by this call or an earlier one; not so on a dry run.
-    :param serial: which it has there; none also where nobody knows it any more.
+    :param serial: its serial number there; ``None`` also where no store knows it any more.
     :param packet_id: likewise.
     """
 
@@ -375,7 +375,7 @@ def put_back(stores: Stores, row: Any, *, source: str, default_ttl_s: int, dry_r
 
 
 def _obstacle(row: Any, *, default_ttl_s: int, now_ms: int) -> tuple[Outcome | None, str]:
-    """Return why a message cannot come back whoever owns its session."""
+    """Return why a message cannot come back, whichever store owns its session."""
     if row.packet_type == _PUBREL:
         return Outcome.RELEASED, "the client has received it: only its acknowledgement was waiting"
     if defect(row, rules=_NEW_RULES) is not None:

@@ -71,7 +71,7 @@ class SessionCounts:
     :param trimmed: live messages removed because the session was over its limit.
     :param expired: messages whose life was over when they were saved or found.
     :param refused: messages refused for their expiry interval.
-    :param quarantined: records put aside because nobody could read them.
+    :param quarantined: records set aside because they cannot be read.
     """
 
     trimmed: int = 0
@@ -141,7 +141,7 @@ class Refusal(StrEnum):
 @quick_init
 @dataclass(frozen=True, kw_only=True)
 class SaveReport:
-    """What became of one :class:`SessionSave`.
+    """Result of one :class:`SessionSave`.
 
     :param packet_ids: packet id of each message, none where it was refused.
     :param serials: serial of each message, none where it was refused.

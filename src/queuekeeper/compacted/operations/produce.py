@@ -94,7 +94,7 @@ def _entry(append: Append) -> tuple[lua.Value, ...]:
 
 
 def _append_report(reply: Any, count: int, replicated: bool | None) -> tuple[AppendReport, bool]:
-    """Return what became of an append, and whether nothing had been appended to the queue before."""
+    """Return the report of an append, and whether it was the first append to the queue."""
     if type(reply) is not bytes:
         if reply.word == "forgotten":
             return AppendReport(sequences=(), replaced=(), live=None, is_replay=True, is_forgotten=True), False
@@ -114,7 +114,7 @@ def _append_report(reply: Any, count: int, replicated: bool | None) -> tuple[App
 
 
 def _together(reports: Sequence[AppendReport]) -> AppendReport:
-    """Return what became of the parts of one append."""
+    """Return the report of an append from the reports of its parts."""
     is_forgotten = any(report.is_forgotten for report in reports)
     is_known = not any(report.is_replay for report in reports)
     written = [report for report in reports if not report.is_replay]

@@ -40,11 +40,11 @@ class RetentionOperations(CommonOperations):
         with_values: bool = False,
         now_ms: int | None = None,
     ) -> Operation[DuePage]:
-        """Return a page of what retention lets go, oldest first, changing nothing.
+        """Return a page of the messages that retention would remove, oldest first, and change nothing.
 
         :param retention: for a queue that has none of its own.
         :param override: use it also for a queue that has.
-        :param after_sequence: from the page before, for who collects nothing between pages.
+        :param after_sequence: from the page before, for a caller that collects nothing between pages.
         :param limit: most rows looked at, at most 500.
         :param with_values: also return values as they are stored, for :meth:`restore`.
         :param now_ms: none for the server's time.

@@ -68,7 +68,7 @@ class UpkeepOperations(LookOperations):
         )
 
     def drop(self, client_id: str, *, dry_run: bool = False, incarnation: int | None = None) -> Operation[DropReport]:
-        """Remove a queue with its numbers and cursor; whoever appends then makes another.
+        """Remove a queue with its numbers and cursor; the next append makes a new queue.
 
         :param incarnation: the one that may go, as a dry run or :meth:`inspect` has told; none for any.
         :raises StaleEpoch: when the queue is another one, or gone.

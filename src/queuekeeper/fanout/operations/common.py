@@ -1,4 +1,4 @@
-"""What the operations of fan-out queues share: steps, who is registered, and how queues and consumers are read."""
+"""Shared parts of the operations of fan-out queues: steps, registered consumers, reading queues and consumers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class CommonOperations:
         return None if membership is None else membership.members.get(consumer)
 
     def _membership(self, queue: str, *, fresh: bool = False) -> Steps[Membership]:
-        """Return who is registered, as far as this process knows.
+        """Return the registered consumers, as far as this process knows.
 
         :param fresh: ask the server.
         """
@@ -319,7 +319,7 @@ def _texts(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:
     """Return what a publish to a consumer names; only lists of lanes that the messages are of are among it.
 
-    :param for_later: something is said of when one of the messages is due.
+    :param for_later: whether one of the messages has a due time.
     """
     own = member.keys
     lanes = len(own.ready)

@@ -231,7 +231,7 @@ class DeliverOperations(CommonOperations):
         """Wait until there may be something to claim.
 
         :param timeout_s: how long at most; more than 0.
-        :returns: whether it was woken; whoever waits claims either way.
+        :returns: whether it was woken; the caller claims in both cases.
         """
         _, own = self._own_keys(queue, consumer)
         if not 0 < timeout_s <= MAX_WAIT_S:

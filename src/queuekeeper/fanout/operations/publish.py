@@ -158,7 +158,7 @@ class PublishOperations(CommonOperations):
                 consumers=published.consumers,
                 held=published.consumers == 0,
                 duplicate=bool(published.is_duplicate),
-                # What a call has dropped is said of its last message.
+                # The report of a call's last message counts what the call has dropped.
                 dropped=reply.dropped if position == last else 0,
             )
             for position, published in enumerate(reply.messages)

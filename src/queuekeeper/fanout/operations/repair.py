@@ -130,7 +130,7 @@ class RepairOperations(CommonOperations):
             try:
                 freed += 0 if dry_run else (yield from self._mend(queue, found))
             except MembershipChanged:
-                # What was mended is found to be right next time.
+                # The next pass finds what was repaired in order.
                 tries += 1
                 if tries > TRIES:
                     raise

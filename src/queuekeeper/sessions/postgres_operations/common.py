@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(slots=True)
 class Session:
-    """A locked session and what becomes of it in a transaction."""
+    """A locked session and its changes in a transaction."""
 
     client_id: str
     last_serial: int

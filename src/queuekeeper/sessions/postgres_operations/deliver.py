@@ -47,7 +47,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
             check_integer("backlog_serial", wish.backlog_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
         page = yield from self._read_page(
             client_id,
-            # Broken rows have negative serials; they are found by whoever begins at the beginning.
+            # Broken rows have negative serials; a fetch that starts at the first message finds them.
             after_serial=wish.after_serial if wish.after_serial > FIRST_SERIAL else None,
             backlog_serial=wish.backlog_serial,
             limit=wish.limit,
@@ -163,7 +163,7 @@ def put_away(client_id: str, page: Page, *before: Query) -> Operation[int]:
     Only rows that are still there are counted: somebody may have removed others since the page was read.
 
     :param before: statements that come first.
-    :returns: how many messages were put aside.
+    :returns: number of messages that were set aside.
     """
     parameters = {"client_id": client_id, "serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
     *_, ((expired,),), ((put_aside,),) = yield Step(

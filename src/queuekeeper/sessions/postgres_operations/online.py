@@ -35,7 +35,7 @@ class OnlineOperations(CommonOperations):
     def set_aside_unreadable(
         self, client_id: str, *, duplicates: bool = False, clustered: bool = False
     ) -> Operation[int]:
-        """Put messages that nobody can deliver aside, as a fetch would that came to them.
+        """Set messages aside that no store can deliver, as a fetch does that reads them.
 
         :param duplicates: also those whose packet id a newer live message has: a session in Redis has no place for
             both.
@@ -178,7 +178,7 @@ class OnlineOperations(CommonOperations):
     ) -> Operation[ApplyReport]:
         """Make the copy of a session that Redis owns equal to a snapshot, in one transaction; it can be repeated.
 
-        Where all messages are looked at, those that nobody can deliver are put aside.
+        Where all messages are read, those that no store can deliver are set aside.
 
         :param epoch: of the session.
         :param driver: number of the driver that writes.

@@ -91,7 +91,7 @@ def save_states_query(sessions: Sequence[Session]) -> Query:
 
 
 def count_removed_query(counts: Sequence[tuple[str, int, int]]) -> Query:
-    """Return the statement that counts messages that went: client id, expired, put aside."""
+    """Return the statement that counts removed messages: client id, expired, set aside."""
     return Query(
         name="count_removed",
         parameters={

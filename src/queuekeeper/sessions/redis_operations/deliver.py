@@ -146,7 +146,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
         return page
 
     def _clean_up(self, keys: Keys, client_id: str, page: _Page) -> Steps[None]:
-        """Remove the references of a page that lead nowhere, and put aside what nobody can read."""
+        """Remove the dead references of a page, and set aside records that cannot be read."""
         epoch = self._epoch(keys)
         calls: Step = []
         for start in range(0, len(page.dead), KEYS_PER_CALL):

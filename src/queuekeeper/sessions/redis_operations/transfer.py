@@ -61,7 +61,7 @@ class TransferOperations(DeliverOperations):
 
     @keeps(SessionOperations.import_session)
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
-        """One that was interrupted goes on when it is repeated."""
+        """A repeated call continues one that was interrupted."""
         given = [line for line in lines if line.strip()]
         session = jsonl.read_lines(given, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
         plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()

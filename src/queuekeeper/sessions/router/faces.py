@@ -181,7 +181,7 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
         if type(step) is Pause:
             return await asyncio.sleep(step.seconds)
         assert type(step) is Together
-        # When this task is cancelled, so are they, and it goes on when they have ended.
+        # A cancelled task cancels them, and continues when they have ended.
         outcomes = await asyncio.gather(*map(self._run, step.operations), return_exceptions=True)
         return _checked(outcomes)
 

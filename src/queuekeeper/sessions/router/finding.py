@@ -94,7 +94,7 @@ class Refused(NamedTuple):
 
 
 class Patience:
-    """How long a call goes on, and how long it waits before the next try: at first not at all."""
+    """How long a call tries again, and how long it waits before each try; the first repeat does not wait."""
 
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
@@ -145,7 +145,7 @@ class FindingOperations:
     def _look_up(
         self, client_ids: Sequence[str], failed: dict[str, QueuekeeperError], *, may_be_old: bool = True
     ) -> Operation[dict[str, Ownership]]:
-        """Ask PostgreSQL who owns sessions.
+        """Ask PostgreSQL for the owners of sessions.
 
         :param failed: gets those of which that is not to be known, and why.
         :param may_be_old: while PostgreSQL cannot be asked, take what it said before, however long ago: the stores
