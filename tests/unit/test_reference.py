@@ -144,6 +144,7 @@ def test_help_of_every_store_of_sessions_has_the_words_of_their_contract(store: 
 def test_what_an_implementation_adds_stands_between_the_words_and_the_fields_of_the_contract() -> None:
     text = inspect.getdoc(sessions.SessionRouter.save_messages) or ""
     contract = text.index("Store messages for many sessions")
-    own = text.index("What comes after a save that failed is not stored either")
+    own = text.index("After a failed save, later saves of the same session are not stored either")
     fields = text.index(":returns: a report for each save")
-    assert contract < own < fields < text.index(":raises UsageError: also for what only one of the stores can keep")
+    own_fields = text.index(":raises UsageError: also for values that one of the stores cannot hold")
+    assert contract < own < fields < own_fields

@@ -1,4 +1,4 @@
-"""Rows that an old database really holds, and no healthy one: what a sample has beside its healthy rows."""
+"""Odd and broken rows as old databases hold them; a sample adds them to its healthy rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ODD_IDS: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostileMessage:
-    """One row of ``device_publish_msg`` that a test or a sample wants to see survive.
+    """One row of ``device_publish_msg`` in a test or a sample.
 
     :param kind: what is odd about it; none for a healthy neighbour.
     """
@@ -90,9 +90,9 @@ class HostileSession:
 
 
 def hostile_rows(parameters: SampleParameters) -> tuple[list[HostileMessage], list[HostileSession]]:
-    """Return the rows that an old database really holds, a few of each kind, more in a larger sample.
+    """Return odd and broken rows as old databases hold them: a few of each kind, more in a larger sample.
 
-    Bad rows stand between healthy neighbours of the same client, which must survive them.
+    Each bad row stands between healthy rows of the same client, which must not be lost with it.
     """
     rng = np.random.default_rng([parameters.seed, 3])
     hour_ago = parameters.now_ms - 3_600_000

@@ -1,4 +1,4 @@
-"""One session as JSON Lines, the same for every store: written by an export, checked whole before an import writes."""
+"""One session as JSON Lines, in the same form for every store. An import checks all lines before it writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.reports import PendingMessage
 
 FORMAT = 1
-"""Number that an incompatible form of the lines would raise."""
+"""Version of the format of the lines; an incompatible change raises it."""
 
 STORES = ("postgres", "redis")
 _MAX_INSTANT_MS = 2**63 - 1
@@ -32,9 +32,9 @@ _FACTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedSession:
-    """A session as its lines tell it.
+    """A session as read from its lines.
 
-    :param last_packet_id: from which no packet id of these messages is given out next, see ``keyspace.safe_counter``.
+    :param last_packet_id: last packet id to import, past the ids in use; see ``keyspace.safe_counter``.
     :param messages: in the order of delivery; no two have the same packet id.
     :param exported_from: ``redis`` or ``postgres``.
     """
@@ -65,7 +65,10 @@ def message_line(message: PendingMessage, *, client_id: str) -> bytes:
 
 
 def message_facts(message: PendingMessage, *, content: bool) -> dict[str, Any]:
-    """Return a message by its fields; what the publisher wrote into it only when asked for."""
+    """Return a message as a dictionary of its fields.
+
+    :param content: include what the publisher wrote into the message.
+    """
     facts: dict[str, Any] = {
         **attributes(message, _FACTS),
         "subscription_ids": list(message.subscription_ids),
@@ -82,7 +85,7 @@ def message_facts(message: PendingMessage, *, content: bool) -> dict[str, Any]:
 
 
 def _readable(name: str, content: bytes) -> dict[str, str]:
-    """Return bytes as text where they are text without control characters, else as base64, and say which."""
+    """Return bytes as text, or as base64 when they are not printable text, under a name that says which."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -95,9 +98,9 @@ def _readable(name: str, content: bytes) -> dict[str, str]:
 def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int) -> ExportedSession:
     """Read and check an export as a whole.
 
-    :param lines: with or without line ends; empty ones are passed over.
-    :param client_id: whose session it must be.
-    :param max_payload_bytes: of the store that imports it.
+    :param lines: with or without line ends; empty lines are skipped.
+    :param client_id: client whose session the export must hold.
+    :param max_payload_bytes: largest payload that the importing store takes.
     :raises UsageError: naming the number of the line and what is wrong with it.
     """
     check_client_id(client_id)

@@ -1,9 +1,9 @@
-"""Whether a DEVICE message can be kept and delivered: one rule per field, written once, for all who ask.
+"""The rules that say whether a DEVICE message can be stored and delivered: one rule per field, the only definition.
 
-The rules are what both stores can hold and MQTT 5 can carry to a subscriber. Saves, fetches, snapshots and inspections
+A message passes when both stores can hold it and MQTT 5 can carry it. Saves, fetches, snapshots and inspections
 ask :func:`broken_rule`; the offline migration and its verification make Spark columns of the same :data:`RULES`
 (``queuekeeper.migration.offline.transforms``), and SQL takes its bounds from :func:`sql_bounds`. A property test holds
-them all to one verdict. How a store reports a broken rule, and what it does with the message, is decided elsewhere.
+them all to the same verdict.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered
 
 MAX_SERIAL = 2**53 - 1
-"""Greatest serial that every store keeps exactly, and the one after it too: a sorted set's score is a double."""
+"""Greatest serial that every store keeps exactly, with its successor; the score of a sorted set is a double."""
 
 MAX_TIME_MS = 253_402_300_799_999
-"""The end of year 9999: with any expiry added it is still exact everywhere."""
+"""End of the year 9999; the sum of it and any expiry interval is still an exact double."""
 
 MAX_TEXT_BYTES = 65_535
 """Longest UTF-8 string and longest binary data of MQTT (MQTT 5 sections 1.5.4 and 1.5.6)."""
@@ -30,18 +30,18 @@ MAX_PACKET_BYTES = 268_435_455
 """Largest remaining length of an MQTT packet (MQTT 5 section 2.1.4)."""
 
 PACKET_FIXED_BYTES = 27
-"""Lengths, packet id, expiry interval, payload format indicator, topic alias and names of the properties of a PUBLISH,
-where it has all of them."""
+"""Bytes of the lengths, packet id, expiry interval, payload format indicator, topic alias and property names in a
+PUBLISH that has all of them."""
 
 PAIR_FIXED_BYTES = 5
-"""Name and lengths of a user property."""
+"""Bytes that the identifier and the two lengths of a user property take."""
 
 
 class Reason(StrEnum):
-    """Why a row or a record cannot be kept and delivered."""
+    """Why a row or a record cannot be stored or delivered."""
 
     CLIENT_ID_EMPTY = "client_id_empty"
-    CLIENT_ID_SCATTERED = "client_id_scattered"  # begins with a closing brace, and the target is a cluster
+    CLIENT_ID_SCATTERED = "client_id_scattered"  # the id begins with a closing brace, and the target is a cluster
     PACKET_ID_DUPLICATE = "packet_id_duplicate"  # a newer pending message of the client has the same packet id
     PACKET_ID_OUT_OF_RANGE = "packet_id_out_of_range"  # null, 0, negative or over 65,535
     PACKET_TYPE_UNKNOWN = "packet_type_unknown"  # neither PUBLISH nor PUBREL
@@ -49,10 +49,10 @@ class Reason(StrEnum):
     SERIAL_OUT_OF_RANGE = "serial_out_of_range"  # negative or over 2^53 - 1: not exact as a sorted set's score
     TIME_OUT_OF_RANGE = "time_out_of_range"  # negative, or so far ahead that expiry cannot be expressed
     TOPIC_EMPTY = "topic_empty"
-    TOPIC_INVALID = "topic_invalid"  # over 65,535 bytes, or no text that MQTT can carry
-    USER_PROPERTIES_INVALID = "user_properties_invalid"  # not the JSON that TBMQ writes, or MQTT cannot carry a text
+    TOPIC_INVALID = "topic_invalid"  # over 65,535 bytes, or text that MQTT cannot carry
+    USER_PROPERTIES_INVALID = "user_properties_invalid"  # not the JSON that TBMQ writes, or text that MQTT cannot carry
     PAYLOAD_FORMAT_INVALID = "payload_format_invalid"  # the payload format indicator is neither 0 nor 1
-    CONTENT_TYPE_INVALID = "content_type_invalid"  # over 65,535 bytes, or no text that MQTT can carry
+    CONTENT_TYPE_INVALID = "content_type_invalid"  # over 65,535 bytes, or text that MQTT cannot carry
     RESPONSE_TOPIC_INVALID = "response_topic_invalid"  # likewise
     CORRELATION_DATA_TOO_LONG = "correlation_data_too_long"  # over 65,535 bytes
     PACKET_TOO_LARGE = "packet_too_large"  # over the 268,435,455 bytes of an MQTT packet
@@ -60,7 +60,7 @@ class Reason(StrEnum):
 
 
 class BrokenRuleError(UsageError):
-    """A message that no store may take, with the rule that it breaks."""
+    """A message that breaks a rule, so that no store accepts it."""
 
     def __init__(self, reason: Reason, words: str) -> None:
         super().__init__(words)
@@ -69,10 +69,10 @@ class BrokenRuleError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnRule:
-    """What a column must hold.
+    """The rule of one column.
 
-    :param column: of ``device_publish_msg``.
-    :param reason: reason under which a message that breaks the rule is set aside.
+    :param column: column of ``device_publish_msg``.
+    :param reason: reason under which a message that breaks the rule is quarantined.
     """
 
     column: str
@@ -81,13 +81,13 @@ class ColumnRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds(ColumnRule):
-    """A number, or the size in bytes of a text or of binary data, that has to lie between two others.
+    """Bounds of a number, or of the size in bytes of a text or of binary data.
 
-    :param measure: ``text`` is measured here; of binary data the size is given.
-    :param optional: whether it may be absent.
-    :param rule: what stands behind the bounds.
-    :param name: of the field in the stores' model, where it is another.
-    :param must: what the bounds mean, where numbers alone do not tell.
+    :param measure: ``text`` for a text, whose size is counted here; of binary data the caller gives the size.
+    :param optional: whether the value may be absent.
+    :param rule: source of the bounds, such as a section of MQTT 5.
+    :param name: name of the field in the stores' model, when it differs from the column's.
+    :param must: the bounds in words, for messages where the numbers alone do not explain them.
     """
 
     least: int
@@ -107,7 +107,7 @@ class Bounds(ColumnRule):
         return size is None or not self.least <= size <= self.most
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Return the rule and what breaks it, without content."""
+        """Return a sentence with the rule and the value that breaks it, without content of the message."""
         value, name = values[self.column], self.name or self.column
         if value is None:
             return f"{name} is missing ({self.rule})"
@@ -118,7 +118,7 @@ class Bounds(ColumnRule):
 
 @dataclass(frozen=True, kw_only=True)
 class NotEmpty(ColumnRule):
-    """A text that has to be there."""
+    """A text that must not be empty."""
 
     rule: str
 
@@ -127,14 +127,14 @@ class NotEmpty(ColumnRule):
         return not values[self.column]
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Return the rule and what breaks it."""
+        """Return a sentence with the rule and the value that breaks it."""
         del values
         return f"{self.column} is empty: a message needs one ({self.rule})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneOf(ColumnRule):
-    """A word of a list."""
+    """A text that must be one of a list."""
 
     allowed: tuple[str, ...]
 
@@ -143,7 +143,7 @@ class OneOf(ColumnRule):
         return values[self.column] not in self.allowed
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Return the rule and what breaks it."""
+        """Return a sentence with the rule and the value that breaks it."""
         return f"{self.column} is {values[self.column]!r}: it must be {' or '.join(self.allowed)}"
 
 
@@ -162,7 +162,7 @@ class Pairs(ColumnRule):
         return any(size is None or size > self.most_bytes for size in sizes)
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Return the rule and what breaks it, without content."""
+        """Return a sentence with the rule and the value that breaks it, without content of the message."""
         pairs = values[self.column]
         if pairs is not UNREADABLE:
             for pair in pairs:
@@ -185,7 +185,7 @@ class Packet:
         return self.size(values) > self.most_bytes
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Return the rule and what breaks it."""
+        """Return a sentence with the rule and the value that breaks it."""
         return (
             f"payload has {values['payload']} bytes, and the packet {self.size(values)} with what goes with it: MQTT "
             f"carries at most {self.most_bytes} (MQTT 5 section 2.1.4)"
@@ -193,7 +193,7 @@ class Packet:
 
     @staticmethod
     def size(values: Mapping[str, Any]) -> int:
-        """Return the remaining length of the packet at its largest."""
+        """Return the largest remaining length that the packet can have."""
         texts = sum(text_bytes(values[name] or "") or 0 for name in PACKET_TEXTS)
         pairs = values["user_properties"]
         properties = sum(PAIR_FIXED_BYTES + sum(text_bytes(text) or 0 for text in pair) for pair in pairs)
@@ -203,7 +203,7 @@ class Packet:
 Rule = Bounds | NotEmpty | OneOf | Pairs | Packet
 
 UNREADABLE = object()
-"""In place of user properties that are no list of pairs."""
+"""Value in place of user properties that are not a list of pairs."""
 
 PACKET_TYPES = ("PUBLISH", "PUBREL")
 PACKET_TEXTS = ("topic", "content_type", "response_topic")
@@ -248,22 +248,22 @@ RULES: tuple[Rule, ...] = (
     ),
     Packet(reason=Reason.PACKET_TOO_LARGE, most_bytes=MAX_PACKET_BYTES),
 )  # fmt: skip
-"""In order of precedence: the first one that is broken is the reason."""
+"""All rules, in order of precedence: the first rule that a message breaks gives the reason."""
 
 _PLACE = (Reason.SERIAL_OUT_OF_RANGE, Reason.PACKET_ID_OUT_OF_RANGE, Reason.PACKET_TYPE_UNKNOWN)
 
 PLACE_RULES = tuple(rule for rule in RULES if rule.reason in _PLACE)
-"""Of the place that a store gives a message; one that is yet to be saved has none."""
+"""Columns that a store fills when it saves a message; a message that was not saved yet has none of them."""
 
 CONTENT_RULES = tuple(rule for rule in RULES if rule.reason not in _PLACE)
-"""Of what a publisher has sent."""
+"""Rules of the columns that a publisher fills."""
 
 
 def broken_rule(values: Mapping[str, Any], rules: Iterable[Rule] = RULES) -> Rule | None:
-    """Return the first rule that a message breaks, or none.
+    """Return the first rule that a message breaks; none when it breaks none.
 
-    :param values: by the names of the columns of ``device_publish_msg``, user properties as pairs or
-        :data:`UNREADABLE`; of ``payload`` and ``correlation_data`` the sizes in bytes.
+    :param values: values by column of ``device_publish_msg``, with user properties as pairs or :data:`UNREADABLE`, and
+        the sizes in bytes of ``payload`` and ``correlation_data``.
     """
     for rule in rules:
         if rule.breaks(values):
@@ -272,9 +272,9 @@ def broken_rule(values: Mapping[str, Any], rules: Iterable[Rule] = RULES) -> Rul
 
 
 def client_defect(client_id: str, *, clustered: bool) -> Reason | None:
-    """Return why Redis can hold nothing of a client.
+    """Return why Redis cannot hold a client's session; none when it can.
 
-    :param clustered: whether it is a cluster, which cannot serve an id that begins with a closing brace.
+    :param clustered: whether Redis is a cluster, which cannot hold a client id that begins with a closing brace.
     """
     if not client_id:
         return Reason.CLIENT_ID_EMPTY
@@ -282,17 +282,17 @@ def client_defect(client_id: str, *, clustered: bool) -> Reason | None:
 
 
 def check_reason(reason: str | None) -> None:
-    """Refuse a reason for which nothing is ever set aside.
+    """Refuse a text that is not a :class:`Reason`.
 
-    :param reason: none stands for all of them.
-    :raises UsageError: naming it and those that there are.
+    :param reason: none for all reasons.
+    :raises UsageError: naming the text and all reasons.
     """
     if reason is not None and reason not in set(Reason):
         raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")
 
 
 def row_defect(values: Mapping[str, Any]) -> Reason | None:
-    """Return why a row of the vendor's table cannot be delivered.
+    """Return why a row of the vendor's table cannot be delivered; none when it can.
 
     :param values: as :func:`broken_rule` takes them, but user properties as the text of their column.
     """
@@ -303,7 +303,7 @@ def row_defect(values: Mapping[str, Any]) -> Reason | None:
 def sql_bounds() -> dict[str, Any]:
     """Return the rules' bounds as parameters of a statement: ``<column>_least``, ``<column>_most``, ``<column>_words``.
 
-    A statement that finds what may break a rule reads it whole: the verdict is :func:`broken_rule`'s.
+    A statement uses them to find rows that may break a rule; :func:`broken_rule` then judges the whole row.
     """
     found: dict[str, Any] = {"packet_most": MAX_PACKET_BYTES - PACKET_FIXED_BYTES}
     for rule in RULES:
@@ -327,7 +327,7 @@ def text_bytes(text: str) -> int | None:
 
 
 def too_long(name: str, value: str | int, *, most: int, rule: str) -> str:
-    """Return why a text or binary data cannot be carried by MQTT."""
+    """Return a sentence that says why MQTT cannot carry a text or binary data."""
     size = text_bytes(value) if isinstance(value, str) else value
     if size is None:
         fault = "a zero character" if "\0" in str(value) else "half a surrogate pair"
@@ -350,7 +350,7 @@ def user_properties(text: str | None) -> list[dict[str, str]] | None:
     """Return the pairs of a stored ``user_properties`` column; none when there are none.
 
     :raises ValueError: when the text is not what TBMQ writes: an object of ``props`` only, whose pairs hold ``k`` and
-        ``v`` only, both texts. What follows the object is not looked at, as by TBMQ's own reader.
+        ``v`` only, both texts. Text after the object is ignored, as by TBMQ's own reader.
     """
     if text is None:
         return None
@@ -376,7 +376,7 @@ def property_pairs(parsed: Any) -> list[dict[str, str]]:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether ``null`` is only the beginning of something else."""
+    """Return whether the text begins with ``null`` but is another word."""
     return len(text) > len("null") and text.isidentifier()
 
 

@@ -23,17 +23,17 @@ from queuekeeper.sessions.judge import (
 from queuekeeper.sessions.reports import PendingMessage
 
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
-"""Which store a session is looked for in: the one that owns it, or one of the two."""
+"""Store in which to look for a session: the one that owns it, or a store by name."""
 
 EpochOf: TypeAlias = Callable[[str], int | None]
-"""Says under which epoch the caller knows a session; none when it does not."""
+"""Returns the epoch in which the caller knows a session; none when it knows none."""
 
 DEFAULT_PAGE = 500
 MAX_PAGE = 10_000
-"""Most messages of one inspection; longer queues are read page by page."""
+"""Most messages of one inspection; read longer queues page by page."""
 
 MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES
-"""A store may be told to take less."""
+"""Largest payload of any store; ``StoreRules`` may set less."""
 
 MAX_SUBSCRIPTION_ID = 268_435_455
 _SHORT_TEXT = 1_024
@@ -45,12 +45,12 @@ MAX_BATCH = 5_000
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRules:
-    """Bounds that a store keeps; the same in each.
+    """Limits that a store applies; the same for every store.
 
-    :param limit: most messages of a session; the oldest go when there are more, expired ones first and those in
+    :param limit: most messages of a session. A store removes the oldest beyond it: expired messages first, messages in
         flight last.
-    :param default_ttl_s: life of a message without an expiry interval.
-    :param session_expiry_s: how long a session's keys outlive the end of its last message's life; none for ever.
+    :param default_ttl_s: life in seconds of a message without an expiry interval.
+    :param session_expiry_s: seconds that a session's keys stay after its last message has expired; none for ever.
     :param max_payload_bytes: larger payloads are refused before anything is written.
     :raises UsageError: naming parameter, value and rule.
     """
@@ -71,12 +71,12 @@ class StoreRules:
 @quick_init
 @dataclass(frozen=True, kw_only=True)
 class NewMessage:
-    """A PUBLISH to keep for a session, with the fields of TBMQ's record.
+    """A PUBLISH to store for a session, with the fields of TBMQ's record.
 
-    :param time_ms: when the broker received it; its life is counted from here, on every retry.
+    :param time_ms: when the broker received the message; its life is counted from this instant, also on a retry.
     :param qos: 1 or 2.
-    :param expiry_interval_s: MQTT 5 Message Expiry Interval; None if it has none. A value out of range does not fail
-        the batch: the message is refused and counted.
+    :param expiry_interval_s: MQTT 5 Message Expiry Interval in seconds; none when the publisher set none. A value out
+        of range does not fail the batch: the store refuses and counts this message.
     :param user_properties: pairs in order; a name may come twice (MQTT 5 section 3.3.2.3.7).
     :param subscription_ids: each 1 to 268,435,455 (MQTT 5 section 3.3.2.3.8); TBMQ 1.x has no column for them.
     :raises UsageError: naming field, value and rule.
@@ -97,13 +97,13 @@ class NewMessage:
 
     def __post_init__(self) -> None:
         topic, payload, qos, time_ms = self.topic, self.payload, self.qos, self.time_ms
-        # What is well within all bounds, as nearly every message is, need not be held to them one by one.
+        # Nearly every message is well within all bounds; this one test spares it the test of each field.
         if not (
             type(topic) is str
             and type(payload) is bytes
             and type(qos) is int
             and type(time_ms) is int
-            and type(self.retain) is bool  # type: ignore[redundant-expr]  # who calls may not check types
+            and type(self.retain) is bool  # type: ignore[redundant-expr]  # callers may not check types
             and 0 < len(topic) <= _SHORT_TEXT
             and topic.isascii()
             and "\0" not in topic
@@ -118,14 +118,15 @@ class NewMessage:
 @quick_init
 @dataclass(frozen=True, kw_only=True)
 class SessionSave:
-    """Messages for one session, in the order of delivery.
+    """Messages to store for one session, in the order of delivery.
 
-    :param source: who numbers the batches, for example a Kafka partition; with ``offset`` it makes a retry harmless.
+    :param source: name of what numbers the batches, such as a Kafka partition. With ``offset``, a retry stores nothing
+        twice.
         A source has one batch per session in flight, and its offsets grow.
     :param offset: number of the batch, 0 or more.
-    :ivar payload_bytes: of all messages together. Like the next one it is counted here, once, for all stores.
-    :ivar largest_bytes: of the message with the largest payload.
-    :ivar is_checked: its maker has had each message checked by the store, at a door of its own.
+    :ivar payload_bytes: size of all payloads together.
+    :ivar largest_bytes: size of the largest payload.
+    :ivar is_checked: the store has already checked each message, see ``check_payload``.
     :raises UsageError: for an empty client id, no messages or too many, or only one of source and offset.
     """
 
@@ -145,7 +146,7 @@ class SessionSave:
     def checked(
         cls, *, client_id: str, messages: tuple[NewMessage, ...], source: str | None, offset: int | None
     ) -> Self:
-        """Return a batch whose parts its maker has checked one by one, at a door of its own: they are not again."""
+        """Return a batch of messages that the caller has already checked one by one; they are not checked again."""
         save = cls.__new__(cls)
         fields = {"client_id": client_id, "messages": messages, "source": source, "offset": offset, "is_checked": True}
         object.__setattr__(save, "__dict__", fields)
@@ -171,8 +172,8 @@ class SessionSave:
 class Ack:
     """A PUBACK or PUBCOMP.
 
-    :param serial: of the message that was sent under this packet id; with it a late answer can never remove a newer
-        message that got the same id. None: whatever has the id.
+    :param serial: serial of the message that was sent under this packet id, so that a late answer cannot remove a newer
+        message with the same id; none for any message with the id.
     :raises UsageError: when the packet id or the serial is out of range.
     """
 
@@ -187,13 +188,13 @@ class Ack:
 class Release(StrEnum):
     """What a PUBREC did."""
 
-    RELEASED = "released"  # the record is PUBREL now; its body is gone and its expiry is what it was
+    RELEASED = "released"  # the record is PUBREL now, without a body and with its old expiry
     ALREADY = "already"  # it was PUBREL before
     MISSING = "missing"  # no message has this packet id (and serial)
 
 
 def check_packet_id(packet_id: Any) -> None:
-    """Refuse what is not a packet id.
+    """Refuse a value that is not a packet id.
 
     :raises UsageError: naming the value and the rule.
     """
@@ -201,7 +202,7 @@ def check_packet_id(packet_id: Any) -> None:
 
 
 def check_expected(expected: Any) -> None:
-    """Refuse what can be no last packet id that somebody expects.
+    """Refuse a value that is neither a packet id nor none.
 
     :raises UsageError: naming the value and the rule.
     """
@@ -210,7 +211,7 @@ def check_expected(expected: Any) -> None:
 
 
 def check_serial(serial: Any) -> None:
-    """Refuse what is no serial that a message may have had, nor none; -1 is the one before all others.
+    """Refuse a value that is neither a serial nor none; -1 stands before all serials.
 
     :raises UsageError: naming the value and the rule.
     """
@@ -219,7 +220,7 @@ def check_serial(serial: Any) -> None:
 
 
 def check_message(message: NewMessage) -> None:
-    """Refuse a message that no store may take; its expiry interval is judged when it is saved.
+    """Refuse a message that breaks a rule; a save judges the expiry interval.
 
     :raises UsageError: naming field, value and rule.
     """
@@ -248,7 +249,7 @@ def check_message(message: NewMessage) -> None:
 
 
 def is_plain(message: NewMessage | PendingMessage) -> bool:
-    """Return whether a message has none of the properties of MQTT 5, as most have none."""
+    """Return whether a message has no properties of MQTT 5; most messages have none."""
     return (
         message.expiry_interval_s is None
         and message.payload_format_indicator is None
@@ -290,7 +291,7 @@ def _check_property_types(message: NewMessage) -> None:
 
 
 def check_save(save: SessionSave) -> None:
-    """Refuse a batch that no store may take.
+    """Refuse a batch that breaks a rule.
 
     :raises UsageError: naming field, value and rule.
     """

@@ -1,8 +1,8 @@
-"""Records in PostgreSQL which store owns a session while sessions move between the stores.
+"""The owner of each session while sessions move between the stores, as recorded in PostgreSQL.
 
-Every change of a session's owner or fence gives the session a greater epoch. So an epoch determines the owner, and a
-call that began under an earlier epoch is refused. Writers lock the row of ``queuekeeper.session_owners`` until their
-transaction ends (``hold_owners``); a change of the owner waits for them.
+Every change of a session's owner or fence raises the session's epoch. An epoch therefore names one owner, and a write
+under an earlier epoch is refused. Writers hold the row of ``queuekeeper.session_owners`` until their transaction ends
+(``hold_owners``); a change of the row waits for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from queuekeeper.text_form import shows
 Owner: TypeAlias = Literal["postgres", "redis"]
 
 FENCE_PATIENCE_MS = 1_000
-"""Seconds that a fence waits for a writer in progress; other writers of the session continue meanwhile."""
+"""Milliseconds that a fence waits for writers in progress; other writers of the session continue meanwhile."""
 
 OWNERS_PER_STATEMENT = 5_000
 WRITERS_LIMIT_S = 60.0
@@ -35,12 +35,11 @@ LOOK_EVERY_S = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ownership:
-    """Who owns a session.
+    """The owner of a session.
 
     :param epoch: grows with every change; none for a session that never moves.
-    :param fenced_until_ms: nobody but the driver writes before this instant of PostgreSQL's clock; none when everybody
-        may.
-    :param mirrored: what changes in Redis is written to PostgreSQL too.
+    :param fenced_until_ms: instant of PostgreSQL's clock until which only the driver may write; none without a fence.
+    :param mirrored: whether changes in Redis are written to PostgreSQL too.
     """
 
     client_id: str
@@ -52,13 +51,13 @@ class Ownership:
 
 @errors_name(client_id="session of client")
 class OwnerOperations:
-    """What drivers and routers ask PostgreSQL; each is a transaction, or a part of the caller's."""
+    """Operations of drivers and routers on owners; each is a transaction, or part of the caller's transaction."""
 
     def look_up(self, client_ids: Sequence[str]) -> Operation[dict[str, Ownership]]:
         """Return the owners of sessions; a fence whose time is over is lifted.
 
-        A client of an armed cohort that comes for the first time gets a row. A session that is not among the results is
-        PostgreSQL's, and in no armed cohort.
+        A client of an armed cohort gets a row at its first look-up. PostgreSQL owns a session that is missing in the
+        result; the session is in no armed cohort.
         """
         found: dict[str, Ownership] = {}
         for part in _parts(dict.fromkeys(client_ids)):
@@ -83,12 +82,12 @@ class OwnerOperations:
         owner: Owner | None = None,
         patience_ms: int = FENCE_PATIENCE_MS,
     ) -> Operation[Ownership | None]:
-        """Have nobody but a driver write to a session for a while; waits for writers in progress.
+        """Fence a session, so that only one driver may write to it; wait for writers in progress.
 
-        :param driver: number of the driver; one that lost the cohort to another is refused.
-        :param lease_ms: after which the fence ends by itself, counted from when the writers had ended.
-        :param owner: fence it only when it is this store's.
-        :param patience_ms: how long to wait for writers; in a transaction of the caller's this holds to its end.
+        :param driver: number of the driver; a driver that lost the cohort to another one is refused.
+        :param lease_ms: milliseconds after which the fence ends by itself, counted from the end of the last writer.
+        :param owner: fence the session only when this store owns it.
+        :param patience_ms: milliseconds to wait for writers; in the caller's transaction, this limit holds to its end.
         :returns: the session with its new epoch; none when it has another owner or no row, another driver has fenced
             it, or a writer took too long.
         """
@@ -109,10 +108,10 @@ class OwnerOperations:
         return _only(rows)
 
     def unfence(self, client_id: str, *, driver: int, epoch: int) -> Operation[Ownership | None]:
-        """Let everybody write to a session again; its owner stays.
+        """Lift the fence of a session; its owner stays.
 
-        :param epoch: which the fence gave it.
-        :returns: the session with its new epoch; none when the fence is not there any more.
+        :param epoch: epoch that the fence gave the session.
+        :returns: the session with its new epoch; none when the fence is already gone.
         """
         rows = yield from self._drive(
             client_id,
@@ -124,11 +123,11 @@ class OwnerOperations:
     def flip(
         self, client_id: str, *, driver: int, epoch: int, to: Owner, mirrored: bool
     ) -> Operation[Ownership | None]:
-        """Give a fenced session to a store; the fence ends.
+        """Make a store the owner of a fenced session, and lift the fence.
 
-        :param epoch: which the fence gave it.
-        :param mirrored: changes in Redis are to be written to PostgreSQL too.
-        :returns: the session with its new epoch; none when the time of the fence is over, or another driver has come.
+        :param epoch: epoch that the fence gave the session.
+        :param mirrored: write changes in Redis to PostgreSQL too.
+        :returns: the session with its new epoch; none when the fence has ended or another driver has the cohort.
         """
         rows = yield from self._drive(
             client_id,
@@ -149,20 +148,20 @@ class OwnerOperations:
     def hold(
         self, client_id: str, *, driver: int | None = None, epoch: int | None = None
     ) -> Operation[Ownership | None]:
-        """Hold the row of a session's owner until the caller's transaction ends, alone.
+        """Lock the row of a session's owner exclusively until the caller's transaction ends.
 
-        :param driver: the driver that must have fenced it last; ``None`` for any.
-        :param epoch: which it has to have; none for any.
-        :returns: none when it has another one, or no row.
+        :param driver: driver that must have fenced the session last; none for any driver.
+        :param epoch: epoch that the session must have; none for any epoch.
+        :returns: none when the driver or the epoch is another one, or there is no row.
         """
         parameters = {"client_id": client_id, "driver": driver, "epoch": epoch}
         (rows,) = yield Step(begin=True, end=True, queries=(Query(name="lock_owner", parameters=parameters),))
         return _only(rows)
 
     def end_mirror(self, client_id: str) -> Operation[Ownership | None]:
-        """Note that changes of a session in Redis are no longer written to PostgreSQL; may be repeated.
+        """Record that changes of a session in Redis are no longer written to PostgreSQL; may be repeated.
 
-        :returns: none when it is not Redis's, or fenced.
+        :returns: none when Redis does not own the session, or the session is fenced.
         """
         (rows,) = yield Step(
             begin=True, end=True, queries=(Query(name="end_mirror", parameters={"client_id": client_id}),)
@@ -170,9 +169,9 @@ class OwnerOperations:
         return _only(rows)
 
     def make_owners(self, client_ids: Iterable[str]) -> Operation[int]:
-        """Make the missing rows of clients whose cohorts are armed, and pass over all others.
+        """Create the missing rows of clients whose cohorts are armed; skip all other clients.
 
-        :returns: how many were made.
+        :returns: how many rows were created.
         """
         made = 0
         for part in _parts(client_ids):
@@ -183,12 +182,13 @@ class OwnerOperations:
         return made
 
     def wait_for_writers(self, *, limit_s: float = WRITERS_LIMIT_S) -> Operation[None]:
-        """Wait until every transaction has ended that may have looked before a cohort was armed, and found nothing.
+        """Wait for transactions that may have looked up an owner before the cohort was armed, and found no row.
 
-        It is called after the cohort's new state is committed, outside of a transaction. Transactions that have not
-        looked yet are not waited for, as they see the state; nor those that never look.
+        Call it outside of a transaction, after the cohort's new state is committed. It does not wait for transactions
+        that look up no owner, or that do so later and see the new state.
 
-        :raises RefusedError: when that takes longer, naming the process that has been at it for longest.
+        :param limit_s: seconds to wait at most.
+        :raises RefusedError: when the wait takes longer; it names the process with the oldest transaction.
         """
         ends_s = time.monotonic() + limit_s
         look = Step(begin=True, end=True, queries=(Query(name="cohort_readers"),))
@@ -208,7 +208,7 @@ class OwnerOperations:
             left &= {transaction for transaction, *_ in rows}
 
     def _drive(self, client_id: str, *first: Query, driver: int, change: Query) -> Operation[list[tuple[Any, ...]]]:
-        """Make a driver's change of a row behind all who hold it."""
+        """Change a row for a driver after all who hold the row have ended."""
         answer = yield Step(
             begin=True,
             end=True,
@@ -228,7 +228,7 @@ _Ops = OwnerOperations
 
 @shows(server=lambda store: address(store._connection))
 class _Methods:
-    """What both forms do."""
+    """Methods of the blocking and the asyncio class."""
 
     look_up = Both(_Ops.look_up)
     fence, unfence, flip, hold = Both(_Ops.fence), Both(_Ops.unfence), Both(_Ops.flip), Both(_Ops.hold)
@@ -240,11 +240,11 @@ class _Methods:
 
 
 class OwnerStore(_Methods, PostgresAnswers):
-    """Who owns sessions, for blocking callers; threads may share it.
+    """The owners of sessions, for blocking callers; threads may share it.
 
-    Where the connection is in a transaction already, the work is part of that one.
+    Calls inside an open transaction of the connection are part of that transaction.
 
-    :param connection: of the database that TBMQ 1.x used, with schema ``queuekeeper`` in it.
+    :param connection: connection to the database that TBMQ 1.x used, with schema ``queuekeeper``.
     """
 
     @checked
@@ -254,7 +254,7 @@ class OwnerStore(_Methods, PostgresAnswers):
 
 
 class AsyncOwnerStore(_Methods, AsyncPostgresAnswers):
-    """The same for asyncio; tasks may share it.
+    """:class:`OwnerStore` for asyncio; tasks may share it.
 
     :param connection: see :class:`OwnerStore`.
     """
@@ -266,7 +266,7 @@ class AsyncOwnerStore(_Methods, AsyncPostgresAnswers):
 
 
 def _parts(client_ids: Iterable[str]) -> Iterator[list[str]]:
-    """Cut client ids into statements."""
+    """Split client ids into parts, one per statement."""
     left = iter(client_ids)
     while part := list(islice(left, OWNERS_PER_STATEMENT)):
         yield part

@@ -1,7 +1,7 @@
-"""Judges the lives of new messages and cuts a save into parts that are stored whole: one rule for every store.
+"""Expiry of new messages, and the parts of a save: the same rules for every store.
 
-Packet ids are given out part by part. Where the life of a message of a part is over by the server's clock, the id that
-it would have had is passed over; where all lives are, the next part begins with the same id.
+Each part is stored as a whole, and packet ids are given out part by part. When a message has expired by the server's
+clock, its packet id is skipped; when all messages of a part have expired, the next part begins with the same id.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from queuekeeper.sessions.reports import Refusal
 
 MESSAGES_PER_SAVE = 256
 BYTES_PER_SAVE = 524_288
-"""Most of one part; a single larger message is a part of its own."""
+"""Most payload bytes of one part; a single larger message is a part of its own."""
 
 MAX_INSTANT_MS = 2**53 - 1
-"""Latest end of a life, which a number of Redis's and of Lua's tells exactly."""
+"""Latest end of a life; Redis and Lua represent it exactly."""
 
 
 class Part(NamedTuple):
-    """Messages of a batch that are stored whole, with their positions in the batch and the ends of their lives."""
+    """Messages of a batch that are stored as a whole, with their positions in the batch and the ends of their lives."""
 
     number: int
     positions: list[int]
@@ -31,9 +31,9 @@ class Part(NamedTuple):
 
 
 def end_of_life(message: NewMessage, *, default_ttl_s: int) -> int | Refusal:
-    """Return when a message's life ends, or why it is refused whatever the time is.
+    """Return when a message's life ends, or why the message is refused at any time.
 
-    An interval of 0 ends a life at once; one that is not four unsigned bytes says nothing (MQTT 5 section 3.3.2.3.3).
+    An interval of 0 expires at once; an interval outside four unsigned bytes is invalid (MQTT 5 section 3.3.2.3.3).
     """
     life_s = message.expiry_interval_s
     if life_s is None:
@@ -47,9 +47,9 @@ def end_of_life(message: NewMessage, *, default_ttl_s: int) -> int | Refusal:
 
 
 def ends_of_lives(messages: Sequence[NewMessage], *, default_ttl_s: int) -> list[int] | None:
-    """Return when the lives of messages end; none when one of them is refused."""
+    """Return when each message's life ends; none when a message is refused."""
     life_ms = 1_000 * default_ttl_s
-    # Nearly all have no interval of their own, and need no call each.
+    # Nearly all messages have no interval and need no call each.
     ends_ms = [message.time_ms + life_ms for message in messages if message.expiry_interval_s is None]
     if len(ends_ms) == len(messages):
         return ends_ms
@@ -59,9 +59,9 @@ def ends_of_lives(messages: Sequence[NewMessage], *, default_ttl_s: int) -> list
 
 
 def parts_of(messages: Sequence[NewMessage], *, default_ttl_s: int) -> tuple[list[Part], dict[int, Refusal]]:
-    """Cut a batch so that a repeated batch is cut in the same places.
+    """Cut a batch into parts; a repeated batch is cut in the same places.
 
-    :returns: the parts, at least one, which is empty when all messages are refused; and why messages are, by position.
+    :returns: at least one part, which is empty when all messages are refused, and the refusals by position.
     """
     refused: dict[int, Refusal] = {}
     parts = [Part(0, [], [], [])]
@@ -72,7 +72,7 @@ def parts_of(messages: Sequence[NewMessage], *, default_ttl_s: int) -> tuple[lis
             refused[position] = end_ms
             continue
         part = parts[-1]
-        # Packet ids have no say: a repeated batch may get others at first.
+        # The cut must not depend on packet ids, since a repeated batch may get other ids at first.
         size_bytes += len(message.payload)
         if part.messages and (size_bytes > BYTES_PER_SAVE or len(part.messages) == MESSAGES_PER_SAVE):
             part = Part(len(parts), [], [], [])
@@ -85,7 +85,7 @@ def parts_of(messages: Sequence[NewMessage], *, default_ttl_s: int) -> tuple[lis
 
 
 def no_free_packet_ids(client_id: str, *, free: int, count: int) -> PacketIdInUse:
-    """Return the error of a session whose packet ids do not suffice, also after it was trimmed for them."""
+    """Return the error of a session that lacks packet ids even after it was trimmed."""
     return PacketIdInUse(
         f"session {client_id!r} has {free} free packet ids, and {count} are needed: wait until the client has "
         "acknowledged messages"
@@ -93,7 +93,7 @@ def no_free_packet_ids(client_id: str, *, free: int, count: int) -> PacketIdInUs
 
 
 def other_batch(save: SessionSave, *, stored: int, given: int) -> UsageError:
-    """Return the error of a batch that is repeated with another number of messages."""
+    """Return the error of a batch that was repeated with another number of messages."""
     return UsageError(
         f"batch {save.offset} of source {save.source!r} has {given} messages for {save.client_id!r}: it had {stored} "
         "when it was stored; a retry repeats the whole batch"

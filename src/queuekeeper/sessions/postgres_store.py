@@ -29,13 +29,13 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 class PostgresAnswers(Blocking):
     """Answers the steps of operations for blocking callers; threads may share it.
 
-    Where the connection is in a transaction already, the work is part of that one.
+    Calls inside an open transaction of the connection are part of that transaction.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._open: tuple[object, AbstractContextManager[psycopg.Transaction]] | None = None
-        # A transaction takes several steps, and must not take in those of another thread.
+        # A transaction takes several steps; the lock keeps steps of other threads out of it.
         self._busy = threading.Lock()
 
     def answer(self, step: Step) -> list[Rows]:
@@ -43,7 +43,7 @@ class PostgresAnswers(Blocking):
 
         :returns: rows of each statement.
         :raises SchemaMismatch: when the tables are not TBMQ's.
-        :raises RefusedError: when the server refuses a statement; the transaction is undone then.
+        :raises RefusedError: when the server refuses a statement; the transaction is rolled back.
         """
         with _session_errors(self._connection):
             if _stands_alone(step, self._connection):
@@ -52,7 +52,7 @@ class PostgresAnswers(Blocking):
             if step.begin:
                 self._begin(step.transaction)
             elif step.undo:
-                # An operation that hears of an error does not know whether its transaction has been undone.
+                # The operation gets the error and cannot know whether its transaction was rolled back.
                 if self._open is not None and self._open[0] is step.transaction:
                     self._finish(_Undone())
                 return []
@@ -95,7 +95,7 @@ class PostgresAnswers(Blocking):
                         for cursor, query in zip(cursors, queries, strict=True):
                             cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
                     except psycopg.Error as error:
-                        # Left to the pipeline, it would log that the statements behind it were not carried out.
+                        # The pipeline itself would log that the statements after it were not executed.
                         errors.append(error)
             except psycopg.Error as error:
                 errors.append(error)
@@ -114,7 +114,7 @@ _Ops = PostgresSessionOperations
 
 @shows(server=lambda store: address(store._connection))
 class _Methods:
-    """What both forms do."""
+    """Methods of the blocking and the asyncio class."""
 
     save_messages, fetch_pending = Both(_Ops.save_messages), Both(_Ops.fetch_pending)
     mark_delivered, ack, mark_released = Both(_Ops.mark_delivered), Both(_Ops.ack), Both(_Ops.mark_released)
@@ -131,11 +131,12 @@ class _Methods:
 class PostgresSessionStore(_Methods, PostgresAnswers):
     """Sessions in ``device_session_ctx`` and ``device_publish_msg``, for blocking callers; threads may share it.
 
-    Where the connection is in a transaction already, the work is part of that one.
+    Calls inside an open transaction of the connection are part of that transaction.
 
-    :param connection: of the database that TBMQ 1.x used; all but ``inspect`` needs schema ``queuekeeper`` in it.
-    :param rules: bounds that the store keeps.
-    :param epoch_of: tells the epoch in which the caller knows a session, or none; see ``sessions.owners``.
+    :param connection: connection to the database that TBMQ 1.x used, with schema ``queuekeeper``; only ``inspect``
+        works without the schema.
+    :param rules: limits that the store applies.
+    :param epoch_of: returns the epoch in which the caller knows a session; see ``sessions.owners``.
     """
 
     @checked
@@ -147,7 +148,7 @@ class PostgresSessionStore(_Methods, PostgresAnswers):
 
 
 class AsyncPostgresAnswers(Awaiting):
-    """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open."""
+    """:class:`PostgresAnswers` for asyncio; tasks may share it, and a cancelled task leaves no transaction open."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -163,7 +164,7 @@ class AsyncPostgresAnswers(Awaiting):
             if step.begin:
                 await self._begin(step.transaction)
             elif step.undo:
-                # An operation that hears of an error does not know whether its transaction has been undone.
+                # The operation gets the error and cannot know whether its transaction was rolled back.
                 if self._open is not None and self._open[0] is step.transaction:
                     await self._finish(_Undone())
                 return []
@@ -181,7 +182,7 @@ class AsyncPostgresAnswers(Awaiting):
         opened = self._connection.transaction()
         entering = asyncio.ensure_future(opened.__aenter__())
         try:
-            # A task that is cancelled here would leave a transaction behind that nobody ends.
+            # A task cancelled here would leave a transaction open.
             await asyncio.shield(entering)
         except BaseException as error:
             await asyncio.wait([entering])
@@ -213,7 +214,7 @@ class AsyncPostgresAnswers(Awaiting):
                         for cursor, query in zip(cursors, queries, strict=True):
                             await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
                     except psycopg.Error as error:
-                        # Left to the pipeline, it would log that the statements behind it were not carried out.
+                        # The pipeline itself would log that the statements after it were not executed.
                         errors.append(error)
             except psycopg.Error as error:
                 errors.append(error)
@@ -229,10 +230,10 @@ class AsyncPostgresAnswers(Awaiting):
 
 
 class AsyncPostgresSessionStore(_Methods, AsyncPostgresAnswers):
-    """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open.
+    """:class:`PostgresSessionStore` for asyncio; tasks may share it, and a cancelled task leaves no transaction open.
 
     :param connection: see :class:`PostgresSessionStore`.
-    :param rules: bounds that the store keeps.
+    :param rules: limits that the store applies.
     :param epoch_of: see :class:`PostgresSessionStore`.
     """
 
@@ -245,13 +246,13 @@ class AsyncPostgresSessionStore(_Methods, AsyncPostgresAnswers):
 
 
 class _Undone(Exception):
-    """Tells psycopg to undo."""
+    """Makes psycopg roll the transaction back."""
 
 
 def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
-    """Return whether a step needs no transaction around it: what is sent at once is one by itself.
+    """Return whether a step needs no explicit transaction, since statements sent together are one transaction.
 
-    Each statement has a snapshot of its own all the same, so that one sees what the one before it has waited for.
+    Each statement still has its own snapshot, so that it sees the commits that the statement before it waited for.
     """
     return (
         step.begin
@@ -262,24 +263,24 @@ def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
 
 
 def _is_stuck(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Return whether a pipeline is over that the connection could not leave.
+    """Return whether the connection is stuck in a pipeline that is over.
 
-    So it is when the server's last word has come, that it ends the connection, and the end itself has not.
+    That happens when the server has announced that it ends the connection, and the end itself has not arrived yet.
     """
     return not connection.closed and connection.info.pipeline_status != PipelineStatus.OFF
 
 
 def _believes_too_much(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Return whether psycopg may believe statements to be prepared that a failed pipeline has not reached.
+    """Return whether psycopg may take statements for prepared that a failed pipeline did not reach.
 
-    It forgets them when it undoes a transaction. Without one around the pipeline, an empty one is undone.
+    It forgets them when it rolls a transaction back; where the pipeline had none, an empty one is rolled back.
     """
     return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 @contextmanager
 def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
-    """Turn everything that the server refuses into words."""
+    """Turn the server's errors into errors of this package."""
     try:
         with translated_errors(connection):
             try:
@@ -304,6 +305,6 @@ def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
     except psycopg.Error as error:
         refusal = REFUSALS.get(error.sqlstate or "")
         if refusal is not None:
-            # Its first word is for readers of the server's log.
+            # The first word of the message is meant for the server's log.
             raise refusal((error.diag.message_primary or "").partition(" ")[2]) from error
         raise RefusedError(f"PostgreSQL at {address(connection)} refuses: {server_words(error)}") from error

@@ -1,7 +1,7 @@
-"""Messages that a store has set aside from its sessions: what waits, whether it can be delivered, and the way back.
+"""Messages that a store has set aside from its sessions: list them, judge them, and put them back.
 
-A message that comes back is a new one: the store's ordinary save puts it behind all others, under a new serial and
-packet id, in the store that owns the session. Each row is a source of its own, so a repeated save stores nothing twice.
+A message that is put back is a new message: an ordinary save in the store that owns the session appends it under a new
+serial and packet id. Each row is the source of its save, so that a repeated save stores nothing twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from queuekeeper.sessions.router import SessionRouter
 Store: TypeAlias = SessionRouter | RedisSessionStore | PostgresSessionStore
 
 SUBJECT = "session_quarantine"
-"""What the audit calls it."""
+"""Name of the quarantine in the audit."""
 
 WORDS_SHOWN = 20
 _MISSING = "run `queuekeeper database migrate`"
@@ -48,18 +48,18 @@ _SCATTERED = (
     f"reads PostgreSQL, name such messages, by row, --client or --reason {Reason.CLIENT_ID_SCATTERED}"
 )
 _NEW_RULES = (*CONTENT_RULES, *(rule for rule in RULES if isinstance(rule, OneOf)))
-"""Of a message that gets a new place: its serial and its packet id do not matter, whether it is a PUBLISH does."""
+"""Rules of a message that gets a new serial and packet id: it must be a PUBLISH, and its old ids do not matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsideMessage:
     """A row of ``queuekeeper.session_quarantine``; its text form shows no content.
 
-    :param reason: why it was set aside, a :class:`~queuekeeper.sessions.judge.Reason`.
-    :param serial_number: which it had.
+    :param reason: why the message was set aside, a :class:`~queuekeeper.sessions.judge.Reason`.
+    :param serial_number: serial that the message had in its session.
     :param status: ``open`` or ``replayed``.
-    :param assigned_serial_number: serial number of the replay; ``None`` also where no store knows it any more.
-    :param assigned_packet_id: likewise.
+    :param assigned_serial_number: serial under which it was replayed; none when it is no longer known.
+    :param assigned_packet_id: packet id under which it was replayed; none when it is no longer known.
     """
 
     quarantine_id: int
@@ -88,19 +88,19 @@ class AsideMessage:
 
     @property
     def fault(self) -> str:
-        """Return which rule keeps the message from coming back as a new one, in words; empty when none does."""
+        """The rule that keeps the message from being put back, as a sentence; empty when it breaks none."""
         return fault(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What becomes of messages of any quarantine.
+    """Result of a replay from any quarantine.
 
-    :param replayed: messages in their sessions again; on a dry run those that would be.
-    :param unchanged: messages that an earlier try had stored already; only noted now.
-    :param expired: messages whose life is over; they stay.
+    :param replayed: messages put back into their sessions; on a dry run, messages that would be put back.
+    :param unchanged: messages that an earlier try had already stored; this one only recorded it.
+    :param expired: messages that have expired; they stay in quarantine.
     :param not_repaired: messages that still break a rule.
-    :param why: of some that were not replayed, why, by the number of the row.
+    :param why: reasons for some messages that were not put back, by the number of the row.
     """
 
     dry_run: bool
@@ -113,13 +113,13 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayReport(Replayed):
-    """Result of a replay of messages that were set aside; a replayed message is a new message.
+    """Result of a replay from the quarantine of sessions.
 
-    :param released: what is left of messages that the client has received (PUBREL); there is nothing to deliver.
-    :param no_session: messages of sessions that are not there any more.
-    :param in_both_stores: messages of sessions that both stores have, and of which no owner is on record.
-    :param refused: messages that a store did not take: the session is on its way, or full.
-    :param scattered: messages of clients that no cluster can hold; they come back only where they are named.
+    :param released: messages that the client has already received (PUBREL), so that nothing is left to deliver.
+    :param no_session: messages of sessions that no longer exist.
+    :param in_both_stores: messages of sessions that exist in both stores without a recorded owner.
+    :param refused: messages that the store refused, since the session is moving or full.
+    :param scattered: messages of clients that no cluster can hold; they are put back only when selected by name.
     """
 
     released: int = 0
@@ -130,7 +130,7 @@ class ReplayReport(Replayed):
 
 
 class Outcome(StrEnum):
-    """Outcomes of a message that was set aside; fields of :class:`ReplayReport`."""
+    """Result of one message; the values are fields of :class:`ReplayReport`."""
 
     REPLAYED = "replayed"
     UNCHANGED = "unchanged"
@@ -144,7 +144,7 @@ class Outcome(StrEnum):
 
 
 def row_values(row: Any) -> dict[str, Any]:
-    """Return a row of a quarantine as the rules take it.
+    """Return the values of a row for :func:`~queuekeeper.sessions.judge.broken_rule`.
 
     :param row: record with the columns of ``device_publish_msg``.
     """
@@ -160,14 +160,14 @@ def row_values(row: Any) -> dict[str, Any]:
 
 
 def fault(row: Any) -> str:
-    """Return which rule keeps a row's message from coming back as a new one, in words; empty when none does."""
+    """Return the rule that keeps a row's message from being put back, as a sentence; empty when it breaks none."""
     values = row_values(row)
     broken = broken_rule(values, _NEW_RULES)
     return "" if broken is None else broken.words(values)
 
 
 def defect(row: Any, *, clustered: bool = False, rules: Sequence[Rule] = RULES) -> Reason | None:
-    """Return which rule a row of a quarantine breaks by itself, as plans, stores and movers judge it.
+    """Return the reason of the rule that a row of a quarantine breaks; plans, stores and movers use the same rules.
 
     :param row: see :func:`row_values`.
     :param clustered: see :func:`~queuekeeper.sessions.judge.client_defect`.
@@ -179,22 +179,22 @@ def defect(row: Any, *, clustered: bool = False, rules: Sequence[Rule] = RULES) 
 
 
 def readable(text: str | None) -> bool:
-    """Return whether user properties can be copied; those that cannot may only be dropped."""
+    """Return whether user properties can be read; unreadable ones can only be dropped."""
     values = {"user_properties": pairs_of(text)}
     return broken_rule(values, [rule for rule in RULES if isinstance(rule, Pairs)]) is None
 
 
 class SessionQuarantine:
-    """The table of messages that were set aside.
+    """The table ``queuekeeper.session_quarantine``.
 
-    :param connection: commits by itself.
+    :param connection: connection with ``autocommit``.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def counts(self) -> list[tuple[str, int, int]]:
-        """Return reason, open rows and replayed rows, the most open ones first."""
+        """Return reason, open rows and replayed rows, ordered by open rows, most first."""
         with translated_errors(self._connection, missing=_MISSING):
             return self._connection.execute(statement("sessions/quarantine_counts")).fetchall()
 
@@ -207,11 +207,11 @@ class SessionQuarantine:
         client_id: str | None = None,
         limit: int | None = 1_000,
     ) -> list[AsideMessage]:
-        """Return messages, a client at a time and in the order of their serials.
+        """Return messages, ordered by client and serial.
 
-        :param status: none for open and replayed ones.
-        :param limit: most rows to return, since they hold payloads; none for all.
-        :raises UsageError: for a reason that there is not.
+        :param status: ``open`` or ``replayed``; none for both.
+        :param limit: most rows to return, since rows hold payloads; none for all rows.
+        :raises UsageError: for an unknown reason.
         """
         check_reason(reason)
         choice = {
@@ -229,7 +229,7 @@ class SessionQuarantine:
     def get(self, quarantine_id: int) -> AsideMessage:
         """Return one message.
 
-        :raises UsageError: when there is none of this number.
+        :raises UsageError: when there is no row of this number.
         """
         found = self.rows(quarantine_ids=[quarantine_id], status=None)
         if not found:
@@ -237,7 +237,7 @@ class SessionQuarantine:
         return found[0]
 
     def mark_replayed(self, quarantine_id: int, *, serial: int | None, packet_id: int | None, person: str) -> None:
-        """Note that a message is in its session again; a repeated note changes nothing."""
+        """Record that a message was put back; a repeated call changes nothing."""
         mark = {"quarantine_id": quarantine_id, "serial": serial, "packet_id": packet_id, "person": person}
         with translated_errors(self._connection, missing=_MISSING):
             self._connection.execute(statement("sessions/mark_replayed"), mark)
@@ -245,15 +245,15 @@ class SessionQuarantine:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stores:
-    """Finds the store that a session's new messages go to.
+    """Finds the store that takes a session's new messages.
 
-    Where an owner is on record, the router asks for owner and epoch with every save. Where none is, no session moves:
-    the store that has it takes it, and a person has to say which one where both have.
+    For a session with a recorded owner, the router sends each save to the owner. A session without one does not move:
+    the store that has the session takes the message, and when both stores have it, a person must choose.
 
-    :param connection: to the database of TBMQ 1.x with schema ``queuekeeper``.
-    :param redis: none where there is none; then all sessions are PostgreSQL's.
-    :param router: of both; needed with ``redis``.
-    :param choice: what the person says of sessions without an owner on record.
+    :param connection: connection to the database of TBMQ 1.x, with schema ``queuekeeper``.
+    :param redis: the store in Redis; none when PostgreSQL holds all sessions.
+    :param router: router of both stores; required with ``redis``.
+    :param choice: store that a person chose for sessions that both stores have, without a recorded owner.
     """
 
     connection: Connection
@@ -266,7 +266,7 @@ class Stores:
     def of(self, client_id: str) -> Store | Outcome:
         """Return the store that takes a session's messages, or why there is none."""
         if self.redis is None or self.router is None:
-            # It refuses a session that Redis owns, or that is on its way, in the transaction of the save.
+            # The store refuses, in the transaction of the save, a session that Redis owns or that is moving.
             return self.postgres if self._exists(self.postgres, client_id) else Outcome.NO_SESSION
         if self.knows_owner(client_id):
             return self.router if self._exists(self.router, client_id) else Outcome.NO_SESSION
@@ -275,11 +275,11 @@ class Stores:
             return Outcome.IN_BOTH_STORES
         if in_redis and self.choice != "postgres":
             return self.redis
-        # A session without an owner on record that is about to move gets one here.
+        # The look-up records an owner for a session that is about to move and has none.
         return self.router if in_postgres and self.choice != "redis" else Outcome.NO_SESSION
 
     def knows_owner(self, client_id: str) -> bool:
-        """Return whether an owner of the session is on record, since it moves or has moved with devices connected."""
+        """Return whether the session has a recorded owner, which it has once an online migration has come to it."""
         found = self.connection.execute(statement("sessions/look_up_owners"), {"client_ids": [client_id]}).fetchone()
         return found is not None
 
@@ -302,17 +302,17 @@ def replay(
     dry_run: bool = False,
     clock: Clock = system_clock,
 ) -> ReplayReport:
-    """Put messages that were set aside behind all others of their sessions, those of a client in their old order.
+    """Append messages from the quarantine to their sessions; messages of one client keep their order.
 
-    One that is stored and not yet noted, since this was killed, is found again and only noted. What the commit of a
-    move to a cluster has put aside comes back only where rows, a reason or a client are given.
+    A repeated call records a message that a killed call had stored, and does not store it again. Messages that the
+    commit of a move to a cluster set aside are put back only when rows, a reason or a client are given.
 
-    :param person: for the row.
-    :param quarantine_ids: only these rows.
+    :param person: person to record in the row.
+    :param quarantine_ids: only these rows; none for all rows.
     :param reason: only rows of this reason.
     :param client_id: only rows of this client.
-    :param drop_user_properties: leave user properties out where they cannot be read.
-    :param default_ttl_s: life of a message without an expiry, as the stores have it.
+    :param drop_user_properties: drop user properties that cannot be read.
+    :param default_ttl_s: life in seconds of a message without an expiry interval; the same as in the stores.
     :param dry_run: write nothing.
     """
     table = SessionQuarantine(connection)
@@ -321,7 +321,7 @@ def replay(
     why: dict[int, str] = {}
     for row in table.rows(quarantine_ids=quarantine_ids, reason=reason, client_id=client_id, limit=None):
         if row.reason == Reason.CLIENT_ID_SCATTERED and not are_named:
-            # The words are the same for all of them.
+            # The reason is the same for all of them.
             if Outcome.SCATTERED not in counts:
                 why[row.quarantine_id] = _SCATTERED
             counts[Outcome.SCATTERED] = counts.get(Outcome.SCATTERED, 0) + 1
@@ -347,12 +347,12 @@ def replay(
 
 @dataclass(frozen=True, kw_only=True)
 class PutBack:
-    """Outcome of one message.
+    """Result of putting one message back.
 
-    :param words: why it is not in its session; empty where the outcome says all.
-    :param stored: whether it is in its session now, by this call or an earlier one; not so on a dry run.
-    :param serial: its serial number there; ``None`` also where no store knows it any more.
-    :param packet_id: likewise.
+    :param words: why the message was not put back; empty when the outcome explains it.
+    :param stored: whether the message is in its session, by this call or an earlier one; false on a dry run.
+    :param serial: serial of the message in its session; none when it is not known.
+    :param packet_id: packet id of the message in its session; none when it is not known.
     """
 
     outcome: Outcome
@@ -363,10 +363,10 @@ class PutBack:
 
 
 def put_back(stores: Stores, row: Any, *, source: str, default_ttl_s: int, dry_run: bool, now_ms: int) -> PutBack:
-    """Save a message of a quarantine as a new one, behind all others of its session.
+    """Append a message of a quarantine to its session, as a new message.
 
     :param row: see :func:`row_values`.
-    :param source: of the row alone: a repeated save stores nothing twice.
+    :param source: source of the save, unique to the row, so that a repeated save stores nothing twice.
     """
     outcome, words = _obstacle(row, default_ttl_s=default_ttl_s, now_ms=now_ms)
     if outcome is not None:
@@ -375,7 +375,7 @@ def put_back(stores: Stores, row: Any, *, source: str, default_ttl_s: int, dry_r
 
 
 def _obstacle(row: Any, *, default_ttl_s: int, now_ms: int) -> tuple[Outcome | None, str]:
-    """Return why a message cannot come back, whichever store owns its session."""
+    """Return why a message cannot be put back in any store; no outcome when it can."""
     if row.packet_type == _PUBREL:
         return Outcome.RELEASED, "the client has received it: only its acknowledgement was waiting"
     if defect(row, rules=_NEW_RULES) is not None:

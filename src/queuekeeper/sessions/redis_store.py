@@ -19,7 +19,7 @@ _Ops = RedisSessionOperations
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
-    """What both forms do."""
+    """Methods of the blocking and the asyncio class."""
 
     save_messages, fetch_pending = Both(_Ops.save_messages), Both(_Ops.fetch_pending)
     mark_delivered, ack, mark_released = Both(_Ops.mark_delivered), Both(_Ops.ack), Both(_Ops.mark_released)
@@ -36,20 +36,19 @@ class _Methods:
 
 
 class RedisSessionStore(_Methods, Blocking):
-    """Sessions on a single server or a cluster.
+    """Sessions on a single server or a cluster; threads may share a store.
 
-    A save whose reply is lost may have happened: repeat it with its ``source`` and ``offset``, which stores nothing
-    twice. Threads may share a store.
+    When the reply of a save is lost, repeat the save with its ``source`` and ``offset``: that stores nothing twice.
 
     :param prefix: put before every key.
-    :param rules: bounds to keep.
-    :param recent_sessions: sessions whose last packet id is kept in mind.
-    :param replicas: replicas that must have a save for its report to say ``replicated``; 0 asks for none.
-    :param replica_timeout_ms: how long to wait for them. A save that they do not have by then is stored all the same.
-    :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
-    :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
-        Those of PostgreSQL's, or on their way there, refuse everybody's (``NotOwner``). All can be read.
-    :param clock: this machine's. Only where a life ends within an hour of it is the server asked for its own.
+    :param rules: limits to apply.
+    :param recent_sessions: sessions whose last packet id is cached.
+    :param replicas: replicas that must have a save before its report says ``replicated``; 0 waits for none.
+    :param replica_timeout_ms: milliseconds to wait for the replicas; the save is stored also when they are late.
+    :param retry_for_s: seconds that a call waits for a moving slot, a failover, or a server that is busy or loading.
+    :param epoch_of: returns the epoch in which the caller knows a session. A session of another epoch refuses writes
+        (``StaleEpoch``); a session that PostgreSQL owns, or that moves there, refuses all writes (``NotOwner``).
+    :param clock: clock of this machine. The server's clock is asked only for messages that expire within an hour.
     """
 
     @checked
@@ -74,16 +73,16 @@ class RedisSessionStore(_Methods, Blocking):
         )
 
     def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
-        """Send the calls of a step."""
+        """Send the calls of a step, and return the replies."""
         return self._caller.execute(step)
 
 
 class AsyncRedisSessionStore(_Methods, Awaiting):
     """:class:`RedisSessionStore` for asyncio.
 
-    :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
-    :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
-    :param clock: this machine's.
+    :param caller: sends the calls, and waits for its number of replicas; the store does not close it.
+    :param epoch_of: see :class:`RedisSessionStore`.
+    :param clock: clock of this machine.
     """
 
     @checked_but("caller")
@@ -104,5 +103,5 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
         self._caller = caller
 
     async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
-        """Send the calls of a step."""
+        """Send the calls of a step, and return the replies."""
         return await self._caller.execute(step)

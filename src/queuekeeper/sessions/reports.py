@@ -1,4 +1,4 @@
-"""What the stores of DEVICE sessions say: messages, views and reports."""
+"""Messages, views and reports that the stores of DEVICE sessions return."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from queuekeeper.sessions.judge import Reason
 
 
 class Problem(StrEnum):
-    """Why a reference in Redis, or a row of PostgreSQL, leads to no message."""
+    """Why a reference in Redis or a row in PostgreSQL is not a message."""
 
     DANGLING = "dangling"  # the payload key has expired or was removed
     FOREIGN = "foreign"  # the reference does not name a payload key of this session, and is not followed
-    UNREADABLE = "unreadable"  # the payload key or the row holds something else than a message that can be delivered
+    UNREADABLE = "unreadable"  # the payload key or the row does not hold a message that can be delivered
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageView:
     """One pending message without its content.
 
-    What the store does not say, or what a broken reference hides, is none.
+    Values that the store does not have, or that a broken reference hides, are none.
 
     :param serial: place in the order of delivery.
     :param packet_type: ``PUBLISH``, or ``PUBREL`` once the client has sent PUBREC.
     :param payload_bytes: size of the payload itself, without base64.
-    :param time_ms: when the broker received it.
-    :param expires_at_ms: end of its life; none for a record in Redis that has no end.
-    :param problem: set when the reference leads to no message, or nobody can deliver the one that it leads to.
-    :param reason: rule that the message breaks, in the words of the quarantine.
+    :param time_ms: when the broker received the message.
+    :param expires_at_ms: end of its life; none for a record in Redis without expiry.
+    :param problem: set when the reference leads to no message, or to one that cannot be delivered.
+    :param reason: reason of the rule that the message breaks, as in the quarantine.
     """
 
     serial: int
@@ -49,11 +49,11 @@ class MessageView:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportView:
-    """What the session hash in Redis says about the migration that wrote the session.
+    """The import of a session by a migration, as recorded in the session hash in Redis.
 
-    :param state: number of the next chunk, or ``done``.
-    :param references: references that the import left.
-    :param last_packet_id: last packet id that it wrote.
+    :param state: number of the next chunk to import, or ``done``.
+    :param references: references after the import.
+    :param last_packet_id: last packet id that the import wrote.
     :param touched: whether somebody has used the session since.
     """
 
@@ -66,12 +66,12 @@ class ImportView:
 
 @dataclass(frozen=True, kw_only=True)
 class SessionCounts:
-    """What has become of a session's messages beside delivery, as far as its store has seen it.
+    """Messages of a session that were not delivered, as counted by its store.
 
     :param trimmed: live messages removed because the session was over its limit.
-    :param expired: messages whose life was over when they were saved or found.
-    :param refused: messages refused for their expiry interval.
-    :param quarantined: records set aside because they cannot be read.
+    :param expired: messages that had expired when they were saved or found.
+    :param refused: messages whose expiry interval was out of range.
+    :param quarantined: unreadable records that were put in quarantine.
     """
 
     trimmed: int = 0
@@ -85,14 +85,14 @@ class SessionView:
     """A session and one page of its messages, in the order of delivery.
 
     :param store: ``redis`` or ``postgres``.
-    :param exists: whether the store holds anything of the session.
+    :param exists: whether the store has the session.
     :param messages: all messages of the session; references in Redis, rows in PostgreSQL.
     :param offset: messages before the page.
     :param page: messages of the page.
-    :param last_serial: serial given out last, where the store keeps it.
-    :param delivered_serial: messages up to it have been sent; none when the store does not say.
-    :param counts: none when the store has no record of its own for the session.
-    :param owner: store that owns the session, where Redis says so.
+    :param last_serial: serial given out last; none when the store does not record it.
+    :param delivered_serial: messages up to this serial have been sent; none when the store does not record it.
+    :param counts: none when the store has counted nothing for the session.
+    :param owner: store that owns the session, as recorded in Redis.
     :param imported: none when no migration wrote the session.
     """
 
@@ -112,7 +112,7 @@ class SessionView:
 
     @property
     def next_offset(self) -> int | None:
-        """Offset of the next page, or none at the end."""
+        """Offset of the next page; none at the end."""
         reached = self.offset + len(self.page)
         return reached if self.page and reached < self.messages else None
 
@@ -132,7 +132,7 @@ class SessionView:
 
 
 class Refusal(StrEnum):
-    """Why one message of a batch was not stored, while its neighbours were."""
+    """Why one message of a batch was not stored; the other messages were."""
 
     EXPIRED = "expired"  # its life, counted from its own time, is over
     EXPIRY_OUT_OF_RANGE = "expiry_out_of_range"  # the interval is not four unsigned bytes (MQTT 5 section 3.3.2.3.3)
@@ -143,16 +143,16 @@ class Refusal(StrEnum):
 class SaveReport:
     """Result of one :class:`SessionSave`.
 
-    :param packet_ids: packet id of each message, none where it was refused.
-    :param serials: serial of each message, none where it was refused.
-    :param refused: why, by position in the batch.
-    :param trimmed: messages removed because the session was over its limit, live ones only.
-    :param trimmed_in_flight: those of ``trimmed`` that had been delivered and not acknowledged.
-    :param dead: references removed whose message had expired; they make room before live messages do.
-    :param replayed: the batch had been stored before; nothing was stored again.
-    :param forgotten: a replayed batch is older than the last one of its source, so its ids are no longer known.
-    :param replicated: whether as many replicas as asked for have it; none when none were asked for.
-    :param error: set when this session's part failed; then nothing else is, and other sessions are not affected.
+    :param packet_ids: packet id of each message; none for a refused message.
+    :param serials: serial of each message; none for a refused message.
+    :param refused: reasons of refused messages, by position in the batch.
+    :param trimmed: live messages removed because the session was over its limit.
+    :param trimmed_in_flight: messages among ``trimmed`` that had been delivered and not acknowledged.
+    :param dead: references to expired messages that were removed; they are removed before live messages.
+    :param replayed: whether the batch had been stored before; nothing was stored again.
+    :param forgotten: whether a replayed batch is older than the last one of its source, so that its ids are not known.
+    :param replicated: whether the requested number of replicas has the save; none when none was requested.
+    :param error: error of this save; all other fields then have their defaults. Other sessions are not affected.
     """
 
     client_id: str
@@ -170,7 +170,7 @@ class SaveReport:
     def __post_init__(self) -> None:
         error = self.error
         if error is not None:
-            # One error may have ended the saves of many sessions.
+            # One error may end the saves of many sessions.
             if error.client_id not in (None, self.client_id):
                 error = self.__dict__["error"] = copy(error)
                 error.client_id = self.client_id
@@ -178,7 +178,7 @@ class SaveReport:
 
     @property
     def stored(self) -> int:
-        """Messages that are in the store because of this batch."""
+        """How many messages of this batch the store has."""
         return sum(packet_id is not None for packet_id in self.packet_ids)
 
 
@@ -187,10 +187,10 @@ class SaveReport:
 class PendingMessage:
     """A message to deliver, or an exchange to finish.
 
-    :param packet_type: ``PUBLISH``, or ``PUBREL`` once the client has sent PUBREC; the latter has no payload any more.
-    :param expires_at_ms: end of its life; none without one.
-    :param expiry_interval_s: as the publisher set it; what is left of it is :meth:`remaining_s`.
-    :param redelivery: it has been sent before, so PUBLISH carries DUP (MQTT 5 section 3.3.1.1).
+    :param packet_type: ``PUBLISH``, or ``PUBREL`` once the client has sent PUBREC; a PUBREL has no payload.
+    :param expires_at_ms: end of its life; none when it does not expire.
+    :param expiry_interval_s: interval that the publisher set; :meth:`remaining_s` returns what is left of it.
+    :param redelivery: whether it has been sent before, so that PUBLISH carries DUP (MQTT 5 section 3.3.1.1).
     """
 
     serial: int
@@ -212,9 +212,9 @@ class PendingMessage:
     subscription_ids: tuple[int, ...] = ()
 
     def remaining_s(self, *, now_ms: int) -> int | None:
-        """Return the expiry interval to send on, less the time it has waited (MQTT 5 section 3.3.2.3.3).
+        """Return the expiry interval to send: what is left after the time waited (MQTT 5 section 3.3.2.3.3).
 
-        :returns: none when the publisher set none; 0 when its life is over.
+        :returns: seconds; none when the publisher set no interval, 0 when the message has expired.
         """
         if self.expiry_interval_s is None:
             return None
@@ -225,12 +225,12 @@ class PendingMessage:
 class PendingPage:
     """One page of a session's messages, in the order of delivery.
 
-    :param after_serial: pass it to the next call; it has moved past expired and unreadable records too.
-    :param backlog_serial: highest serial when the first page was read. A message saved later has a greater one, and
-        must wait until the pages have reached this serial.
-    :param more: whether there may be messages up to ``backlog_serial`` that were not read yet.
-    :param expired: references of the page that led to no message.
-    :param unreadable: records of the page that nobody can read; they were put in quarantine.
+    :param after_serial: pass it to the next call; it is past expired and unreadable records too.
+    :param backlog_serial: highest serial when the first page was read. Messages saved later have greater serials;
+        deliver them after the pages have reached this serial.
+    :param more: whether messages up to ``backlog_serial`` may be left to read.
+    :param expired: references of the page whose messages had expired.
+    :param unreadable: unreadable records of the page, now in quarantine.
     """
 
     client_id: str
@@ -244,10 +244,10 @@ class PendingPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AckReport:
-    """What acknowledgements removed.
+    """Result of acknowledgements.
 
     :param removed: messages removed.
-    :param unknown: acknowledgements that met no message, or one of another serial.
+    :param unknown: acknowledgements without a message of this packet id and serial.
     """
 
     client_id: str
@@ -257,11 +257,11 @@ class AckReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PurgeReport:
-    """What a purge removed.
+    """Result of a purge.
 
-    :param messages: references or rows removed; in a dry run, what would be.
-    :param kept: messages that were saved while the purge ran, and stay.
-    :param dry_run: nothing was removed.
+    :param messages: references or rows removed; in a dry run, that would be removed.
+    :param kept: messages that were saved during the purge and stay.
+    :param dry_run: whether it was a dry run, which removes nothing.
     """
 
     client_id: str
@@ -272,9 +272,9 @@ class PurgeReport:
 
 @dataclass(kw_only=True, slots=True)
 class PurgeProgress:
-    """How far a purge has come, so that it can go on where it was interrupted, also in another store.
+    """Progress of a purge, from which an interrupted purge can continue, also in another store.
 
-    :param up_to_serial: what has a greater serial was saved meanwhile; none before the first step.
+    :param up_to_serial: greatest serial to remove; later messages were saved during the purge. None before the start.
     :param removed: references or rows removed so far.
     """
 
@@ -284,12 +284,12 @@ class PurgeProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportPage:
-    """A part of a session as JSON Lines.
+    """A page of a session as JSON Lines.
 
-    :param lines: each a JSON object, without line end; the first page begins with the session's own line.
+    :param lines: JSON objects without line ends; the first line of the first page describes the session.
     :param after_serial: pass it to the next call.
     :param more: whether there is a next page.
-    :param unreadable: records left out because nobody can read them.
+    :param unreadable: unreadable records that were left out.
     """
 
     lines: tuple[bytes, ...]
@@ -300,10 +300,10 @@ class ExportPage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImportReport:
-    """What an import of JSON Lines stored.
+    """Result of an import of JSON Lines.
 
-    :param stored: messages that are in the session now.
-    :param expired: messages whose life was over.
+    :param stored: messages stored.
+    :param expired: messages that had expired and were not stored.
     """
 
     client_id: str

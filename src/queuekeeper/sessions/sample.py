@@ -1,4 +1,4 @@
-"""Fills the vendor's tables with sessions and messages made from a seed, healthy or hostile."""
+"""Fills the vendor's tables with sample sessions and messages, healthy or hostile, made from a seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from queuekeeper.sessions.hostile import DAY_MS, hostile_rows
 Integers = NDArray[np.int64]
 
 MAX_QUEUE = 50_000
-"""Longest queue of a healthy session: with gaps, a longer one could hold a packet id twice."""
+"""Most messages of a healthy session; with gaps, a longer queue could hold a packet id twice."""
 
 MAX_MESSAGES = 1_000_000_000
 BATCH_ROWS = 20_000
@@ -38,14 +38,14 @@ _SESSION_TYPES = ("varchar", "int8", "int8", "int4")
 
 @dataclass(frozen=True, kw_only=True)
 class SampleParameters:
-    """What a sample looks like; the same parameters give the same rows.
+    """Parameters of a sample; the same parameters give the same rows.
 
-    :param messages: healthy messages; hostile ones come on top.
+    :param messages: healthy messages; hostile messages are added to them.
     :param sessions: healthy sessions, a fifth of them without messages.
-    :param now_ms: instant that decides which rows are expired already.
+    :param now_ms: instant at which rows count as expired or not.
     :param long_queues: sessions with a very long queue.
     :param long_queue_messages: messages in each of those; together at most half of all messages.
-    :param hostile: add the rows that an old database really holds, and scatter all rows over the table.
+    :param hostile: add odd and broken rows as old databases hold them, and scatter all rows over the table.
     :param replace: empty tables that hold rows.
     :param create_schema: create the vendor's tables where they are missing.
     """
@@ -61,7 +61,7 @@ class SampleParameters:
     create_schema: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be made.
+        """Refuse a parameter out of range.
 
         :raises UsageError: naming the parameter, its value and the rule.
         """
@@ -81,15 +81,15 @@ class SampleParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReport:
-    """What was filled in.
+    """What a sample wrote.
 
     :param messages: rows of ``device_publish_msg``.
     :param sessions: rows of ``device_session_ctx``.
     :param clients: clients with messages.
     :param longest_queue: most messages of one client.
-    :param hostile: hostile rows by kind; their healthy neighbours are not counted here.
+    :param hostile: hostile rows by kind, without their healthy neighbours.
     :param payload_bytes: bytes of all payloads.
-    :param seconds: wall clock time.
+    :param seconds: wall-clock time of the fill.
     """
 
     messages: int
@@ -103,7 +103,7 @@ class SampleReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Healthy:
-    """Healthy sessions and messages as columns; the messages are in the order of the table, payloads come later."""
+    """Healthy sessions and messages as columns, messages in the order of the table; batches draw the payloads."""
 
     client_ids: list[str]
     last_updated_time: Integers
@@ -119,9 +119,9 @@ class _Healthy:
 def fill(connection: Connection, parameters: SampleParameters) -> SampleReport:
     """Fill the vendor's tables in one transaction.
 
-    :raises RefusedError: when they hold rows already and may not be emptied.
-    :raises SchemaMismatch: when they are missing and may not be created.
-    :raises UsageError: when the sessions are too few for the messages.
+    :raises RefusedError: when the tables hold rows and ``replace`` is false.
+    :raises SchemaMismatch: when the tables are missing and ``create_schema`` is false.
+    :raises UsageError: when there are too few sessions for the messages.
     """
     started = time.perf_counter()
     healthy = _healthy(parameters)
@@ -200,19 +200,19 @@ def _copy_rows(
 
 
 def _healthy(parameters: SampleParameters) -> _Healthy:
-    """Draw all numbers; only what varies in length is left to the batches."""
+    """Draw all numbers; the batches draw the values of varying length."""
     rng = np.random.default_rng([parameters.seed, 0])
     sessions, messages = parameters.sessions, parameters.messages
     counts = _queue_lengths(rng, parameters)
     owner = np.repeat(np.arange(sessions), counts)
     begins = np.cumsum(counts) - counts
 
-    # Most messages are recent; the tail reaches beyond the default life of seven days.
+    # Most messages are recent; some are older than the default life of seven days.
     age_ms = np.minimum(rng.exponential(2.2 * DAY_MS, messages), 9 * DAY_MS) + rng.uniform(1_000, 60_000, messages)
     times = (parameters.now_ms - age_ms).astype(np.int64)
     times = times[np.lexsort((times, owner))]
 
-    # Acks leave gaps behind; serial and packet id grow together in the vendor's broker.
+    # Acknowledged messages leave gaps; the vendor's broker counts serial and packet id together.
     steps = np.where(rng.random(messages) < 0.05, rng.integers(2, 5, messages), 1).astype(np.int64)
     grown = np.cumsum(steps)
     has = counts > 0
@@ -231,7 +231,7 @@ def _healthy(parameters: SampleParameters) -> _Healthy:
     ends = begins[has] + counts[has] - 1
     last_offset[has] = offset[ends]
     last_time[has] = times[ends]
-    # The newest message may have been acked already.
+    # The newest message may have been acknowledged.
     last_offset += np.where(rng.random(sessions) < 0.2, rng.integers(1, 4, sessions), 0)
 
     order = rng.permutation(messages) if parameters.hostile else np.argsort(times, kind="stable")
@@ -253,7 +253,7 @@ def _queue_lengths(rng: np.random.Generator, parameters: SampleParameters) -> In
     sessions, messages = parameters.sessions, parameters.messages
     counts = np.zeros(sessions, np.int64)
     long_queues = min(parameters.long_queues, messages // 2 // parameters.long_queue_messages, sessions - 1)
-    # A random choice, so that the long queues do not all lie in one hash slot range or at one end of the table.
+    # The choice is random, so that long queues do not share a range of hash slots or one end of the table.
     order = rng.permutation(sessions)
     counts[order[:long_queues]] = parameters.long_queue_messages
     others = order[long_queues : max(long_queues + 1, sessions - sessions // 5)]
@@ -268,10 +268,10 @@ def _queue_lengths(rng: np.random.Generator, parameters: SampleParameters) -> In
 
 
 def _message_batches(healthy: _Healthy, parameters: SampleParameters) -> Iterator[tuple[memoryview, int]]:
-    """Yield rows in COPY's binary format, and how many bytes of payload they hold.
+    """Yield rows in COPY's binary format, and the bytes of payload that they hold.
 
-    Every value is looked up in, or cast to, an Arrow column that already carries COPY's length words; joining the
-    columns element by element then gives the byte stream without a Python object per row.
+    Every value becomes an element of an Arrow column that includes COPY's length word. Joining the columns element by
+    element then gives the byte stream without a Python object per row.
     """
     pools = _Pools(np.random.default_rng([parameters.seed, 1]))
     # The number of columns comes before the first of them.
@@ -285,7 +285,7 @@ def _message_batches(healthy: _Healthy, parameters: SampleParameters) -> Iterato
         payloads, payload_bytes = _payloads(rng, pools.texts, text)
         second = rng.random(count) < 0.3
         released = second & (rng.random(count) < 0.15)
-        # A tenth of the rows carries every MQTT 5 property, a third some of them, the rest none.
+        # A tenth of the rows has every property of MQTT 5, a third has some, the rest has none.
         share = rng.random(count)
 
         def some(pool: pa.Array, probability: float) -> pa.Array:
@@ -329,7 +329,7 @@ def _session_batches(healthy: _Healthy) -> Iterator[memoryview]:
 
 
 class _Pools:
-    """Values that many rows share, each with its length word; where a column may be null, entry 0 is."""
+    """Values that many rows share, each with its length word; in columns that may be null, entry 0 is null."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         def number(below: int) -> int:
@@ -384,7 +384,7 @@ def _compact(value: object) -> bytes:
 
 
 def _payloads(rng: np.random.Generator, texts: pa.Array, text: NDArray[np.bool_]) -> tuple[pa.Array, int]:
-    """Return payloads with their length words, and their bytes: half JSON, half random around 200 bytes."""
+    """Return payloads with their length words, and their total bytes: half JSON, half random of about 200 bytes."""
     count = len(text)
     sizes = np.clip(rng.lognormal(np.log(200), 0.8, count), 1, 4_000).astype(np.int64)
     large = rng.random(count) < 0.005
@@ -404,7 +404,7 @@ def _payloads(rng: np.random.Generator, texts: pa.Array, text: NDArray[np.bool_]
 
 
 def _pieces(values: Sequence[bytes | None], *, before: bytes = b"") -> pa.Array:
-    """Return values with COPY's length word in front, -1 standing for null."""
+    """Return values with COPY's length word in front; the word of null is -1."""
     return pa.array(
         [
             before + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)

@@ -1,4 +1,4 @@
-"""A session as both stores know it, and in what two of them differ."""
+"""A snapshot of a session in a form that both stores share, and the differences between two snapshots."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from queuekeeper.sessions.reports import PendingMessage
 
 _COMPARED = tuple(field.name for field in fields(PendingMessage) if field.name not in {"serial", "redelivery"})
 _CONTENT = frozenset({"payload", "correlation_data", "user_properties"})
-"""What a publisher wrote, which no report shows."""
+"""Fields that a publisher wrote; no report shows them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceBatch:
-    """The last batch of a source that a session has saved; a repeated one is known by its offset alone.
+    """The last batch that a session has saved from a source; its offset tells a repeated batch.
 
-    :param source: who numbers the batches.
+    :param source: name of what numbers the batches.
     """
 
     source: str
@@ -28,13 +28,13 @@ class SourceBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionSnapshot:
-    """What has to be equal in two stores before a session may change its owner.
+    """What must be equal in both stores before a session may change its owner.
 
-    :param last_packet_id: packet id given out last, see :func:`last_given`; none when none was.
-    :param last_serial: serial given out last; none when none was.
-    :param delivered_serial: messages up to it have been sent; none when the store does not say.
-    :param batches: one per source, in the order of their names.
-    :param messages: live ones in the order of their serials; all, or those that were asked for.
+    :param last_packet_id: packet id given out last, see :func:`last_given`; none before the first.
+    :param last_serial: serial given out last; none before the first.
+    :param delivered_serial: messages up to this serial have been sent; none when the store does not record it.
+    :param batches: the last batch of each source, ordered by name.
+    :param messages: live messages ordered by serial: all, or those with the requested serials.
     """
 
     client_id: str
@@ -45,10 +45,10 @@ class SessionSnapshot:
     messages: tuple[PendingMessage, ...] = ()
 
     def for_redis(self) -> SessionSnapshot:
-        """Return what Redis is to hold of a whole session of PostgreSQL's.
+        """Return what Redis must hold of a whole session of PostgreSQL.
 
-        There a broker overwrites the message that has the packet id that it gives out, so the last packet id has passed
-        those that wait. Offline migrations do the same.
+        In Redis, a broker overwrites the message whose packet id it gives out again, so the last packet id must be past
+        the ids of waiting messages. Offline migrations do the same.
         """
         waiting = [message.packet_id for message in self.messages]
         return replace(self, last_packet_id=safe_counter(self.last_packet_id, waiting))
@@ -56,14 +56,14 @@ class SessionSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outbox:
-    """What has changed in a session of Redis's and PostgreSQL does not know yet.
+    """Changes of a session in Redis that were not written to PostgreSQL yet.
 
-    :param epoch: of the session when this was read.
-    :param version: grows with every change.
+    :param epoch: epoch of the session when the outbox was read.
+    :param version: number that grows with every change.
     :param since_ms: Redis's time of the oldest of these changes.
-    :param serials: messages that came, went or were released; none when it may be any. What is not of a message, as the
-        last packet id, may have changed too.
-    :param read_ms: Redis's time when this was read.
+    :param serials: messages that were added, removed or released; none when any message may have changed. Other fields,
+        such as the last packet id, may have changed too.
+    :param read_ms: Redis's time when the outbox was read.
     """
 
     client_id: str
@@ -76,13 +76,13 @@ class Outbox:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One thing in which two snapshots of a session differ; as text a sentence without the content of messages.
+    """One difference between two snapshots of a session; its text form is a sentence without content of messages.
 
-    :param what: field of the snapshot or the message, ``message`` for one that only one of them has, or ``batch``.
-    :param serial: of the message; none when it is no message's.
-    :param source: of the batch; none when it is no batch.
-    :param expected: as text; empty for a thing that is not there, a size for content.
-    :param found: likewise.
+    :param what: field of the snapshot or of a message, ``message`` for a message that one snapshot lacks, or ``batch``.
+    :param serial: serial of the message; none when no message differs.
+    :param source: source of the batch; none when no batch differs.
+    :param expected: expected value as text; empty when there is none, a size for content.
+    :param found: value that was found, in the same form.
     """
 
     client_id: str
@@ -105,7 +105,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApplyReport:
-    """What making a session equal to a snapshot changed.
+    """Result of making a session equal to a snapshot.
 
     :param written: messages written.
     :param removed: messages removed.
@@ -118,15 +118,15 @@ class ApplyReport:
 def last_given(
     *, counter: int | None, last_serial: int | None, newest: PendingMessage | None
 ) -> tuple[int | None, int | None]:
-    """Return the packet id and the serial that a session of PostgreSQL's has given out last.
+    """Return the packet id and the serial that a session in PostgreSQL has given out last.
 
-    The session's counter counts, unless its newest message has a greater serial than the session knows, or the counter
-    is no packet id: then that message's packet id does. Offline migrations decide the same in
-    ``migration.transforms``; what Redis is to hold passes packet ids in use, see :meth:`SessionSnapshot.for_redis`.
+    The session's counter decides, unless it is not a packet id or the newest message has a greater serial than the
+    session records; then the packet id of that message decides. Offline migrations apply the same rule in
+    ``migration.offline.transforms``. Redis needs a packet id past those in use, see :meth:`SessionSnapshot.for_redis`.
 
-    :param counter: what the session's row says; it may hold any number, or none.
-    :param last_serial: likewise.
-    :param newest: message with the greatest serial among those that somebody can read, alive or not.
+    :param counter: last packet id in the session's row; it may be any number, or none.
+    :param last_serial: last serial in the session's row; it may be any number, or none.
+    :param newest: message with the greatest serial among the readable ones, expired or not.
     """
     known = -1 if last_serial is None else last_serial
     usable = counter is not None and 1 <= counter <= MAX_PACKET_ID
@@ -140,10 +140,10 @@ def last_given(
 
 
 def differences(expected: SessionSnapshot, found: SessionSnapshot, *, as_of_ms: int | None = None) -> list[Difference]:
-    """Compare two snapshots of a session in everything but what follows from the rest: whether a message was sent.
+    """Compare two snapshots of a session in all fields except ``redelivery``, which follows from the others.
 
-    :param as_of_ms: messages whose life is over by then are not looked at, since the stores read at different
-        instants; none looks at all.
+    :param as_of_ms: ignore messages that have expired by this instant, since the stores were read at different times;
+        none compares all messages.
     """
     found_differences = [
         Difference(client_id=expected.client_id, what=name, expected=_shown(mine), found=_shown(other))

@@ -1,4 +1,4 @@
-"""The contract of a store of DEVICE sessions, which every store keeps."""
+"""The interface of all stores of DEVICE sessions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from queuekeeper.sessions.reports import (
 )
 
 FIRST_SERIAL = -1
-"""Serial before all others; the vendor's broker begins here, too."""
+"""Serial before the first; the vendor's broker begins here too."""
 
 PAGE_BYTES = 4_000_000
-"""Payload bytes of a page by default; a single larger message is a page of its own."""
+"""Default for the payload bytes of a page; a single larger message is a page of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageWish:
-    """Which page of what waits for a client is wanted; see :meth:`FetchOperations.fetch_pending`."""
+    """Parameters of a page of a client's messages; see :meth:`FetchOperations.fetch_pending`."""
 
     after_serial: int
     backlog_serial: int | None
@@ -39,9 +39,9 @@ class PageWish:
     mark_delivered: bool
 
     def check(self, highest_serial: int) -> None:
-        """Refuse a page that no store would read.
+        """Refuse parameters that are out of range.
 
-        :param highest_serial: of the store.
+        :param highest_serial: highest serial of the store.
         :raises UsageError: naming the parameter, its value and the rule.
         """
         check_page(0, self.limit, most=MAX_PAGE)
@@ -50,7 +50,7 @@ class PageWish:
 
 
 class FetchOperations(Protocol):
-    """Fetching: its parameters are named here, for every store."""
+    """Fetches messages; the parameters are the same for every store."""
 
     def fetch_pending(
         self,
@@ -62,11 +62,12 @@ class FetchOperations(Protocol):
         max_bytes: int = PAGE_BYTES,
         mark_delivered: bool = False,
     ) -> Operation[PendingPage]:
-        """Return a page of what waits for a client, in order; to be called on reconnect until ``more`` is false.
+        """Return a page of a client's messages, in order; call it on reconnect until ``more`` is false.
 
-        :param after_serial: from the page before; the default begins at the oldest.
-        :param backlog_serial: from the page before, so that all pages end where the first one saw the end.
-        :param mark_delivered: note that what the page holds is being sent, for ``redelivery`` after the next fetch.
+        :param after_serial: ``after_serial`` of the page before; by default, the page begins at the oldest message.
+        :param backlog_serial: ``backlog_serial`` of the page before, so that the last page ends where the queue ended
+            when the first page was read.
+        :param mark_delivered: record that the messages of the page are being sent, for ``redelivery`` in later fetches.
         """
         wish = PageWish(
             after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes,
@@ -76,75 +77,74 @@ class FetchOperations(Protocol):
 
     @abstractmethod
     def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
-        """Do it."""
+        """Read the page."""
 
 
 class SessionOperations(FetchOperations, Protocol):
-    """What a store does, as operations.
+    """The operations of a store.
 
-    A blocking store offers each as a method that returns the result, an asyncio store as a coroutine method.
+    A blocking store has a method for each that returns the result, an asyncio store has a coroutine method.
     """
 
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """Store messages for many sessions, each session's in order; one session's failure is its report's ``error``.
+        """Store messages for many sessions, in order per session; the report of a session that failed has ``error``.
 
-        Two saves for one session in a call are done one after the other. Messages get the packet ids that follow the
-        session's last one; ids of messages that still wait are passed over. What is over the limit afterwards is
-        trimmed: references to expired messages first, then the oldest message that was not delivered, then the
-        oldest in flight.
+        Two saves for one session in a call are done one after the other. Messages get the packet ids after the
+        session's last one, without ids of waiting messages. A session over its limit is then trimmed: references to
+        expired messages first, then the oldest messages that were not delivered, then the oldest messages in flight.
 
         :returns: a report for each save, in order.
-        :raises UsageError: when a payload is larger than the store's rules allow; nothing was written then.
+        :raises UsageError: when a payload is larger than the store's rules allow; nothing is written then.
         """
 
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
-        """Note that messages up to a serial have been sent; the note survives the process and never goes back.
+        """Record that messages up to a serial have been sent; the recorded serial never decreases.
 
-        :returns: whether it moved.
+        :returns: whether the recorded serial has grown.
         """
 
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
         """Remove messages that the client has confirmed by PUBACK or PUBCOMP; a repeated call removes nothing."""
 
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
-        """Note a PUBREC: the record becomes PUBREL, loses its body and keeps place and expiry."""
+        """Record a PUBREC: the record becomes PUBREL, without a body, and keeps its place and expiry."""
 
     def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
-        """Remove a session with all its messages, in bounded steps; messages saved meanwhile survive."""
+        """Remove a session with all its messages, in bounded steps; messages saved during the purge stay."""
 
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
-        """Return the packet id given out last; none when none ever was."""
+        """Return the packet id given out last; none before the first."""
 
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
-        """Set the packet id given out last if it still is the expected one.
+        """Set the packet id given out last, if it still is ``expected``.
 
         :returns: whether it was set.
         """
 
     def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
-        """Give out packet ids atomically, for messages that are kept elsewhere, as in a shared subscription.
+        """Give out packet ids atomically, for messages stored elsewhere, such as those of a shared subscription.
 
         :param count: 1 to 1,000.
-        :raises PacketIdInUse: when so many free ids do not exist.
+        :raises PacketIdInUse: when fewer ids are free.
         """
 
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """Describe a session and a page of its messages, without content and without changing anything."""
+        """Return a session and a page of its messages, without content; nothing is changed."""
 
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
-        """Return one message with its content, changing nothing; none when no message has this packet id."""
+        """Return one message with its content; none when no message has this packet id. Nothing is changed."""
 
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> Operation[ExportPage]:
-        """Return a page of a session as JSON Lines: its own line first, then a line per message, in order.
+        """Return a page of a session as JSON Lines: a line for the session, then a line per message, in order.
 
-        :param after_serial: none for the first page.
+        :param after_serial: ``after_serial`` of the page before; none for the first page.
         """
 
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
-        """Store an exported session where no session of this client id is; serials, ids and expiry stay.
+        """Store an exported session when the client has none; serials, packet ids and expiry are kept.
 
-        :raises UsageError: naming the line that is not one of an export; nothing was written then.
+        :raises UsageError: naming the line that is not valid; nothing is written then.
         :raises MovedOn: when the session exists.
         """

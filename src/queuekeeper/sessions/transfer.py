@@ -1,4 +1,4 @@
-"""A whole session to a file and back, page by page."""
+"""Exports a whole session to a file and imports it, page by page."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 
 SessionStore: TypeAlias = RedisSessionStore | PostgresSessionStore
-"""A store for blocking callers."""
+"""Any store for blocking callers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What an export wrote.
+    """Result of an export.
 
-    :param messages: lines after the session's own.
-    :param unreadable: records left out because nobody can read them; the export is not whole when there are any.
+    :param messages: messages written.
+    :param unreadable: unreadable records that were left out; the export is incomplete when there are any.
     """
 
     client_id: str
@@ -38,19 +38,19 @@ class ExportReport:
 
 
 def rules(*, default_ttl_s: int = StoreRules.default_ttl_s) -> StoreRules:
-    """Return rules that take back whole what another store has kept: its size and number were the broker's business.
+    """Return rules with the greatest limits, so that an import accepts everything that another store has kept.
 
-    :param default_ttl_s: life of a message without an expiry, as the broker has it.
+    :param default_ttl_s: life in seconds of a message without an expiry interval; the same as in the broker.
     """
     return StoreRules(default_ttl_s=default_ttl_s, limit=MAX_PACKET_ID, max_payload_bytes=MAX_PAYLOAD_BYTES)
 
 
 def export_session(store: SessionStore, client_id: str, output: BinaryIO) -> ExportReport:
-    """Write a session as JSON Lines; memory is bounded by a page.
+    """Write a session as JSON Lines, with one page in memory at a time.
 
-    It is no snapshot: messages that are confirmed or saved meanwhile may be in it or not.
+    The export is not a snapshot: it may hold or miss messages that are acknowledged or saved during it.
 
-    :raises UsageError: when there is no such session; nothing was written.
+    :raises UsageError: when there is no such session; nothing is written then.
     """
     view = store.inspect(client_id, limit=1)
     if not view.exists:
@@ -70,11 +70,11 @@ def export_session(store: SessionStore, client_id: str, output: BinaryIO) -> Exp
 
 
 def export_session_to_file(store: SessionStore, client_id: str, path: Path, *, replace: bool = False) -> ExportReport:
-    """Write a session into a file that appears when it is complete, and that only its owner can read.
+    """Write a session into a file that only its owner can read; the file appears when it is complete.
 
-    :param replace: put it in the place of a file that is there.
-    :raises UsageError: when there is no such session, or something else than a file has this name.
-    :raises RefusedError: when the file is there and may not be replaced, or cannot be written.
+    :param replace: replace an existing file.
+    :raises UsageError: when there is no such session, or the path is not a file.
+    :raises RefusedError: when the file exists and ``replace`` is false, or it cannot be written.
     """
     with _draft(path, replace=replace) as file:
         return export_session(store, client_id, file)
@@ -83,9 +83,9 @@ def export_session_to_file(store: SessionStore, client_id: str, path: Path, *, r
 def peek_into_file(message: PendingMessage, path: Path, *, replace: bool = False) -> None:
     """Write one message with its content into a file that only its owner can read, as a line of JSON.
 
-    :param replace: put it in the place of a file that is there.
-    :raises UsageError: when something else than a file has this name.
-    :raises RefusedError: when the file is there and may not be replaced, or cannot be written.
+    :param replace: replace an existing file.
+    :raises UsageError: when the path is not a file.
+    :raises RefusedError: when the file exists and ``replace`` is false, or it cannot be written.
     """
     facts = jsonl.message_facts(message, content=True)
     with _draft(path, replace=replace) as file:
@@ -94,7 +94,7 @@ def peek_into_file(message: PendingMessage, path: Path, *, replace: bool = False
 
 @contextmanager
 def _draft(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
-    """Open a file that takes its name at the end of the block; when the block fails, there is none."""
+    """Open a file that gets its name at the end of the block; a block that fails leaves no file."""
     target = path.resolve()
     if target.exists():
         if not target.is_file():

@@ -23,15 +23,15 @@ from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, is_pla
 from queuekeeper.sessions.reports import PendingMessage
 
 MAX_INTERVAL_S = 2**31 - 1
-"""TBMQ's reader holds the expiry interval in a signed int."""
+"""Largest expiry interval that TBMQ reads, since it uses a signed int."""
 
 _NOTHING: dict[str, Any] = {}
 
 
 class UnreadableError(ValueError):
-    """A record that is no message that can be delivered.
+    """A record that is not a message that can be delivered.
 
-    :param reason: rule that it breaks; none when it is not even in TBMQ's form.
+    :param reason: reason of the rule that it breaks; none when it is not in TBMQ's form.
     """
 
     def __init__(self, words: str, reason: Reason | None = None) -> None:
@@ -40,9 +40,9 @@ class UnreadableError(ValueError):
 
 
 def interval_s(msg_expiry_interval: int | None) -> int | None:
-    """Return an expiry interval as MQTT means it (MQTT 5 section 3.3.2.3.3: four bytes, unsigned).
+    """Return an expiry interval as an unsigned number of four bytes (MQTT 5 section 3.3.2.3.3).
 
-    :param msg_expiry_interval: as TBMQ 1.x stores it, in a signed column.
+    :param msg_expiry_interval: value of TBMQ 1.x's signed column.
     """
     if msg_expiry_interval is None or msg_expiry_interval >= 0:
         return msg_expiry_interval
@@ -73,7 +73,7 @@ def message_json(
     correlation_data: bytes | None = None,
     subscription_ids: Sequence[int] = (),
 ) -> bytes:
-    """Return a message in TBMQ's field names and no others; absent values are left out."""
+    """Return a message with the field names of TBMQ; absent values are left out."""
     rest: dict[str, Any] = {}
     if user_property_pairs:
         rest["userProperties"] = {"props": user_property_pairs}
@@ -104,7 +104,7 @@ def _json(
     retain: bool,
     rest: dict[str, Any],
 ) -> bytes:
-    """Return the fields that every message has, and the rest, byte for byte as an offline migration writes them."""
+    """Return the JSON of a message, byte for byte as an offline migration writes it."""
     json = orjson.dumps(
         {
             "clientId": client_id,
@@ -118,17 +118,17 @@ def _json(
             **rest,
         }
     )
-    # Few records hold a backslash, and to look for one byte takes a tenth of the time.
+    # Few records hold a backslash, and searching for one byte takes a tenth of the time.
     return _CONTROL.sub(_as_java, json) if _BACKSLASH in json and b"\\u00" in json else json
 
 
 _BACKSLASH = ord("\\")
 _CONTROL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f])")
-"""A control character as orjson escapes it; an even number of backslashes before it are escaped ones."""
+"""A control character as orjson escapes it, after an even number of backslashes, which are escaped themselves."""
 
 
 def _as_java(found: re.Match[bytes]) -> bytes:
-    """Return a control character as Spark, and any JSON writer of Java's, escapes it."""
+    """Return a control character as Spark and other JSON writers of Java escape it."""
     return found[1] + b"\\u" + found[2].upper()
 
 
@@ -145,7 +145,7 @@ FIELDS = frozenset(
 def stored_json(message: NewMessage | PendingMessage, *, client_id: str, packet_id: int, packet_type: str) -> bytes:
     """Return a message of the store's model as TBMQ's JSON."""
     if is_plain(message):
-        # What most do not have is not passed on through two calls: this is done for every message.
+        # This runs for every message: properties that most messages lack are not passed through two calls.
         return _json(
             client_id,
             message.topic,
@@ -179,12 +179,11 @@ def stored_json(message: NewMessage | PendingMessage, *, client_id: str, packet_
 def pending_message(
     fields: Any, *, client_id: str, serial: int, expires_at_ms: int | None, redelivery: bool
 ) -> PendingMessage:
-    """Return TBMQ's JSON, already parsed, as a message of the store's model; unknown fields are not looked at.
+    """Return TBMQ's parsed JSON as a message of the store's model; unknown fields are ignored.
 
-    :param client_id: whose message it must be.
-    :param expires_at_ms: true end of its life. Where TBMQ's signed number had no room for the publisher's expiry
-        interval, the interval is worked out from it.
-    :raises UnreadableError: when it is no message that can be delivered, saying why.
+    :param client_id: client that the message must belong to.
+    :param expires_at_ms: end of its life. An expiry interval too large for TBMQ's signed number is computed from it.
+    :raises UnreadableError: when it is not a message that can be delivered, saying why.
     """
     if not isinstance(fields, dict) or fields.get("clientId") != client_id:
         raise UnreadableError("it is not an object whose clientId is the session's")
@@ -208,7 +207,7 @@ def pending_message(
     try:
         message = NewMessage(
             # Releases before 2.1 wrote it as "topic".
-            topic=fields.get("topicName", fields.get("topic")),  # type: ignore[arg-type]  # the model looks at it
+            topic=fields.get("topicName", fields.get("topic")),  # type: ignore[arg-type]  # the model checks it
             payload=_bytes("payload", fields.get("payload", "" if packet_type == "PUBREL" else None)),
             qos=fields.get("qos"),  # type: ignore[arg-type]
             time_ms=fields.get("time"),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Saving for many publishers at once, one message each: what arrives together is sent together.
+"""Saves single messages of many publishers in batches.
 
-Nothing waits for company. What has arrived leaves at the next turn of the event loop, and while it is under way the
-next batch gathers, so batches grow with the load.
+Messages are not delayed: those that have arrived are sent at the next turn of the event loop. The next batch gathers
+while they are being saved, so batches grow with the load.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from queuekeeper.text_form import shows
 MAX_PENDING = 10_000
 SESSIONS_PER_FLUSH = 128
 FLUSHES = 2
-"""Flushes under way at once: one is put together while the server works on the other. A flush that took all who wait
-would leave nobody for the other one, and client and server would work by turns."""
+"""Concurrent flushes: one is built while the server works on the other. If a flush took all waiting messages, client
+and server would work by turns."""
 
 ATTEMPTS = 6
 BACKOFF = Backoff(first_s=0.1, longest_s=1.6)
-"""Pauses before a batch is sent again. All together take some 3 s."""
+"""Seconds to wait before a batch is sent again; about 3 s in total."""
 
 
 class Stored(NamedTuple):
-    """Where a message is.
+    """Packet id and serial of a stored message.
 
-    :ivar replicated: whether as many replicas as asked for have it; none when none were asked for.
+    :ivar replicated: whether the requested number of replicas has the message; none when none was requested.
     """
 
     serial: int
@@ -48,9 +48,9 @@ class Stored(NamedTuple):
 
 
 class MessageRefused(RefusedError):
-    """The message was not stored.
+    """A message was not stored.
 
-    :ivar refusal: why.
+    :ivar refusal: the reason.
     """
 
     def __init__(self, client_id: str, refusal: Refusal) -> None:
@@ -63,7 +63,7 @@ _Waiting: TypeAlias = "deque[tuple[NewMessage, asyncio.Future[Stored]]]"
 
 
 class _Batch(NamedTuple):
-    """What is under way for one session."""
+    """A batch of one session that is being saved."""
 
     save: SessionSave
     futures: tuple[asyncio.Future[Stored], ...]
@@ -71,17 +71,17 @@ class _Batch(NamedTuple):
 
 @shows(store="_store", source="_source")
 class SessionWriter(AsyncClosing):
-    """Saves messages of many tasks through one store; to be used in one event loop, best with ``async with``.
+    """Saves messages of many tasks through one store; use it in one event loop, preferably with ``async with``.
 
-    Messages for one session are stored in the order in which ``save`` was called. A session has one batch under way.
+    Messages for one session are stored in the order of the calls of ``save``, one batch at a time.
 
-    :param store: of Redis, or a router.
-    :param max_pending: messages accepted and not yet stored; further calls wait until there is room.
-    :param source: name under which this writer numbers its batches. With it a batch whose reply was lost is sent
-        again and stored once; without it the error is raised, and nobody knows whether the messages were stored.
-        No two writers may use a name at the same time.
-    :param first_offset: number of the first batch, greater than all that the source has used before; microseconds
-        since 1970 will do. It goes with ``source``.
+    :param store: store in Redis, or a router.
+    :param max_pending: most messages accepted and not yet stored; further calls wait until there is room.
+    :param source: name under which this writer numbers its batches; no two writers may use a name at the same time.
+        With a source, a batch whose reply was lost is sent again and stored once. Without one the error is raised, and
+        the messages may or may not be stored.
+    :param first_offset: number of the first batch, greater than all numbers that the source has used before, such as
+        the microseconds since 1970. Required with ``source``.
     :raises UsageError: for a number out of range, or only one of source and offset.
     """
 
@@ -103,24 +103,24 @@ class SessionWriter(AsyncClosing):
         self._source = source
         self._offset = first_offset or 0
         self._room = asyncio.Semaphore(max_pending)
-        # Messages by session: of sessions with nothing under way, and of the others.
+        # Messages by session: of sessions without a batch that is being saved, and of the others.
         self._ready: OrderedDict[str, _Waiting] = OrderedDict()
         self._held: dict[str, _Waiting] = {}
         self._under_way: dict[str, _Batch] = {}
         self._flushes = 0
         self._starts_soon = False
-        # Callers, until they have their results, and batches: one may be under way whose callers were all cancelled.
+        # Callers without a result, and batches: all callers of a batch that is being saved may have been cancelled.
         self._users = Users()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def save(self, client_id: str, message: NewMessage) -> Stored:
-        """Store a message and return when it is stored.
+        """Store a message, and return when it is stored.
 
-        A call that is cancelled takes its message back if it has not been sent yet.
+        Cancelling a call withdraws its message, unless it has been sent.
 
-        :raises MessageRefused: when its life is over or its expiry interval is out of range.
-        :raises UsageError: when it is larger than the store's rules allow, or the client id is wrong.
+        :raises MessageRefused: when the message has expired or its expiry interval is out of range.
+        :raises UsageError: when the message is larger than the store's rules allow, or the client id is invalid.
         :raises RefusedError: when the writer is closed.
         :raises QueuekeeperError: as the store's ``save_messages`` reports it for the session.
         """
@@ -148,7 +148,7 @@ class SessionWriter(AsyncClosing):
             self._users.leave()
 
     async def flush(self) -> None:
-        """Return when all messages accepted so far are stored or have failed; their own calls say which."""
+        """Wait until all messages accepted so far are stored or have failed; each call of ``save`` has the result."""
         futures = [future for batch in self._under_way.values() for future in batch.futures]
         for waiting in (self._ready, self._held):
             futures += (future for messages in waiting.values() for _, future in messages)
@@ -156,7 +156,7 @@ class SessionWriter(AsyncClosing):
             await asyncio.wait(futures)
 
     async def close(self) -> None:
-        """Take no more messages, and return when every call has its result; those that wait for room still get in."""
+        """Refuse new messages, and wait until every call has its result; calls that wait for room are still served."""
         self._closed = True
         await self._users.gone()
 
@@ -174,7 +174,7 @@ class SessionWriter(AsyncClosing):
                 self._run(batches, attempt=1)
 
     def _take(self) -> list[_Batch]:
-        """Return the next batches, and note that their sessions have something under way."""
+        """Return the next batches, and mark their sessions as being saved."""
         batches: list[_Batch] = []
         for _ in range(min(SESSIONS_PER_FLUSH, len(self._ready))):
             client_id, waiting = self._ready.popitem(last=False)
@@ -201,7 +201,7 @@ class SessionWriter(AsyncClosing):
         task.add_done_callback(self._users.leave)
 
     async def _send(self, batches: list[_Batch], attempt: int) -> None:
-        """Send batches once; those whose fate is not known are sent again by another task."""
+        """Send batches once; another task sends those again whose result is unknown."""
         lost: list[_Batch] = []
         try:
             if attempt > 1:
@@ -220,7 +220,7 @@ class SessionWriter(AsyncClosing):
             if not isinstance(error, Exception):
                 raise
         finally:
-            # What is tried again does not hold up the rest.
+            # Batches that are sent again do not delay the others.
             if attempt == 1:
                 self._flushes -= 1
             if lost:
@@ -229,7 +229,7 @@ class SessionWriter(AsyncClosing):
                 self._start_soon()
 
     def _settle(self, batch: _Batch, report: SaveReport, *, repeated: bool) -> None:
-        """Give every call of a batch its result."""
+        """Give each call of a batch its result."""
         error: QueuekeeperError | None = report.error
         if error is None and report.forgotten and repeated:
             error = RefusedError(
@@ -260,7 +260,7 @@ class SessionWriter(AsyncClosing):
                 if isinstance(error, asyncio.CancelledError):
                     future.cancel()
                 else:
-                    # Each call raises its own, with its own traceback.
+                    # Each call raises its own exception, with its own traceback.
                     future.set_exception(copy(error))
         self._finish(batch)
 

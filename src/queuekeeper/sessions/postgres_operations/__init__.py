@@ -1,9 +1,9 @@
-"""What a store of sessions does in the tables of TBMQ 1.x, as operations.
+"""The operations of a store of sessions, in the tables of TBMQ 1.x.
 
-The vendor's tables stay as they are. What they have no column for is kept in schema ``queuekeeper``. Locks are taken
-in one order, so that our own writers never wait for each other in a circle: sessions by client id, then messages by
-serial, then our own rows. Whatever has no need to wait passes over what others hold. Before all of them each write
-holds the rows that say who owns its sessions, so that no session changes its owner while it is written to.
+The vendor's tables are not altered. Values without a column there are stored in schema ``queuekeeper``. Each write
+first holds the owner rows of its sessions, so that no session changes its owner during the write. Further locks are
+taken in one order, so that our writers cannot deadlock: sessions by client id, then messages by serial, then our own
+rows. Work that does not need a locked row skips it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["MAX_VENDOR_TEXT", "REFUSALS", "CleanupReport", "PostgresSessionOpera
 
 @errors_name(client_id="session of client")
 class PostgresSessionOperations(SaveOperations, UpkeepOperations, TransferOperations, OnlineOperations):
-    """What a store of sessions does (:class:`SessionOperations`), in PostgreSQL, and clean-ups that it needs.
+    """The operations of a store (:class:`SessionOperations`) in PostgreSQL, and its clean-ups.
 
-    A message without an expiry interval lives as long as the rules say, counted from its own time, since the vendor has
-    no column for the instant.
+    The vendor has no column for the end of a life, so a message without an expiry interval lives for the
+    ``default_ttl_s`` of the rules, counted from its own time.
 
-    :param rules: bounds that the store keeps.
-    :param epoch_of: tells the epoch in which the caller knows a session; the session is not written to in another one.
-        None knows none.
+    :param rules: limits that the store applies.
+    :param epoch_of: returns the epoch in which the caller knows a session, which then refuses writes in another epoch;
+        none knows no epochs.
     """

@@ -1,4 +1,4 @@
-"""What the operations of sessions in PostgreSQL share: steps, locks and transactions, and how rows are read."""
+"""Shared by the operations of sessions in PostgreSQL: steps, locks, transactions, and reading of rows."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError
 
 ROWS_PER_STEP = 1_000
-"""Messages that one step of a purge, or of acknowledgements, removes."""
+"""Most messages that one step of a purge or of acknowledgements removes."""
 
 MAX_VENDOR_TEXT = 255
-"""Characters in the vendor's columns for client id, content type and response topic."""
+"""Most characters in the vendor's columns for client id, content type and response topic."""
 
 FOR_EVER_MS = 2**63 - 1
 TRIES = 5
 REFUSALS: dict[str, type[QueuekeeperError]] = {"QK001": NotOwner, "QK002": SessionFenced, "QK003": StaleEpoch}
-"""SQLSTATE of ``queuekeeper.hold_owners`` -> exception."""
+"""Exceptions by SQLSTATE of ``queuekeeper.hold_owners``."""
 
 JUDGED_COLUMNS = (
     "serial_number", "packet_id", "packet_type", "topic", "payload", "qos", "time", "payload_format_indicator",
     "content_type", "response_topic", "correlation_data", "user_properties",
 )  # fmt: skip
-"""Of a row that is judged without being delivered: payload and correlation data are sizes."""
+"""Columns of a row that is judged but not delivered; payload and correlation data are sizes."""
 
 _EXPIRY_SLACK_MS = 60_000
-"""TBMQ 2.x counts a life from when it stores the message, moments after the message's time."""
+"""TBMQ 2.x counts a life from the moment when it stores the message, shortly after the message's time."""
 
 _RETRIED = (
     postgres_errors.DeadlockDetected,
     postgres_errors.SerializationFailure,
-    # Somebody who does not lock sessions, as the vendor's broker, has given out the same serial.
+    # A writer that does not lock sessions, such as the vendor's broker, has given out the same serial.
     postgres_errors.UniqueViolation,
 )
 
@@ -59,12 +59,12 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """Statements that a store sends at once; the answer is a list with the rows of each.
+    """Statements that a store sends together; the answer is a list with the rows of each.
 
-    :param begin: they begin a transaction; it is undone when a statement fails.
-    :param end: they end it, and it holds.
-    :param undo: the transaction is undone, if it has not ended.
-    :param transaction: what a step that only begins or undoes a transaction tells it by from those of others.
+    :param begin: begin a transaction before them; it is rolled back when a statement fails.
+    :param end: commit the transaction after them.
+    :param undo: roll the transaction back, if it has not ended.
+    :param transaction: identity of the transaction, for steps that only begin it or roll it back.
     """
 
     queries: tuple[Query, ...] = ()
@@ -76,7 +76,7 @@ class Step:
 
 @dataclass(slots=True)
 class Session:
-    """A locked session and its changes in a transaction."""
+    """A locked session, and its new state in a transaction."""
 
     client_id: str
     last_serial: int
@@ -89,12 +89,12 @@ class Session:
     batch_first_serial: int | None
     batch_packet_ids: list[int | None] | None
     used_packet_ids: list[int]
-    # Whether it has a row in session_states; without one nothing is counted.
+    # Whether it has a row in session_states; without a row nothing is counted.
     is_kept: bool
-    # Whether this transaction has made the session.
+    # Whether this transaction has created the session.
     is_new: bool = False
     stored: int = 0
-    # None says nothing.
+    # None when it is not known.
     until_ms: int | None = None
     trimmed: int = 0
     trimmed_in_flight: int = 0
@@ -103,7 +103,7 @@ class Session:
     refused: int = 0
 
     def grow(self, count: int) -> None:
-        """Count messages that were added or, below zero, removed."""
+        """Add to the number of messages; a negative count removes."""
         if self.messages is not None:
             self.messages += count
             self.message_bound = self.messages
@@ -112,7 +112,7 @@ class Session:
 
 
 class Undo(Exception):
-    """Ends a transaction that shall leave nothing behind."""
+    """Ends an operation and rolls its transaction back."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Undo(Exception):
 
 
 class CommonOperations:
-    """What every kind of operation needs; see ``PostgresSessionOperations``."""
+    """Base of all operations; see ``PostgresSessionOperations``."""
 
     def __init__(self, rules: StoreRules, *, epoch_of: EpochOf | None = None) -> None:
         self._rules = rules
@@ -133,7 +133,7 @@ class CommonOperations:
         sources: Sequence[str | None] | None = None,
         counts: Sequence[int] | None = None,
     ) -> Operation[dict[str, Session]]:
-        """Lock sessions, make those that are missing, and tell their state."""
+        """Lock sessions, create missing ones, and return their states."""
         parameters = {"client_ids": list(client_ids)}
         answer = yield Step(
             queries=(
@@ -158,7 +158,7 @@ class CommonOperations:
         return sessions
 
     def _hold(self, client_ids: Sequence[str]) -> Query:
-        """Return the statement that a write begins with: no session may change its owner before it ends."""
+        """Return the first statement of a write, which keeps its sessions from changing their owner."""
         epochs = [None if self._epoch_of is None else self._epoch_of(client_id) for client_id in client_ids]
         return Query(name="hold_owners", parameters={"client_ids": list(client_ids), "epochs": epochs})
 
@@ -175,7 +175,7 @@ class CommonOperations:
     def _pending(self, columns: Sequence[Any], *, delivered_serial: int) -> PendingMessage:
         """Return a row as a message.
 
-        :raises UnreadableError: naming the rule that the row breaks, in the words of the migration's quarantine.
+        :raises UnreadableError: with the reason of the rule that the row breaks, as in the migration's quarantine.
         """
         (
             serial,
@@ -247,7 +247,7 @@ class CommonOperations:
 
     @staticmethod
     def _transaction(body: Operation[T]) -> Operation[T]:
-        """Run steps in one transaction; whatever ends them early leaves nothing behind."""
+        """Run steps in one transaction; it is rolled back when they end early."""
         transaction = object()
         try:
             yield Step(begin=True, transaction=transaction)
@@ -263,7 +263,7 @@ class CommonOperations:
 
 
 def retried(attempt: Callable[[], Operation[T]]) -> Operation[T]:
-    """Run an operation again when it lost against another writer."""
+    """Run an operation, again when it loses to another writer."""
     for _ in range(TRIES - 1):
         try:
             return (yield from attempt())
@@ -274,25 +274,25 @@ def retried(attempt: Callable[[], Operation[T]]) -> Operation[T]:
 
 
 def stored_serial(serial: int | None) -> int:
-    """Return what the columns hold for a serial."""
+    """Return the value of the columns for a serial."""
     return FIRST_SERIAL if serial is None else serial
 
 
 def signed(interval_s: int | None) -> int | None:
-    """Return what the vendor's column holds for an expiry interval: its four bytes, read as a signed number."""
+    """Return the value of the vendor's column for an expiry interval: its four bytes as a signed number."""
     return interval_s - 2**32 if interval_s is not None and interval_s >= 2**31 else interval_s
 
 
 def check_vendor_id(client_id: str) -> None:
-    """Check a client id, also for the length that the vendor's column has."""
+    """Check a client id, including the length of the vendor's column."""
     check_client_id(client_id)
     check_length("client id", client_id)
 
 
 def check_columns(message: NewMessage | PendingMessage) -> None:
-    """Refuse a message of which the vendor's tables have no place for a part.
+    """Refuse a message with a value that the vendor's tables cannot hold.
 
-    :raises UsageError: naming the part.
+    :raises UsageError: naming the value.
     """
     if message.subscription_ids:
         raise UsageError(
@@ -307,7 +307,7 @@ def check_columns(message: NewMessage | PendingMessage) -> None:
 def check_length(name: str, value: str) -> None:
     """Refuse a text that is longer than the vendor's columns.
 
-    :raises UsageError: naming it.
+    :raises UsageError: naming the field and its length.
     """
     if len(value) > MAX_VENDOR_TEXT:
         raise UsageError(

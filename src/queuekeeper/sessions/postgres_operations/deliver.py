@@ -1,4 +1,4 @@
-"""Delivery: what waits for a client is fetched, noted as sent, and confirmed."""
+"""Delivery: a client's messages are fetched, marked as sent, and acknowledged."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, 
 from queuekeeper.sessions.wire import UnreadableError
 
 LOWEST_SERIAL, HIGHEST_SERIAL = -(2**63), 2**63 - 1
-"""Of the vendor's column; rows that no store can keep have these, too."""
+"""Range of the vendor's column, which also holds serials that no store keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Page:
-    """What a page of rows holds; ``unreadable`` has reasons by serial."""
+    """The content of a page of rows; ``unreadable`` has reasons by serial."""
 
     after_serial: int
     backlog_serial: int
@@ -47,7 +47,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
             check_integer("backlog_serial", wish.backlog_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
         page = yield from self._read_page(
             client_id,
-            # Broken rows have negative serials; a fetch that starts at the first message finds them.
+            # Broken rows may have negative serials; a fetch from the beginning finds them.
             after_serial=wish.after_serial if wish.after_serial > FIRST_SERIAL else None,
             backlog_serial=wish.backlog_serial,
             limit=wish.limit,
@@ -72,7 +72,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
     ) -> Operation[Page]:
         """Read a page of rows.
 
-        :param after_serial: none for all.
+        :param after_serial: serial after which the page begins; none for the first page.
         """
         parameters = {
             "client_id": client_id,
@@ -158,12 +158,12 @@ class DeliverOperations(CommonOperations, FetchOperations):
 
 
 def put_away(client_id: str, page: Page, *before: Query) -> Operation[int]:
-    """Remove what a page holds beside messages, and count it, in a transaction of the caller's.
+    """Remove and count the expired and unreadable rows of a page, in the caller's transaction.
 
-    Only rows that are still there are counted: somebody may have removed others since the page was read.
+    Rows that others have removed since the page was read are not counted.
 
-    :param before: statements that come first.
-    :returns: number of messages that were set aside.
+    :param before: statements to execute first.
+    :returns: how many messages were quarantined.
     """
     parameters = {"client_id": client_id, "serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
     *_, ((expired,),), ((put_aside,),) = yield Step(

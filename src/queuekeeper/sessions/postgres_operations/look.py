@@ -1,4 +1,4 @@
-"""Looking at a session and its messages, without changing anything."""
+"""Reading a session and its messages without changing anything."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _COUNTS = ("trimmed", "expired", "refused", "quarantined")
 
 
 class LookOperations(CommonOperations):
-    """Inspect, peek."""
+    """Inspects a session, and reads one message."""
 
     @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """It needs the vendor's tables only, and tells more where schema ``queuekeeper`` is there and may be read."""
+        """Only the vendor's tables are required; the view has more fields when schema ``queuekeeper`` can be read."""
         check_client_id(client_id)
         check_page(offset, limit, most=MAX_PAGE)
         parameters = {"client_id": client_id}
@@ -68,7 +68,7 @@ class LookOperations(CommonOperations):
 
     @keeps(SessionOperations.peek)
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
-        """:raises RefusedError: when nobody can read the record."""
+        """:raises RefusedError: when the record is unreadable."""
         check_vendor_id(client_id)
         check_packet_id(packet_id)
         (rows,) = yield Step(
@@ -90,9 +90,9 @@ class LookOperations(CommonOperations):
 
 
 def _view(expires_at_ms: Any, *values: Any) -> MessageView:
-    """Describe a row.
+    """Return the view of a row.
 
-    :param values: of :data:`JUDGED_COLUMNS`.
+    :param values: values of :data:`JUDGED_COLUMNS`.
     """
     row = dict(zip(JUDGED_COLUMNS, values, strict=True))
     reason = row_defect(row)

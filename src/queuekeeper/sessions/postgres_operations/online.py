@@ -1,4 +1,4 @@
-"""What moves sessions while their clients are connected: snapshots, and what cannot move."""
+"""Moving sessions while their clients are connected: snapshots, and messages that cannot move."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError
 
 MESSAGES_PER_SNAPSHOT_STEP = 500
-"""Rows of any size that one step of a snapshot reads."""
+"""Rows that one step of a snapshot reads, whatever their size."""
 
 
 class OnlineOperations(CommonOperations):
-    """Find and set aside what is unreadable, read and apply snapshots."""
+    """Finds and quarantines unreadable messages, reads and applies snapshots."""
 
     def set_aside_unreadable(
         self, client_id: str, *, duplicates: bool = False, clustered: bool = False
     ) -> Operation[int]:
-        """Set messages aside that no store can deliver, as a fetch does that reads them.
+        """Quarantine messages that cannot be delivered, as a fetch would.
 
-        :param duplicates: also those whose packet id a newer live message has: a session in Redis has no place for
-            both.
-        :param clustered: also all messages of a client that a cluster can hold nothing of; the session stays.
-        :returns: how many were still there.
-        :raises NotOwner: when there are any and the session is not PostgreSQL's.
+        :param duplicates: also quarantine messages whose packet id a newer live message has, since a session in Redis
+            cannot hold both.
+        :param clustered: also quarantine all messages of a client that a cluster cannot hold; the session stays.
+        :returns: how many messages were quarantined.
+        :raises NotOwner: when there are such messages and PostgreSQL does not own the session.
         """
         check_vendor_id(client_id)
         unreadable = yield from self._unreadable(client_id, clustered=clustered)
@@ -52,10 +52,10 @@ class OnlineOperations(CommonOperations):
         return put_aside
 
     def find_unreadable(self, client_id: str, *, clustered: bool = False) -> Operation[dict[int, str]]:
-        """Tell which messages cannot move to Redis, by serial, and why; nothing is changed.
+        """Return the reasons of messages that cannot move to Redis, by serial; nothing is changed.
 
-        :param clustered: whether it is a cluster; all messages of a client that it can hold nothing of are told then.
-        :returns: those that nobody can deliver, and those whose packet id a newer live message has.
+        :param clustered: whether Redis is a cluster, which holds no message of some clients.
+        :returns: messages that cannot be delivered, and messages whose packet id a newer live message has.
         """
         check_vendor_id(client_id)
         unreadable = yield from self._unreadable(client_id, clustered=clustered)
@@ -76,10 +76,10 @@ class OnlineOperations(CommonOperations):
     def _unreadable(
         self, client_id: str, *, inside: bool = False, clustered: bool = False
     ) -> Operation[dict[int, str]]:
-        """Return which messages nobody can deliver, by serial, and why.
+        """Return the reasons of messages that cannot be delivered, by serial.
 
-        :param inside: a transaction is under way.
-        :param clustered: whether they are to be delivered from a cluster.
+        :param inside: whether a transaction is open.
+        :param clustered: whether a cluster is to deliver them.
         """
         if (of_client := client_defect(client_id, clustered=clustered)) is not None:
             every = Query(name="list_serials", parameters={"client_id": client_id})
@@ -92,20 +92,20 @@ class OnlineOperations(CommonOperations):
         return {serial: str(reason) for serial, reason in reasons.items() if reason is not None}
 
     def read_snapshot(self, client_id: str, serials: Sequence[int] | None = None) -> Operation[SessionSnapshot]:
-        """Read what the other store has to know of a session; what changes meanwhile may be in it or not.
+        """Read a snapshot of a session for the other store; it may hold or miss concurrent changes.
 
-        :meth:`read_left_out` tells what is not in it.
+        :meth:`read_left_out` returns what the snapshot leaves out.
 
-        :param serials: of the messages to read; none for all.
+        :param serials: serials of the messages to read; none for all.
         """
         snapshot, _ = yield from self._read_snapshot(client_id, serials)
         return snapshot
 
     def read_left_out(self, client_id: str) -> Operation[dict[int, str]]:
-        """Tell which messages a snapshot leaves out, by serial, and why.
+        """Return the reasons of messages that a snapshot leaves out, by serial.
 
-        :returns: the rule that a row breaks, ``expired``, or ``packet_id_duplicate`` when a newer live message has the
-            same packet id. What is older than the newest that the rules allow is not told.
+        :returns: reason of the rule that a row breaks, ``expired``, or ``packet_id_duplicate`` when a newer live
+            message has the same packet id. Messages over the limit of the rules are not included.
         """
         _, left_out = yield from self._read_snapshot(client_id, None)
         return left_out
@@ -151,7 +151,7 @@ class OnlineOperations(CommonOperations):
             )
         last_packet_id, last_serial = last_given(counter=counter, last_serial=known_serial, newest=newest)
         if not exists and not live:
-            # Of a session that is not there, only messages tell anything.
+            # When there is no session row, only messages give the values.
             last_packet_id = last_serial = None
         messages = reversed(list(live.values())[: self._rules.limit])
         snapshot = SessionSnapshot(
@@ -176,16 +176,16 @@ class OnlineOperations(CommonOperations):
         driver: int,
         serials: Sequence[int] | None = None,
     ) -> Operation[ApplyReport]:
-        """Make the copy of a session that Redis owns equal to a snapshot, in one transaction; it can be repeated.
+        """Make the copy of a session that Redis owns equal to a snapshot, in one transaction; may be repeated.
 
-        Where all messages are read, those that no store can deliver are set aside.
+        When all messages are compared, messages that cannot be delivered are quarantined.
 
-        :param epoch: of the session.
+        :param epoch: epoch of the session.
         :param driver: number of the driver that writes.
-        :param serials: of the messages to look at, also of those that are gone; none for all.
-        :raises NotOwner: when PostgreSQL owns the session, or another driver has come.
+        :param serials: serials of the messages to compare, removed ones included; none for all.
+        :raises NotOwner: when PostgreSQL owns the session, or another driver has the cohort.
         :raises StaleEpoch: when the session has another epoch.
-        :raises UsageError: when a message has what the vendor's tables cannot say.
+        :raises UsageError: when a message has a value that the vendor's tables cannot hold.
         """
         check_vendor_id(client_id)
         for message in snapshot.messages:
@@ -215,7 +215,7 @@ class OnlineOperations(CommonOperations):
         if snapshot == SessionSnapshot(
             client_id=snapshot.client_id, last_packet_id=None, last_serial=None, delivered_serial=None
         ):
-            # It has been purged.
+            # The session was purged.
             purge = Query(name="remove_empty_sessions", parameters={"client_ids": [client_id], "now_ms": None})
             yield Step(queries=(purge,))
             return ApplyReport(written=written, removed=removed)
@@ -239,7 +239,7 @@ class OnlineOperations(CommonOperations):
 
     @staticmethod
     def _hold_copy(client_id: str, *, epoch: int, driver: int) -> Operation[None]:
-        """Hold a session of Redis for writing by its driver."""
+        """Lock the owner row of a session that Redis owns, for its driver."""
         answer = yield Step(
             queries=(
                 Query(name="set_driver", parameters={"driver": driver}),
@@ -253,9 +253,9 @@ class OnlineOperations(CommonOperations):
     def _apply_messages(
         self, client_id: str, snapshot: SessionSnapshot, serials: Sequence[int] | None
     ) -> Operation[tuple[int, int, int]]:
-        """Write and remove messages, and note what was given out last.
+        """Write and remove messages, and record packet id and serial given out last.
 
-        :returns: messages written, messages removed, and the instant at which the last life ends.
+        :returns: messages written, messages removed, and the instant at which the last message expires.
         """
         wanted = None if serials is None else set(serials)
         messages = [message for message in snapshot.messages if wanted is None or message.serial in wanted]

@@ -1,4 +1,4 @@
-"""Packet ids of a session: the last one, those in use, and those that follow."""
+"""Packet ids of a session: the last one, those in use, and the next ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_RESERVED_PACKET_IDS = 1_000
 
 
 class PacketIdOperations(RoomOperations):
-    """Read, set and reserve packet ids; free some for a save."""
+    """Reads, sets and reserves packet ids, and frees ids for a save."""
 
     @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
@@ -68,9 +68,9 @@ class PacketIdOperations(RoomOperations):
         return {packet_id for (packet_id,) in rows}
 
     def _free_packet_ids(self, session: Session, count: int, rows: list[Row]) -> Operation[set[int]]:
-        """Trim a session until enough packet ids are free, and return those that are not.
+        """Trim a session until enough packet ids are free, and return the ids in use.
 
-        :param rows: what was not written yet; it may be trimmed as what was written before.
+        :param rows: rows that were not written yet; they may be trimmed too.
         """
         if rows:
             yield Step(queries=tuple(messages_queries("save_messages", rows)))
@@ -86,11 +86,11 @@ class PacketIdOperations(RoomOperations):
             if MAX_PACKET_ID - len(in_use) >= count:
                 return in_use
             if session.dead + session.trimmed == before:
-                # Somebody else holds what would have to go.
+                # Another transaction holds the messages to remove.
                 raise no_free_packet_ids(session.client_id, free=MAX_PACKET_ID - len(in_use), count=count)
 
     def _remove_replaced(self, session: Session, packet_ids: Sequence[int]) -> Operation[None]:
-        """Remove expired messages whose packet ids are given out again."""
+        """Remove expired messages whose packet ids are being given out again."""
         parameters = {
             "client_id": session.client_id,
             "packet_ids": list(packet_ids),
@@ -103,6 +103,6 @@ class PacketIdOperations(RoomOperations):
 
 
 def following_ids(last: int, count: int, in_use: Set[int]) -> list[int]:
-    """Return the packet ids that follow the last one, those in use left out; after 65,535 comes 1."""
+    """Return the packet ids after the last one that are not in use; 1 follows 65,535."""
     every = ((last + step) % MAX_PACKET_ID + 1 for step in range(MAX_PACKET_ID))
     return list(islice((packet_id for packet_id in every if packet_id not in in_use), count))

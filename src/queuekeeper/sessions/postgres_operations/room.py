@@ -1,4 +1,4 @@
-"""Room in sessions: what is over the limit goes, dead messages first."""
+"""Room in sessions: removes messages over the limit, dead messages first."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from queuekeeper.operation import Operation
 from queuekeeper.sessions.postgres_operations.common import CommonOperations, Query, Session, Step
 
 TRIMMED_PER_TRANSACTION = 10_000
-"""Most messages of a session that one transaction trims; what a vendor's broker left beyond goes with the next ones."""
+"""Most messages of a session that one transaction trims; the next transactions trim the rest."""
 
 
 class RoomOperations(CommonOperations):
-    """Trim locked sessions for those who need their room."""
+    """Trims locked sessions to make room."""
 
     def _over(self, sessions: Iterable[Session], *, limit: int | None = None) -> list[Session]:
         most = self._rules.limit if limit is None else limit
         return [session for session in sessions if (session.messages or 0) > most]
 
     def _make_room(self, sessions: Iterable[Session], *, limit: int) -> Operation[None]:
-        """Trim what locked sessions have too much: dead messages, then undelivered ones, then those in flight."""
+        """Trim locked sessions to the limit: dead messages first, then undelivered ones, then those in flight."""
         over = self._over(sessions, limit=limit)
         if not over:
             return

@@ -55,14 +55,14 @@ def row_of(
 
 
 def messages_queries(name: str, rows: Sequence[Row]) -> Iterator[Query]:
-    """Return statements that write rows of messages, each as many as it may hold."""
+    """Return statements that write rows of messages, each up to its limit of rows."""
     for part in portions(rows, size=lambda row: len(row[_PAYLOAD]), most=BYTES_PER_STATEMENT):
         columns = (list(column) for column in zip(*part, strict=True))
         yield Query(name=name, parameters=dict(zip(_COLUMNS, columns, strict=True)))
 
 
 def save_sessions_query(sessions: Sequence[Session]) -> Query:
-    """Return the statement that notes what was given out last."""
+    """Return the statement that records packet ids and serials given out last."""
     return Query(
         name="save_sessions",
         parameters={
@@ -74,7 +74,7 @@ def save_sessions_query(sessions: Sequence[Session]) -> Query:
 
 
 def save_states_query(sessions: Sequence[Session]) -> Query:
-    """Return the statement that notes what the vendor has no columns for."""
+    """Return the statement that writes the values for which the vendor has no columns."""
     return Query(
         name="save_session_states",
         parameters={
@@ -91,7 +91,7 @@ def save_states_query(sessions: Sequence[Session]) -> Query:
 
 
 def count_removed_query(counts: Sequence[tuple[str, int, int]]) -> Query:
-    """Return the statement that counts removed messages: client id, expired, set aside."""
+    """Return the statement that counts removed messages: client id, expired, quarantined."""
     return Query(
         name="count_removed",
         parameters={

@@ -1,4 +1,4 @@
-"""Saves: messages of many sessions are stored in shared transactions."""
+"""Saves: stores messages of many sessions in shared transactions."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from queuekeeper.sessions.store import SessionOperations
 SESSIONS_PER_TRANSACTION = 500
 MESSAGES_PER_TRANSACTION = 5_000
 BYTES_PER_TRANSACTION = 16_000_000
-"""Saves share a transaction within these bounds; one save is never divided."""
+"""Limits of the saves that share a transaction; one save is never divided."""
 
 _MOVED = -1
-"""First serial of a source's batch that another store has saved: more than its offset is not known."""
+"""First serial of a batch that another store has saved, since only the offset of the batch is known."""
 
 _NOBODYS_OWN = (
     postgres_errors.OperationalError,
@@ -54,7 +54,7 @@ _NOBODYS_OWN = (
     postgres_errors.InvalidSchemaName,
     postgres_errors.ReadOnlySqlTransaction,
 )
-"""No single session is to blame for these."""
+"""Errors that no single session causes."""
 
 _REFUSED = {
     "QK001": "Redis owns session {!r}",
@@ -64,11 +64,11 @@ _REFUSED = {
 
 
 class SaveOperations(PacketIdOperations):
-    """Save messages."""
+    """Saves messages."""
 
     @keeps(SessionOperations.save_messages)
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """A broken connection ends the call, and it can be repeated.
+        """A broken connection ends the call; repeat it then.
 
         :raises UsageError: also when a text is longer than the vendor's column, or subscription ids are given.
         """
@@ -80,9 +80,9 @@ class SaveOperations(PacketIdOperations):
         return reports
 
     def check_save(self, save: SessionSave) -> None:
-        """Refuse what the vendor's tables or the rules have no place for.
+        """Refuse a save with a value that the vendor's tables cannot hold or the rules do not allow.
 
-        :raises UsageError: naming it.
+        :raises UsageError: naming the value.
         """
         check_vendor_id(save.client_id)
         if save.source is not None:
@@ -96,9 +96,9 @@ class SaveOperations(PacketIdOperations):
             check_columns(message)
 
     def _save_apart(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """Save a batch; when it fails, its halves apart, until only the session that is to blame has not been saved.
+        """Save a batch; when it fails, save its halves separately, until only the session that causes it is left.
 
-        Sessions of another store are told at once; the others are saved without them.
+        Sessions that another store owns are reported at once; the others are saved without them.
         """
         if not saves:
             return []
@@ -137,7 +137,7 @@ class SaveOperations(PacketIdOperations):
             report = self._replayed(save, session)
             if report is None:
                 report, first_serial = yield from self._placed(save, session, rows)
-                # A save that stores nothing makes no session, as in Redis.
+                # A save that stores nothing creates no session, as in Redis.
                 if session.stored or session.is_kept:
                     changed.append(session)
                     if save.source is not None:
@@ -174,7 +174,7 @@ class SaveOperations(PacketIdOperations):
         ]
 
     def _replayed(self, save: SessionSave, session: Session) -> SaveReport | None:
-        """Return the report of a batch that its source has saved before."""
+        """Return the report of a batch that was saved before; none for a new batch."""
         if save.offset is None or session.batch_offset is None or save.offset > session.batch_offset:
             return None
         nothing: tuple[None, ...] = (None,) * len(save.messages)
@@ -205,9 +205,9 @@ class SaveOperations(PacketIdOperations):
         )
 
     def _placed(self, save: SessionSave, session: Session, rows: list[Row]) -> Operation[tuple[SaveReport, int]]:
-        """Give ids and serials to the messages of a save, and add those that can be stored to the rows.
+        """Give packet ids and serials to the messages of a save, and add the messages to store to the rows.
 
-        Where packet ids are too few, room is made first, as in Redis: part by part.
+        When too few packet ids are free, the session is trimmed first, part by part as in Redis.
 
         :returns: the report, and the serial of its first message.
         """
@@ -267,7 +267,7 @@ class SaveOperations(PacketIdOperations):
 
 
 def _refused(error: QueuekeeperError) -> dict[str, QueuekeeperError]:
-    """Return the sessions that must not be written and why, when that is what an error says."""
+    """Return the errors of sessions that an error says must not be written."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or cause.sqlstate not in REFUSALS or not cause.diag.message_detail:
         return {}
@@ -279,7 +279,7 @@ def _refused(error: QueuekeeperError) -> dict[str, QueuekeeperError]:
 
 
 def _batches(saves: Sequence[SessionSave]) -> Iterator[list[SessionSave]]:
-    """Cut saves into transactions; one holds a session once, since a save sees what the one before it left."""
+    """Split saves into transactions. A transaction has each session once, since a save must see the save before it."""
     batch: list[SessionSave] = []
     client_ids: set[str] = set()
     messages = size_bytes = 0

@@ -1,4 +1,4 @@
-"""A session as lines of JSON: export and import."""
+"""Export and import of a session as JSON Lines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperatio
 
 
 class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
-    """Export, import."""
+    """Exports and imports sessions."""
 
     @keeps(SessionOperations.export_session)
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> Operation[ExportPage]:
-        """Where two messages have one packet id, since ids have wrapped, the older one is left out as unreadable."""
+        """Of two messages with the same packet id, since ids wrap, the older one is left out as unreadable."""
         check_vendor_id(client_id)
         check_page(0, limit, most=MAX_PAGE)
         if after_serial is not None:
@@ -77,8 +77,8 @@ class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
         """The lines are held in memory until all have been checked.
 
-        :raises UsageError: also when there are more messages than the rules allow, or one has what the vendor's tables
-            cannot say.
+        :raises UsageError: also when there are more messages than the rules allow, or a message has a value that the
+            vendor's tables cannot hold.
         """
         check_vendor_id(client_id)
         session = jsonl.read_lines(lines, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)

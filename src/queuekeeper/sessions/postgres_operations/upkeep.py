@@ -1,4 +1,4 @@
-"""Upkeep of sessions in PostgreSQL: a whole session goes, or what is over in all of them."""
+"""Upkeep of sessions in PostgreSQL: purges one session, and cleans up and trims all sessions."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from queuekeeper.sessions.reports import PurgeProgress, PurgeReport
 from queuekeeper.sessions.store import SessionOperations
 
 BLOCKS_PER_STEP = 1_000
-"""Part of the vendor's table that one step of the clean-up reads: 8 MB."""
+"""Pages of the vendor's table that one step of the clean-up reads: 8 MB."""
 
 SESSIONS_PER_STEP = 500
 
 
 @dataclass(frozen=True, kw_only=True)
 class CleanupReport:
-    """What a clean-up of the whole store removed.
+    """Result of a clean-up of the whole store.
 
-    :param messages: rows removed; in a dry run, what would be.
-    :param sessions: sessions removed, or in a trim, sessions that were over the limit.
-    :param dry_run: nothing was removed.
+    :param messages: rows removed; in a dry run, rows that would be removed.
+    :param sessions: sessions removed; in a trim, sessions over the limit.
+    :param dry_run: whether it was a dry run, which removes nothing.
     """
 
     messages: int
@@ -44,13 +44,13 @@ class CleanupReport:
 
 
 class UpkeepOperations(RoomOperations):
-    """Purge; remove what has expired, trim all sessions."""
+    """Purges a session, removes expired messages, and trims all sessions."""
 
     @keeps(SessionOperations.purge_session)
     def purge_session(
         self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
     ) -> Operation[PurgeReport]:
-        """:param progress: of a purge that was interrupted, to go on with; it is brought up to date."""
+        """:param progress: progress of an interrupted purge, from which to continue; it is updated."""
         check_vendor_id(client_id)
         count = Query(name="count_pending", parameters={"client_id": client_id})
         (((messages, highest_serial),),) = yield Step(begin=True, end=True, queries=(count,))
@@ -83,10 +83,10 @@ class UpkeepOperations(RoomOperations):
         return PurgeReport(client_id=client_id, messages=progress.removed, kept=kept, dry_run=False)
 
     def remove_expired(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
-        """Remove the messages of all sessions whose life is over, then sessions whose own time is.
+        """Remove the expired messages of all sessions, then the sessions that have expired.
 
-        It goes through the vendor's table once, in short transactions, and waits for nobody. Sessions of another store
-        are passed over.
+        It reads the vendor's table once, in short transactions, and waits for no lock. Sessions that another store owns
+        are skipped.
         """
         (((blocks,),),) = yield Step(begin=True, end=True, queries=(Query(name="source_blocks"),))
         messages = 0
@@ -140,9 +140,10 @@ class UpkeepOperations(RoomOperations):
         return int(removed)
 
     def trim_sessions(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
-        """Remove what is over the limit in all sessions, also in those that the vendor's broker has filled.
+        """Remove messages over the limit in all sessions, including those that the vendor's broker wrote.
 
-        Dead messages go first, then the oldest, in short transactions. Sessions of another store are passed over.
+        Dead messages are removed first, then the oldest, in short transactions. Sessions that another store owns are
+        skipped.
         """
         messages = sessions = 0
         after_client_id: str | None = ""
@@ -176,7 +177,7 @@ class UpkeepOperations(RoomOperations):
                 return removed
 
     def _trim(self, client_id: str) -> Operation[tuple[int, int]]:
-        # More than any bound: the messages are counted.
+        # This is above any limit, so that the messages are counted.
         session = (yield from self._lock([client_id], counts=[MAX_PACKET_ID]))[client_id]
         yield from self._make_room([session], limit=self._rules.limit)
         yield Step(queries=(save_states_query([session]),))
@@ -184,10 +185,10 @@ class UpkeepOperations(RoomOperations):
 
     @staticmethod
     def _hold_own(client_ids: Sequence[str]) -> Operation[list[str]]:
-        """Hold those of some sessions that are PostgreSQL's, and return them."""
+        """Lock the owner rows of the sessions that PostgreSQL owns, and return those sessions."""
         (rows,) = yield Step(queries=(Query(name="own_sessions", parameters={"client_ids": list(client_ids)}),))
         return [client_id for (client_id,) in rows]
 
     def _tell_own(self, client_ids: Sequence[str]) -> Operation[list[str]]:
-        """Tell which of some sessions are PostgreSQL's, and hold none of them."""
+        """Return which of the sessions PostgreSQL owns, without a lock."""
         raise Undo((yield from self._hold_own(client_ids)))

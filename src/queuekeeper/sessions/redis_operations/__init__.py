@@ -1,7 +1,7 @@
 """The operations of DEVICE sessions in Redis, as steps of script calls.
 
-A step is a list of calls; its answer is the list of their replies, in order, with an exception in the place of a reply
-that is an error. Calls of different sessions share steps, a session has one call that writes in flight.
+A step is a list of calls; its answer is the list of their replies, in order, with an exception for a reply that is an
+error. Calls of different sessions share steps; a session has at most one writing call in flight.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["KEYS_PER_CALL", "RECENT_SESSIONS", "RedisSessionOperations"]
 
 @errors_name(client_id="session of client")
 class RedisSessionOperations(SaveOperations, UpkeepOperations, LookOperations, TransferOperations, OnlineOperations):
-    """What a store of sessions does (:class:`SessionOperations`), in Redis.
+    """The operations of a store (:class:`SessionOperations`) in Redis; threads may share an instance.
 
-    Of what several processes save for one session at once, each save is whole and in order; they meet by optimistic
-    tries. An instance may be shared by threads.
+    When several processes save to one session at once, each save is stored as a whole and in order; saves retry
+    optimistically.
 
     :param prefix: put before every key.
-    :param rules: bounds to keep; every process that saves to a session has to use the same.
-    :param recent_sessions: sessions whose last packet id is kept in mind, so that a save needs no read before.
-    :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
-        Those of PostgreSQL's, or on their way there, refuse everybody's (``NotOwner``). All can be read.
-    :param clock: this machine's. Only where a life ends within an hour of it is the server asked for its own.
-    :raises UsageError: for a prefix with a brace, or a number that is out of range.
+    :param rules: limits to apply; all processes that save to a session must use the same.
+    :param recent_sessions: sessions whose last packet id is cached, so that a save needs no read before it.
+    :param epoch_of: returns the epoch in which the caller knows a session. A session of another epoch refuses writes
+        (``StaleEpoch``); a session that PostgreSQL owns, or that moves there, refuses all writes (``NotOwner``).
+    :param clock: clock of this machine. The server's clock is asked only for messages that expire within an hour.
+    :raises UsageError: for a prefix with a brace, or a number out of range.
     """

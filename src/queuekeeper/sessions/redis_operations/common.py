@@ -1,4 +1,4 @@
-"""What the operations of sessions in Redis share: steps, names of keys, and how sessions and records are read."""
+"""Shared by the operations of sessions in Redis: steps, names of keys, and reading of sessions and records."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_j
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 
 KEYS_PER_CALL = 250
-"""Most messages that a call reads or removes: a thousand would keep the server from all others for 6 ms."""
+"""Most messages that a call reads or removes; a thousand would block the server for 6 ms."""
 
 BYTES_PER_CALL = 4_000_000
-"""Most that one reply should hold; a single larger message is read alone."""
+"""Most bytes that one reply should hold; a single larger message is read alone."""
 
 SESSIONS_PER_STEP = 1_000
 REFERENCES_PER_LIST = 1_000
@@ -48,8 +48,8 @@ Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
 class Keys:
     """Names of a session's keys, and the last packet id as this process knows it.
 
-    :ivar last: what the next call is to expect, as the call before it will have left it; empty: the key is absent;
-        none: not known. A wrong one costs a conflict and does no harm.
+    :ivar last: last packet id that the next call expects, after the call before it; empty when the key is absent, none
+        when it is not known. A wrong value costs a conflict and does no harm.
     """
 
     __slots__ = ("_told", "client_id", "last", "last_packet_id", "messages", "session", "stem")
@@ -64,16 +64,16 @@ class Keys:
         self._told: bytes | None = None
 
     def note(self, ids: Sequence[int]) -> None:
-        """Note the packet ids of a call that is to be sent: what comes behind it follows them."""
+        """Record the packet ids of a call that will be sent; the next call expects the last of them."""
         if ids:
             self.last = b"%d" % ids[-1]
 
     def follow(self, told: bytes, *, again: bool = False) -> bytes:
-        """Return what a call is to expect when the server has told the last packet id.
+        """Return the last packet id that a call should expect, after the server has answered ``told``.
 
-        Calls of many tasks that were told the same are sent one behind the other: each follows the one before.
+        When calls of many tasks got the same answer, each expects the ids of the call before it.
 
-        :param again: this call was told the same before, and what it followed has not come.
+        :param again: whether this call got the same answer before, so that the call before it was not stored.
         """
         if self.last is None or told != self._told or again:
             self.last = self._told = told
@@ -84,7 +84,7 @@ class Keys:
         return b"%b%d" % (self.stem, packet_id)
 
     def packet_id(self, member: bytes) -> int | None:
-        """Return the packet id that a reference names; none for what is no payload key of this session."""
+        """Return the packet id that a reference names; none when it is not a payload key of this session."""
         if not member.startswith(self.stem):
             return None
         suffix = member[len(self.stem) :]
@@ -94,9 +94,9 @@ class Keys:
 
 
 class RecentKeys:
-    """Keys of the sessions that were saved to last.
+    """Cache of the keys of the sessions that were saved to last.
 
-    They are in two halves. What is used moves to the newer one, and when that is full, the older one is forgotten.
+    It has two halves. A session that is used moves to the newer half; when that is full, the older half is dropped.
     """
 
     def __init__(self, size: int, prefix: str) -> None:
@@ -107,14 +107,14 @@ class RecentKeys:
         self._lock = threading.Lock()
 
     def get(self, client_id: str) -> Keys:
-        """Return the keys of a session, and have it be one of those that were used last."""
+        """Return the keys of a session, and move it to the newer half."""
         keys = self._newer.get(client_id)
         return self._moved(client_id) if keys is None else keys
 
     def _moved(self, client_id: str) -> Keys:
         with self._lock:
             newer = self._newer
-            # Another thread may have been first.
+            # Another thread may have moved it first.
             keys = newer.get(client_id) or self._older.pop(client_id, None) or Keys(client_id, self._prefix)
             if client_id not in newer and len(newer) >= self._half:
                 self._older = newer
@@ -124,7 +124,7 @@ class RecentKeys:
 
 
 class State(NamedTuple):
-    """A session as ``read_session`` finds it."""
+    """A session as ``read_session`` returns it."""
 
     last_packet_id: bytes
     references: int
@@ -134,25 +134,25 @@ class State(NamedTuple):
 
     @property
     def noted_serial(self) -> int:
-        """Up to which serial delivery was noted, whatever has become of the messages."""
+        """The recorded serial of delivery, whether its messages still exist or not."""
         serial = integer_of(self.fields.get(b"delivered_serial"))
         return FIRST_SERIAL if serial is None else serial
 
     @property
     def delivered_serial(self) -> int:
-        """Up to which serial the messages that are there have been delivered; see lua/includes/delivered.lua."""
+        """The serial up to which existing messages have been delivered; see lua/includes/delivered.lua."""
         serial = integer_of(self.fields.get(b"sent_up_to"))
         return FIRST_SERIAL if serial is None else serial
 
     @property
     def last_serial(self) -> int:
-        """The serial given out last, as the session notes it."""
+        """The serial given out last, as recorded in the session."""
         serial = integer_of(self.fields.get(b"last_serial"))
         return FIRST_SERIAL if serial is None else serial
 
     @property
     def has_been_used(self) -> bool:
-        """Whether it says more than which store owns the session."""
+        """Whether the session has more than the record of its owner."""
         return not self.fields.keys() <= _OWNER_FIELDS
 
     @property
@@ -163,7 +163,7 @@ class State(NamedTuple):
 
     @property
     def sweep_is_due(self) -> bool:
-        """Whether references to expired messages may be in the set."""
+        """Whether the set may hold references to expired messages."""
         earliest = integer_of(self.fields.get(b"earliest_expiry_ms"))
         if earliest is None or self.fields.get(b"saved_last_packet_id") != self.last_packet_id:
             return True
@@ -180,7 +180,7 @@ class Reference(NamedTuple):
 
 
 class CommonOperations:
-    """What every kind of operation needs; see ``RedisSessionOperations``."""
+    """Base of all operations; see ``RedisSessionOperations``."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class CommonOperations:
         self._clock = clock
         expiry_s = self._rules.session_expiry_s
         self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
-        # Bound once: looking it up costs a hundredth of a save.
+        # Bound once, since looking it up costs a hundredth of a save.
         self._save_script = scripts.save_messages
 
     def _keys(self, client_id: str) -> Keys:
@@ -224,9 +224,9 @@ class CommonOperations:
         return listed_references((yield from ask(scripts.list_references(keys, by=by, start=start, limit=limit))))
 
     def _records(self, keys: Keys, members: Sequence[bytes], *, max_bytes: int) -> Steps[list[tuple[bytes, int]]]:
-        """Read JSON and instant of expiry of as many members as fit, at least one.
+        """Read JSON and expiry of as many members as fit into ``max_bytes``, at least one.
 
-        A member may be any text; only names of payload keys of this session are followed, others read as missing.
+        A member may be any text. Only payload keys of this session are read; other members count as missing.
         """
         own = [member for member in members if member.startswith(keys.stem)]
         stored: dict[bytes, tuple[bytes, int]] = {}
@@ -255,29 +255,29 @@ class CommonOperations:
 
 
 def ask(call: lua.Call) -> Steps[Reply]:
-    """Return the reply of one call by the names of its header, or raise what stands in its place."""
+    """Return the reply of one call by the names of its header, or raise its error."""
     return call.script.read(checked((yield [call])[0]))
 
 
 def checked(reply: Reply) -> Reply:
-    """Return a reply, or raise it when it is an error."""
+    """Return a reply; raise it when it is an error."""
     if isinstance(reply, QueuekeeperError):
         raise reply
     return reply
 
 
 def listed_references(reply: Reply) -> list[Reference]:
-    """Return what ``list_references`` answers."""
+    """Return the references in a reply of ``list_references``."""
     return [Reference(row.member, _serial(row.score)) for row in reply.references]
 
 
 def is_last(page: Sequence[Reference], wanted: int) -> bool:
-    """Return whether no page follows; beyond the greatest serial there are no messages."""
+    """Return whether a page is the last one; no message is beyond the greatest serial."""
     return len(page) < wanted or page[-1].serial >= MAX_SERIAL
 
 
 def runs_of(numbers: Sequence[int]) -> list[list[int]]:
-    """Return first and last of what follows one another."""
+    """Return the first and last number of each run of successive numbers."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -293,7 +293,7 @@ def write_runs(ids: Sequence[int]) -> str:
 
 
 def read_runs(text: bytes) -> list[int]:
-    """Return the numbers that :func:`write_runs` wrote, or a script."""
+    """Return the numbers in a text that :func:`write_runs` or a script wrote."""
     ids: list[int] = []
     for run in text.decode().split(",") if text else ():
         first, _, last = run.partition("-")
@@ -304,7 +304,7 @@ def read_runs(text: bytes) -> list[int]:
 def read_message(
     json: bytes, *, client_id: str, packet_id: int, serial: int, expires_at_ms: int | None, redelivery: bool
 ) -> PendingMessage | None:
-    """Return a record as a message; none when it is none of this session and packet id that can be delivered."""
+    """Return a record as a message; none when it is not a message of this session and packet id, or is broken."""
     try:
         return judge_record(
             json,
@@ -323,7 +323,7 @@ def judge_record(
 ) -> PendingMessage:
     """Return a record as a message.
 
-    :raises UnreadableError: when it is none of this session and packet id that can be delivered, saying why.
+    :raises UnreadableError: when it is not a message of this session and packet id, or cannot be delivered.
     """
     try:
         fields = orjson.loads(json)
@@ -343,12 +343,12 @@ def imported_json(message: PendingMessage, client_id: str) -> bytes:
 
 
 def known_serial(serial: int) -> int | None:
-    """Return a serial; none for the one before all others."""
+    """Return a serial; none for the serial before the first."""
     return None if serial == FIRST_SERIAL else serial
 
 
 def _serial(score: bytes) -> int:
-    """Return a score as an integer; an infinite one, which no store of sessions writes, as the nearest of 64 bits."""
+    """Return a score as an integer; an infinite score, which no store writes, as the nearest integer of 64 bits."""
     try:
         return int(score)
     except ValueError:
@@ -356,11 +356,11 @@ def _serial(score: bytes) -> int:
 
 
 def packet_id_of(last: bytes) -> int | None:
-    """Return the packet id that a session has given out last; none also for what is no packet id."""
+    """Return the packet id that a session has given out last; none when the value is not a packet id."""
     number = integer_of(last)
     return number if number is not None and 1 <= number <= MAX_PACKET_ID else None
 
 
 def integer_of(value: bytes | None) -> int | None:
-    """Return the number that a field holds; none where it is absent or holds something else."""
+    """Return the integer in a field; none when it is absent or not an integer."""
     return int(value) if value is not None and _INTEGER.fullmatch(value) else None

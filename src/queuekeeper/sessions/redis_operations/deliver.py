@@ -1,4 +1,4 @@
-"""Delivery: what waits for a client is fetched, noted as sent, and confirmed."""
+"""Delivery: a client's messages are fetched, marked as sent, and acknowledged."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from queuekeeper.sessions.reports import AckReport, PendingMessage, PendingPage
 from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
 
 QUARANTINE_MS = 604_800_000
-"""How long a record in quarantine is kept when it had no expiry of its own."""
+"""How long a record without an expiry stays in quarantine."""
 
 
 class _Page:
-    """What was found of one page."""
+    """The content of one page."""
 
     __slots__ = ("after_serial", "dead", "foreign", "messages", "more", "payload_bytes", "unreadable")
 
@@ -57,8 +57,8 @@ class DeliverOperations(CommonOperations, FetchOperations):
         if backlog_serial is None:
             backlog_serial = state.highest
         elif wish.mark_delivered and state.delivered_serial < after_serial <= state.noted_serial:
-            # The note has come along with the pages. Another program has emptied the session since and begun again with
-            # lesser serials: none of these was delivered.
+            # The serial of delivery was read with the pages. Another program has emptied the session since and begun
+            # again with lower serials, so none of these messages was delivered.
             after_serial = state.delivered_serial
         check_integer("backlog_serial", backlog_serial, FIRST_SERIAL, MAX_SERIAL, "from the page before")
         page = yield from self._page(
@@ -98,7 +98,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
         """Read a page of messages; nothing is changed."""
         page = _Page(after_serial)
         references: list[Reference] = []
-        # One more than asked for tells whether there are more.
+        # One reference more than wanted shows whether a page follows.
         while after_serial < backlog_serial and len(references) <= limit:
             wanted = min(REFERENCES_PER_LIST, limit + 1 - len(references))
             listed = yield from self._list(keys, "serial", after_serial, wanted)
@@ -113,7 +113,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
             if page.messages and page.payload_bytes >= max_bytes:
                 page.more = True
                 return page
-            # JSON holds the payload as base64, and some hundred bytes around it.
+            # JSON holds the payload as base64, and some hundred bytes more.
             budget = min(BYTES_PER_CALL, (max_bytes - page.payload_bytes) * 4 // 3 + 1_024)
             batch = references[at : at + KEYS_PER_CALL]
             records = yield from self._records(keys, [r.member for r in batch], max_bytes=budget)
@@ -146,7 +146,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
         return page
 
     def _clean_up(self, keys: Keys, client_id: str, page: _Page) -> Steps[None]:
-        """Remove the dead references of a page, and set aside records that cannot be read."""
+        """Remove the dead references of a page, and quarantine its unreadable records."""
         epoch = self._epoch(keys)
         calls: Step = []
         for start in range(0, len(page.dead), KEYS_PER_CALL):
@@ -200,7 +200,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
 
     @keeps(SessionOperations.mark_released)
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
-        """A record that nobody can read is missing."""
+        """An unreadable record counts as missing."""
         check_packet_id(packet_id)
         check_serial(serial)
         keys = self._keys(client_id)
@@ -211,5 +211,5 @@ class DeliverOperations(CommonOperations, FetchOperations):
             serial="" if serial is None else serial,
         )
         outcome = (yield from ask(call)).decode()
-        # The next fetch puts it in quarantine.
+        # The next fetch quarantines it.
         return Release.MISSING if outcome == "unreadable" else Release(outcome)

@@ -1,4 +1,4 @@
-"""Looking at a session and its messages, without changing anything."""
+"""Reading a session and its messages without changing anything."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from queuekeeper.sessions.wire import UnreadableError
 
 
 class LookOperations(CommonOperations):
-    """Inspect, peek."""
+    """Inspects a session, and reads one message."""
 
     @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
@@ -71,7 +71,7 @@ class LookOperations(CommonOperations):
 
     @keeps(SessionOperations.peek)
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
-        """:raises RefusedError: when nobody can read the record."""
+        """:raises RefusedError: when the record is unreadable."""
         check_packet_id(packet_id)
         keys = self._keys(client_id)
         member = keys.payload(packet_id)
@@ -102,7 +102,7 @@ class LookOperations(CommonOperations):
 
 
 def _message_view(keys: Keys, client_id: str, reference: Reference, record: tuple[bytes, int]) -> MessageView:
-    """Describe a message; its JSON is empty where the key is missing or of another type."""
+    """Return the view of a message; its JSON is empty when the key is missing or of another type."""
     serial = reference.serial
     if not reference.member.startswith(keys.stem):
         return MessageView(serial=serial, problem=Problem.FOREIGN)
@@ -174,7 +174,7 @@ def _import_view(state: State) -> ImportView | None:
 
 
 def _base64_bytes(text: Any) -> int | None:
-    """Return how many bytes base64 text stands for, without decoding it."""
+    """Return the decoded size of a base64 text, without decoding it."""
     if not isinstance(text, str):
         return None
     return len(text.rstrip("=")) * 3 // 4

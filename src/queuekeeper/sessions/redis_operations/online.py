@@ -1,4 +1,4 @@
-"""What moves sessions while their clients are connected: owners, snapshots, and what the other store does not know."""
+"""Moving sessions while their clients are connected: owners, snapshots, and changes for the other store."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 MESSAGES_PER_SYNC = 256
 SOURCES_PER_SYNC = 256
-"""Most payload keys and sources of one call of ``sync_session``; its messages have no more bytes than a save's."""
+"""Most payload keys and sources of one call of ``sync_session``; the limit of bytes is that of a save."""
 
 
 class _SyncPart(NamedTuple):
-    """What one call of ``sync_session`` does."""
+    """The work of one call of ``sync_session``."""
 
     gone: list[bytes]
     messages: dict[bytes, PendingMessage]
@@ -53,23 +53,23 @@ class _SyncPart(NamedTuple):
 
 
 class OnlineOperations(CommonOperations):
-    """Set owners, read and apply snapshots, read and trim outboxes."""
+    """Sets owners, reads and applies snapshots, reads and trims outboxes."""
 
     def set_owner(self, client_id: str, *, epoch: int, owner: str, mirrored: bool = False) -> Operation[bool]:
-        """Note which store owns a session, as PostgreSQL says.
+        """Record the owner of a session, as PostgreSQL has it.
 
         :param owner: ``redis``, ``postgres``, or ``fenced`` while nobody may write.
-        :param mirrored: what Redis takes from now on is noted for PostgreSQL.
-        :returns: whether Redis did not know yet.
-        :raises StaleEpoch: when Redis knows a greater epoch, or another owner under this one.
+        :param mirrored: record changes in Redis from now on for PostgreSQL.
+        :returns: whether this was new to Redis.
+        :raises StaleEpoch: when Redis has a greater epoch, or another owner in this epoch.
         """
         call = self._set_owner_call(client_id, epoch=epoch, owner=owner, mirrored=mirrored)
         return bool((yield from ask(call)) == b"set")
 
     def set_owner_call(self, ownership: Ownership) -> lua.Call:
-        """Return the call that notes an owner as PostgreSQL says; its reply is ``set`` when Redis did not know yet.
+        """Return the call that records an owner as PostgreSQL has it; its reply is ``set`` when it was new to Redis.
 
-        :raises UsageError: when it has no epoch: such a session never moves.
+        :raises UsageError: when the session has no epoch, since such a session never moves.
         """
         if ownership.epoch is None:
             raise UsageError(f"the session of {ownership.client_id!r} has no epoch: it does not move between stores")
@@ -79,19 +79,19 @@ class OnlineOperations(CommonOperations):
 
     def _set_owner_call(self, client_id: str, *, epoch: int, owner: str, mirrored: bool) -> lua.Call:
         keys = self._keys(client_id)
-        # Whoever saves next asks for the last packet id, as PostgreSQL may have given some out.
+        # The next save must read the last packet id, since PostgreSQL may have given out ids.
         keys.last = None
         return scripts.set_owner(keys, epoch=epoch, owner=owner, mirror=int(mirrored))
 
     def read_session_call(self, client_id: str) -> lua.Call:
-        """Return the call that reads what a session says about itself."""
+        """Return the call that reads the fields of a session."""
         return scripts.read_session(self._keys(client_id))
 
     def read_snapshot(self, client_id: str, serials: Sequence[int] | None = None) -> Operation[SessionSnapshot]:
-        """Read what the other store has to know of a session; what changes meanwhile may be in it or not.
+        """Read a snapshot of a session for the other store; it may hold or miss concurrent changes.
 
-        :param serials: of the messages to read; none for all.
-        :raises UnreadableRecord: when nobody can read a record; fetching the session sets it aside.
+        :param serials: serials of the messages to read; none for all.
+        :raises UnreadableRecord: when a record is unreadable; a fetch of the session sets it aside.
         """
         snapshot, unreadable = yield from self._read_snapshot(client_id, serials)
         if unreadable:
@@ -102,9 +102,9 @@ class OnlineOperations(CommonOperations):
         return snapshot
 
     def read_copy(self, client_id: str) -> Operation[tuple[SessionSnapshot, tuple[int, ...]]]:
-        """Read a copy of a session that PostgreSQL owns.
+        """Read the copy of a session that PostgreSQL owns.
 
-        :returns: what it holds, and the serials of what nobody can read: :meth:`apply_snapshot` writes over it.
+        :returns: the snapshot, and the serials of unreadable records, which :meth:`apply_snapshot` overwrites.
         """
         return (yield from self._read_snapshot(client_id, None))
 
@@ -140,7 +140,7 @@ class OnlineOperations(CommonOperations):
         last_serial = max(state.last_serial, state.highest)
         last_packet_id = packet_id_of(state.last_packet_id)
         if last_packet_id is None and state.references:
-            # A counter that is lost or no packet id says nothing: the newest message tells, as in PostgreSQL.
+            # When the counter is missing or not a packet id, the newest message decides, as in PostgreSQL.
             newest = yield from self._list(keys, "serial", state.highest - 1, 1)
             last_packet_id = next((keys.packet_id(reference.member) for reference in newest), None)
         snapshot = SessionSnapshot(
@@ -162,14 +162,14 @@ class OnlineOperations(CommonOperations):
         driver: int,
         serials: Sequence[int] | None = None,
     ) -> Operation[ApplyReport]:
-        """Make the copy of a session that PostgreSQL owns equal to a snapshot; it can be repeated.
+        """Make the copy of a session that PostgreSQL owns equal to a snapshot; may be repeated.
 
-        :param epoch: of PostgreSQL's ownership.
-        :param driver: not looked at: Redis is written to under the epoch alone.
-        :param serials: of the messages to look at, also of those that are gone; none for all.
-        :raises NotOwner: when Redis owns the session, or it is on its way from there.
-        :raises MovedOn: when it has been used in Redis, and nobody owns it.
-        :raises StaleEpoch: when Redis knows a greater epoch.
+        :param epoch: epoch of PostgreSQL's ownership.
+        :param driver: ignored, since in Redis the epoch alone decides.
+        :param serials: serials of the messages to compare, removed ones included; none for all.
+        :raises NotOwner: when Redis owns the session, or it moves from there.
+        :raises MovedOn: when the session was used in Redis and has no owner there.
+        :raises StaleEpoch: when Redis has a greater epoch.
         """
         keys = self._keys(client_id)
         keys.last = None
@@ -217,12 +217,12 @@ class OnlineOperations(CommonOperations):
         return ApplyReport(written=written, removed=removed)
 
     def read_outbox(self, client_id: str) -> Operation[Outbox | None]:
-        """Read what of a session PostgreSQL does not know yet; none when it knows all, or there is no mirror."""
+        """Read the changes of a session that PostgreSQL lacks; none when it lacks none, or there is no mirror."""
         state = yield from self._read_session(self._keys(client_id))
         return _outbox(client_id, state.fields, read_ms=state.now_ms)
 
     def read_outboxes(self, client_ids: Sequence[str]) -> Operation[dict[str, Outbox]]:
-        """Read what of several sessions PostgreSQL does not know yet; those of which it knows all are left out."""
+        """Read the changes of several sessions that PostgreSQL lacks; sessions without such changes are left out."""
         found: dict[str, Outbox] = {}
         for start in range(0, len(client_ids), SESSIONS_PER_STEP):
             some = client_ids[start : start + SESSIONS_PER_STEP]
@@ -236,11 +236,11 @@ class OnlineOperations(CommonOperations):
         return found
 
     def trim_outbox(self, client_id: str, *, epoch: int, version: int, read_ms: int = 0) -> Operation[bool]:
-        """Forget what PostgreSQL has been told, unless more has come since it was read; then only that counts as new.
+        """Remove an outbox whose changes are in PostgreSQL; changes since it was read stay.
 
-        :param epoch: of the session as it was read.
-        :param version: of the outbox as it was read.
-        :param read_ms: when that was.
+        :param epoch: epoch of the session when the outbox was read.
+        :param version: version of the outbox when it was read.
+        :param read_ms: Redis's time when the outbox was read.
         :returns: whether nothing is left.
         :raises StaleEpoch: when the session has another epoch.
         """
@@ -249,7 +249,7 @@ class OnlineOperations(CommonOperations):
         return bool((yield from ask(call)))
 
     def _references(self, keys: Keys, serials: Sequence[int] | None) -> Steps[list[Reference]]:
-        """List references in their order: all, or those with these serials."""
+        """List references in order: all, or those with these serials."""
         found: list[Reference] = []
         if serials is None:
             while True:
@@ -260,7 +260,7 @@ class OnlineOperations(CommonOperations):
         runs = runs_of(sorted(set(serials)))
         for start in range(0, len(runs), KEYS_PER_CALL):
             some = runs[start : start + KEYS_PER_CALL]
-            # The list begins behind a serial.
+            # The list begins after a serial.
             calls = [
                 scripts.list_references(keys, by="serial", start=first - 1, limit=last - first + 1)
                 for first, last in some
@@ -289,7 +289,7 @@ class OnlineOperations(CommonOperations):
 def _sync_parts(
     gone: Sequence[bytes], wanted: dict[bytes, PendingMessage], sources: Sequence[tuple[str, lua.Value]]
 ) -> Iterator[_SyncPart]:
-    """Cut what is to be done into calls, at least one; messages come before removals, so that none is missed."""
+    """Cut the work into calls, at least one; messages are written before others are removed, so that none is missed."""
     part, size_bytes = _SyncPart([], {}, list(sources[:SOURCES_PER_SYNC])), 0
     for start in range(SOURCES_PER_SYNC, len(sources), SOURCES_PER_SYNC):
         yield part
@@ -309,7 +309,7 @@ def _sync_parts(
 
 
 def _batches(fields: dict[bytes, bytes]) -> tuple[SourceBatch, ...]:
-    """Return the last batches of all sources; see lua/sessions/sync_session.lua for one that was saved elsewhere."""
+    """Return the last batch of each source; for one saved in another store see lua/sessions/sync_session.lua."""
     found: list[SourceBatch] = []
     for name, record in fields.items():
         offset, _, calls = record.partition(b";")

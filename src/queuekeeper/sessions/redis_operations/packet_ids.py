@@ -1,4 +1,4 @@
-"""Packet ids of a session: the last one, and how calls are given those that follow it."""
+"""Packet ids of a session: the last one, and how calls get the ids after it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from queuekeeper.sessions.redis_operations.room import RoomOperations, Trimmed, 
 from queuekeeper.sessions.store import SessionOperations
 
 TRIES = 200
-"""Tries for packet ids that other writers of the session may take first."""
+"""Tries to take packet ids, since other writers of the session may take them first."""
 
 IDS_PER_LOOK = 1_000
-"""Packet ids of which one call tells whether they are free."""
+"""Packet ids that one call checks for being free."""
 
 MAX_RESERVATION = 1_000
 
 _ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
-"""Takes the last packet id as it is known and the packet ids to give out."""
+"""Makes a call from the last packet id as it is known and the packet ids to give out."""
 
 Answered: TypeAlias = tuple[Sequence[int], Sequence[Reply]]
-"""Packet ids of a call, and its answer."""
+"""Packet ids of a call, and its replies."""
 
 
 class PacketIdOperations(RoomOperations):
-    """Read, set and reserve packet ids; claim them for a call."""
+    """Reads, sets and reserves packet ids, and claims them for calls."""
 
     @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
@@ -52,7 +52,7 @@ class PacketIdOperations(RoomOperations):
         check_packet_id(packet_id)
         check_expected(expected)
         keys = self._keys(client_id)
-        # TBMQ 1.x wrote 0 into sessions that had never given one out.
+        # TBMQ 1.x wrote 0 into sessions that had not given out any.
         for text in ("", "0") if expected is None else (expected,):
             call = scripts.set_last_packet_id(
                 keys,
@@ -96,12 +96,12 @@ class PacketIdOperations(RoomOperations):
         may_trim: bool = False,
         begun: Answered | None = None,
     ) -> Steps[tuple[Sequence[int], Reply, bool | None, Trimmed]]:
-        """Make a call that gives out packet ids, until nobody else has taken them first.
+        """Send a call that gives out packet ids, again while other writers take the ids first.
 
         Returns the packet ids, the reply, whether replicas have it, and what was removed to make room.
 
-        :param may_trim: make room in the session when too few packet ids are free.
-        :param begun: packet ids and replies of the first try, when it has been made.
+        :param may_trim: trim the session when too few packet ids are free.
+        :param begun: packet ids and replies of the first try; none when there was no try yet.
         """
         last = keys.last
         told: bytes | None = None
@@ -138,9 +138,9 @@ class PacketIdOperations(RoomOperations):
         raise RefusedError(f"other writers took the next packet ids first, {TRIES} times: save with fewer at once")
 
     def _free_ids(self, keys: Keys, last: bytes, count: int) -> Steps[list[int]]:
-        """Return the packet ids that follow the last one and under which no record lies, also none without a reference.
+        """Return the packet ids after the last one under which there is no record, with or without a reference.
 
-        There are fewer than asked for where no more are free.
+        The result is shorter than ``count`` when fewer ids are free.
         """
         free: list[int] = []
         for start in range(0, MAX_PACKET_ID, IDS_PER_LOOK):
@@ -154,7 +154,7 @@ class PacketIdOperations(RoomOperations):
 
 
 def following_ids(last: bytes, count: int) -> Sequence[int]:
-    """Return the packet ids that follow the last one; after 65,535 comes 1."""
+    """Return the packet ids after the last one; 1 follows 65,535."""
     try:
         packet_id = int(last) if last else 0
     except ValueError:

@@ -1,4 +1,4 @@
-"""Room in a session: what is over the limit goes, dead references first."""
+"""Room in a session: removes messages over the limit, dead references first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from queuekeeper.sessions.store import FIRST_SERIAL
 
 
 class Trimmed(NamedTuple):
-    """How many messages were removed to make room, and how many references that led nowhere."""
+    """How many messages and how many dead references were removed to make room."""
 
     live: int = 0
     in_flight: int = 0
@@ -26,10 +26,10 @@ class Trimmed(NamedTuple):
 
 
 class RoomOperations(CommonOperations):
-    """Trim a session for those who need its room."""
+    """Trims a session to make room."""
 
     def _trim(self, keys: Keys, limit: int) -> Steps[Trimmed]:
-        """Remove what is over the limit: dead references, then what was not delivered, then what is in flight."""
+        """Remove what is over the limit: dead references, then undelivered messages, then messages in flight."""
         state = yield from self._read_session(keys)
         dead = 0
         references = state.references
@@ -61,7 +61,7 @@ class RoomOperations(CommonOperations):
         return Trimmed(live=live[0] + live[1], in_flight=live[1], dead=dead)
 
     def _sweep(self, keys: Keys, saved_last_packet_id: bytes) -> Steps[int]:
-        """Remove all dead references and note when the next message expires; return how many went."""
+        """Remove all dead references and record when the next message expires; return how many were removed."""
         removed: int = 0
         cursor = FIRST_SERIAL
         earliest = b""
@@ -85,5 +85,5 @@ class RoomOperations(CommonOperations):
 
 
 def added(first: Trimmed, second: Trimmed) -> Trimmed:
-    """Return the sum of both."""
+    """Return the sum of two results."""
     return Trimmed(*(a + b for a, b in zip(first, second, strict=True)))

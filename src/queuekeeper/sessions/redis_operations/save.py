@@ -1,4 +1,4 @@
-"""Saves: messages of many sessions are stored, most of them by one call each."""
+"""Saves: stores messages of many sessions, most saves by one call each."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import stored_json
 
 SOON_MS = 3_600_000
-"""Where a life ends within this time, the server is asked for its own clock; so far may this machine's be behind it."""
+"""The server's clock decides on messages that expire within this time; this machine's clock may be that much behind."""
 
 
 _PUBLISH = "PUBLISH"
 
 
 _Begun: TypeAlias = tuple[int, Keys, Sequence[int], lua.Call]
-"""A save that one call may do completely: its place among all saves, keys, packet ids, and the call."""
+"""A save that one call may complete: its place among all saves, keys, packet ids, and the call."""
 
 
 class SaveOperations(PacketIdOperations):
-    """Save messages."""
+    """Saves messages."""
 
     @keeps(SessionOperations.save_messages)
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
@@ -62,7 +62,7 @@ class SaveOperations(PacketIdOperations):
                 branches.append(self._save_session(saves, repeated.get(client_id, [place]), reports))
             else:
                 begun.append(first)
-        # Most saves are done by one call whose reply is as expected: they need nothing of what the others do.
+        # One call with the expected reply completes most saves; they skip the work that other saves need.
         for start in range(0, len(begun), SESSIONS_PER_STEP):
             sent = begun[start : start + SESSIONS_PER_STEP]
             replies: Sequence[Reply]
@@ -82,7 +82,7 @@ class SaveOperations(PacketIdOperations):
         return [reports[index] for index in range(len(saves))]
 
     def check_payload(self, client_id: str, message: NewMessage) -> None:
-        """Refuse what is no message, or larger than the rules allow.
+        """Refuse a value that is not a message, or is larger than the rules allow.
 
         :raises UsageError: naming size and limit.
         """
@@ -101,7 +101,7 @@ class SaveOperations(PacketIdOperations):
             )
 
     def _begin(self, save: SessionSave, place: int, soon_ms: int) -> _Begun | None:
-        """Return the only call that a save needs when all goes well; none when it needs more."""
+        """Return the one call that completes most saves; none when the save needs more calls."""
         keys = self._recent.get(save.client_id)
         last = keys.last
         messages = save.messages
@@ -116,7 +116,7 @@ class SaveOperations(PacketIdOperations):
         return place, keys, ids, self._save_call(keys, save, messages, ends_ms, soon_ms, last=last, ids=ids)
 
     def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
-        """Return the report of a save that its first call has done completely; none when there is more to do."""
+        """Return the report of a save that its first call has completed; none when more calls are needed."""
         if type(reply) is not bytes:
             return None
         serial, references, expired, replaced = _read_saved(reply)
@@ -139,7 +139,7 @@ class SaveOperations(PacketIdOperations):
     ) -> Steps[None]:
         """Do all saves for one session, one after the other.
 
-        :param begun: packet ids and replies of the first call, when it has been made.
+        :param begun: packet ids and replies of the first call; none when it was not sent.
         """
         failure: QueuekeeperError | None = None
         for index in indexes:
@@ -153,7 +153,7 @@ class SaveOperations(PacketIdOperations):
                 except QueuekeeperError as error:
                     keys.last = None
                     failure = error
-            # What comes after a failed save would be stored before it when the caller repeats it.
+            # A later save, if stored now, would come before the failed save that the caller repeats.
             reports[index] = SaveReport(client_id=save.client_id, error=failure)
 
     def _save(self, keys: Keys, save: SessionSave, begun: Answered | None) -> Steps[SaveReport]:
@@ -166,7 +166,7 @@ class SaveOperations(PacketIdOperations):
         forgotten = False
         replicated: bool | None = None
         references = 0
-        # Before the first part the caller has refused some, which are counted with it.
+        # Messages that were refused before are counted with the first part.
         before = list(refused.values())
         soon_ms = self._clock() + SOON_MS
         for part in parts:
@@ -208,7 +208,7 @@ class SaveOperations(PacketIdOperations):
                     raise other_batch(save, stored=stored, given=len(save.messages))
             dead = {int(position) for position in expired.split(b",")} if expired else ()
             if ids and (replayed or len(dead) == len(ids)):
-                # Nothing has been given out that what comes behind could follow.
+                # No packet ids were given out that the next call could follow.
                 keys.last = None
             for at, position in enumerate(part.positions):
                 if at in dead:
@@ -218,14 +218,14 @@ class SaveOperations(PacketIdOperations):
                 serials[position] = serial
                 serial += 1
         if references > self._rules.limit and any(packet_id is not None for packet_id in packet_ids):
-            # The messages are stored, and an error would have them stored twice. The next save trims.
+            # The messages are stored, and an error would make the caller store them twice. The next save trims.
             with suppress(QueuekeeperError):
                 trimmed = added(trimmed, (yield from self._trim(keys, self._rules.limit)))
         return SaveReport(
             client_id=save.client_id,
             packet_ids=tuple(packet_ids),
             serials=tuple(serials),
-            # Of a batch that is no longer known, nobody can tell which messages the server found expired.
+            # The expired messages of a forgotten batch are not known.
             refused={} if forgotten else refused,
             trimmed=trimmed.live,
             trimmed_in_flight=trimmed.in_flight,
@@ -272,9 +272,9 @@ class SaveOperations(PacketIdOperations):
 
 
 def _together(branches: Iterator[Steps[None]]) -> Operation[None]:
-    """Run operations side by side: what they ask for at the same time is one step.
+    """Run operations concurrently: calls that they make at the same time share a step.
 
-    A step that fails as a whole has failed for each of them.
+    A step that fails as a whole fails for each of them.
     """
     waiting: list[tuple[Steps[None], Step]] = []
     going = True
@@ -317,6 +317,6 @@ def _part(replies: Sequence[Reply], start: int, end: int) -> Sequence[Reply]:
 
 
 def _read_saved(reply: bytes) -> tuple[int, int, bytes, int]:
-    """Return first serial, references, expired positions, and expired messages whose packet ids were given out."""
+    """Return first serial, references, positions of expired messages, and how many of those were given packet ids."""
     parts = reply.split(b":")
     return int(parts[1]), int(parts[2]), parts[3], int(parts[4]) if len(parts) > 4 else 0

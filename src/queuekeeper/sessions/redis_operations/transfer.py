@@ -1,4 +1,4 @@
-"""A session as lines of JSON: export and import."""
+"""Export and import of a session as JSON Lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperatio
 
 
 class TransferOperations(DeliverOperations):
-    """Export, import."""
+    """Exports and imports sessions."""
 
     @keeps(SessionOperations.export_session)
     def export_session(
@@ -61,7 +61,7 @@ class TransferOperations(DeliverOperations):
 
     @keeps(SessionOperations.import_session)
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
-        """A repeated call continues one that was interrupted."""
+        """Repeating an interrupted import continues it."""
         given = [line for line in lines if line.strip()]
         session = jsonl.read_lines(given, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
         plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()

@@ -1,4 +1,4 @@
-"""Upkeep of sessions in Redis: whole sessions go."""
+"""Upkeep of sessions in Redis: purges whole sessions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UpkeepOperations(CommonOperations):
     def purge_session(
         self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
     ) -> Operation[PurgeReport]:
-        """:param progress: of a purge that was interrupted, to go on with; it is brought up to date."""
+        """:param progress: progress of an interrupted purge, from which to continue; it is updated."""
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         if dry_run:

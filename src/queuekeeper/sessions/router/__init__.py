@@ -1,7 +1,7 @@
-"""Sessions that move between PostgreSQL and Redis while they are used: each call goes to the store that owns them.
+"""Sends each call to the store that owns the session, while sessions move between PostgreSQL and Redis.
 
-Who owns a session is what PostgreSQL says (``sessions.owners``). It is kept in mind, and may be out of date: the stores
-refuse a writer that is wrong, and the router asks again.
+PostgreSQL records the owners (``sessions.owners``). The router caches them; when an entry is out of date, the store
+refuses the call, and the router looks the owner up again.
 """
 
 from __future__ import annotations

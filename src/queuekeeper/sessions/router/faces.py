@@ -26,7 +26,7 @@ from queuekeeper.text_form import shows
 
 
 def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
-    """Return an operation that is under way in another one."""
+    """Return the operation, for callers inside another operation."""
     return operation
 
 
@@ -39,7 +39,7 @@ _Ops = RouterOperations
     prefix="operations._redis._prefix",
 )
 class _Methods:
-    """What both forms do."""
+    """Methods of the blocking and the asyncio class."""
 
     _run = Both(_itself)
     save_messages = Both(_Ops.save_messages)
@@ -54,21 +54,21 @@ class _Methods:
 class SessionRouter(_Methods, Blocking, Closing):
     """Sessions that move between PostgreSQL and Redis, for blocking callers; threads may share it.
 
-    To be closed, or used with ``with``. It opens its connections to PostgreSQL when it needs them.
+    Close it, or use it with ``with``. It opens connections to PostgreSQL when it needs them.
 
-    :param client: of the Redis to which sessions move; who opened it closes it.
-    :param postgres_url: of the database of TBMQ 1.x, with schema ``queuekeeper``.
+    :param client: client of the Redis to which sessions move; the router does not close it.
+    :param postgres_url: URL of the database of TBMQ 1.x, with schema ``queuekeeper``.
     :param prefix: put before every key in Redis.
-    :param rules: bounds to keep.
-    :param connections: most connections to PostgreSQL, each for one operation at a time.
-    :param patience_s: how long a call waits for a session that is being moved.
-    :param owners: sessions whose owner is kept in mind.
-    :param owner_age_s: how long it is.
-    :param recent_sessions: sessions in Redis whose last packet id is kept in mind.
-    :param replicas: replicas of Redis that must have a save for its report to say ``replicated``; 0 asks for none.
-    :param replica_timeout_ms: how long to wait for them.
-    :param retry_for_s: how long a call waits for a slot of Redis that moves, a failover, or a server that is loading.
-    :raises UsageError: for a number that is out of range.
+    :param rules: limits to apply.
+    :param connections: most connections to PostgreSQL; each serves one operation at a time.
+    :param patience_s: seconds that a call waits for a session that is moving.
+    :param owners: sessions whose owner is cached.
+    :param owner_age_s: seconds for which an owner is cached.
+    :param recent_sessions: sessions in Redis whose last packet id is cached.
+    :param replicas: replicas of Redis that must have a save before its report says ``replicated``; 0 waits for none.
+    :param replica_timeout_ms: milliseconds to wait for the replicas.
+    :param retry_for_s: seconds that a call waits for a moving slot of Redis, a failover, or a server that is loading.
+    :raises UsageError: for a number out of range.
     """
 
     @checked
@@ -106,7 +106,7 @@ class SessionRouter(_Methods, Blocking, Closing):
         self._connections.close()
 
     def answer(self, step: Step) -> Any:
-        """Have the store that a step is for answer it."""
+        """Have the step's store answer it."""
         if type(step) is AtRedis:
             return self._caller.execute(step.calls)
         if type(step) is AtPostgres:
@@ -137,9 +137,9 @@ class SessionRouter(_Methods, Blocking, Closing):
 
 
 class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
-    """:class:`SessionRouter` for asyncio; tasks may share it, and one that is cancelled leaves nothing open.
+    """:class:`SessionRouter` for asyncio; tasks may share it, and a cancelled task leaves nothing open.
 
-    :param caller: sends the calls to Redis; who opened it closes it. It also says how many replicas are waited for.
+    :param caller: sends the calls to Redis, and waits for its number of replicas; the router does not close it.
     """
 
     @checked_but("caller")
@@ -173,7 +173,7 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
         await self._connections.close()
 
     async def answer(self, step: Step) -> Any:
-        """Have the store that a step is for answer it."""
+        """Have the step's store answer it."""
         if type(step) is AtRedis:
             return await self._caller.execute(step.calls)
         if type(step) is AtPostgres:
@@ -181,13 +181,13 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
         if type(step) is Pause:
             return await asyncio.sleep(step.seconds)
         assert type(step) is Together
-        # A cancelled task cancels them, and continues when they have ended.
+        # Cancelling this task cancels them too; it continues when they have ended.
         outcomes = await asyncio.gather(*map(self._run, step.operations), return_exceptions=True)
         return _checked(outcomes)
 
 
 def _checked(outcomes: list[Any]) -> list[Any]:
-    """Return what came of operations; an exception that is no answer is raised."""
+    """Return the outcomes of operations; raise an exception that is not an answer."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException) and not isinstance(outcome, QueuekeeperError):
             raise outcome

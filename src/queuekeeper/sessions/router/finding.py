@@ -1,4 +1,4 @@
-"""Finding out who owns sessions: what PostgreSQL has said is kept in mind, and asked again when a store refuses."""
+"""Looking up the owners of sessions: a cache of PostgreSQL's records, renewed when a store refuses a call."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionO
 from queuekeeper.sessions.router.steps import POSTGRES, REDIS, STORES, AtRedis, by_postgres
 
 PATIENCE_S = 3.0
-"""How long a call waits for a session that is being moved; TBMQ 1.x gives a batch up after about as long."""
+"""Seconds that a call waits for a session that is moving; TBMQ 1.x gives a batch up after about the same time."""
 
 BACKOFF = Backoff(first_s=0.005, longest_s=0.1)
 OWNERS = 100_000
 OWNER_AGE_S = 60.0
 UNANSWERED_S = 5.0
-"""How long PostgreSQL is not asked for owners that are known from before, when it could not be reached."""
+"""Seconds for which cached owners are used without asking PostgreSQL, after it could not be reached."""
 
 SESSIONS_PER_PART = 1_000
-"""Sessions whose saves go out together."""
+"""Most sessions whose saves are sent together."""
 
 MOVED = (NotOwner, StaleEpoch, SessionFenced)
-"""What a store says that does not own the session, or not any more, or not just now; it has changed nothing then."""
+"""Errors of a store that does not own the session, or no longer, or not at this moment; it has changed nothing then."""
 
 _NO_EPOCH = 0
-"""An epoch that no session has: a call with it is refused."""
+"""An epoch that no session has; a call with it is refused."""
 
 
 class Known(NamedTuple):
-    """What PostgreSQL has said about a session, and until when that is believed."""
+    """The owner of a session as PostgreSQL gave it, and when the cache entry ends."""
 
     ownership: Ownership
     until_s: float
 
 
 class KnownOwners:
-    """What is known of the sessions that were used last; threads may share it.
+    """Cache of the owners of the sessions used last; threads may share it.
 
-    When the younger half is full it becomes the older one, whose sessions are forgotten.
+    It has two halves. When the newer half is full it becomes the older one, and the older one is dropped.
     """
 
     def __init__(self, most: int) -> None:
@@ -63,7 +63,7 @@ class KnownOwners:
         self._older: dict[str, Known] = {}
 
     def get(self, client_id: str) -> Known | None:
-        """Return what PostgreSQL has said, and keep it with the younger half."""
+        """Return an entry, and move it to the newer half."""
         known = self._younger.get(client_id)
         if known is None:
             known = self._older.get(client_id)
@@ -72,13 +72,13 @@ class KnownOwners:
         return known
 
     def put(self, client_id: str, known: Known) -> None:
-        """Note what PostgreSQL has said."""
+        """Add an entry."""
         if len(self._younger) >= self._half:
             self._older, self._younger = self._younger, {}
         self._younger[client_id] = known
 
     def epoch_of(self, client_id: str) -> int | None:
-        """Return the epoch to send; a call for a session that has been forgotten meanwhile has to be refused."""
+        """Return the epoch to send; for a session that was dropped meanwhile, one with which the call is refused."""
         known = self._younger.get(client_id) or self._older.get(client_id)
         return _NO_EPOCH if known is None else known.ownership.epoch
 
@@ -86,7 +86,7 @@ class KnownOwners:
 class Refused(NamedTuple):
     """A call that a store has refused.
 
-    :ivar used: whom it was sent to.
+    :ivar used: owner to which it was sent.
     """
 
     used: Ownership
@@ -94,7 +94,7 @@ class Refused(NamedTuple):
 
 
 class Patience:
-    """How long a call tries again, and how long it waits before each try; the first repeat does not wait."""
+    """How long a call is repeated, and the pause before the next try; the first try follows at once."""
 
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
@@ -103,16 +103,16 @@ class Patience:
         self._in_vain = -1
 
     def note(self, *, in_vain: bool) -> None:
-        """Set the next pause; where the owner has changed, a try is worth more than a pause.
+        """Set the next pause; there is none when the owner has changed.
 
-        :param in_vain: nothing has changed since the try before.
+        :param in_vain: whether nothing has changed since the last try.
         """
         self._in_vain = self._in_vain + 1 if in_vain else 0
         self.pause_s = BACKOFF.after(self._in_vain)
 
 
 class FindingOperations:
-    """Look up owners, look them up again, and tell Redis what it has not been told; see ``RouterOperations``."""
+    """Looks up owners, renews them, and records owners in Redis that it lacks; see ``RouterOperations``."""
 
     def __init__(
         self,
@@ -147,9 +147,9 @@ class FindingOperations:
     ) -> Operation[dict[str, Ownership]]:
         """Ask PostgreSQL for the owners of sessions.
 
-        :param failed: gets those of which that is not to be known, and why.
-        :param may_be_old: while PostgreSQL cannot be asked, take what it said before, however long ago: the stores
-            judge every call, so that it does no harm.
+        :param failed: receives the errors of sessions whose owner is not known.
+        :param may_be_old: while PostgreSQL cannot be reached, use cached owners of any age. That does no harm, since
+            the stores check every call.
         """
         owners: dict[str, Ownership] = {}
         if may_be_old and self._clock() < self._unanswered_until_s:
@@ -160,7 +160,7 @@ class FindingOperations:
             found = yield from by_postgres(self._owners.look_up(client_ids))
         except QueuekeeperError as error:
             if may_be_old and isinstance(error, ServerUnavailable):
-                # To find out again may take as long as a connection attempt does.
+                # Another question may take as long as a connection attempt.
                 self._unanswered_until_s = self._clock() + UNANSWERED_S
                 owners = self._remembered(client_ids)
             for client_id in client_ids:
@@ -169,7 +169,7 @@ class FindingOperations:
             return owners
         until_s = self._clock() + self._owner_age_s
         for client_id in client_ids:
-            # No armed cohort has it.
+            # No armed cohort has the session.
             ownership = found.get(client_id) or Ownership(client_id=client_id, owner=POSTGRES, epoch=None)
             if ownership.owner in STORES:
                 owners[client_id] = ownership
@@ -182,7 +182,7 @@ class FindingOperations:
         return owners
 
     def _remembered(self, client_ids: Sequence[str]) -> dict[str, Ownership]:
-        """Return what PostgreSQL said before, however long ago."""
+        """Return cached owners of any age."""
         return {
             client_id: known.ownership for client_id in client_ids if (known := self._known.get(client_id)) is not None
         }
@@ -190,11 +190,11 @@ class FindingOperations:
     def _ask_again(
         self, refused: dict[str, Refused], patience: Patience, failed: dict[str, QueuekeeperError]
     ) -> Operation[dict[str, Ownership]]:
-        """Look up who owns sessions after stores have refused calls, and help where Redis has not been told.
+        """Look up owners after stores have refused calls, and record owners in Redis that it lacks.
 
-        :param failed: gets those for which nothing more is to be tried.
+        :param failed: receives the errors of sessions for which no further try is made.
         """
-        # What PostgreSQL says is used at once: it may be another store's again after a pause.
+        # The answer is used at once, since the session may have another owner after a pause.
         if patience.pause_s:
             yield Pause(patience.pause_s)
         fresh = yield from self._look_up(list(refused), failed, may_be_old=False)
@@ -207,7 +207,7 @@ class FindingOperations:
             is_news = (now.owner, now.epoch) != (used.owner, used.epoch) or client_id in helped
             waits = now.fenced_until_ms is not None or not is_news
             in_vain |= waits
-            # What was learned so late, as PostgreSQL was slow to answer, is tried once.
+            # When PostgreSQL was slow to answer, its answer is still tried once.
             if ended and (waits or patience.is_over):
                 failed[client_id] = self._given_up(client_id, now, refused[client_id].error)
         patience.is_over = ended
@@ -217,11 +217,11 @@ class FindingOperations:
     def _help(
         self, refused: dict[str, Refused], fresh: dict[str, Ownership], failed: dict[str, QueuekeeperError]
     ) -> Operation[set[str]]:
-        """Tell Redis what PostgreSQL says of sessions, as their driver would; return those for which it was news."""
+        """Record the owners of sessions in Redis, as their driver would; return those that were new to Redis."""
         told = [
             ownership
             for client_id, ownership in fresh.items()
-            # What is fenced is in good hands. A session in PostgreSQL that Redis has refused may still be fenced there.
+            # A driver works on a fenced session. A session of PostgreSQL that Redis refused may still be fenced there.
             if ownership.fenced_until_ms is None
             and ownership.epoch is not None
             and REDIS in (ownership.owner, refused[client_id].used.owner)

@@ -23,16 +23,16 @@ A = TypeVar("A")
 
 
 class _Held(NamedTuple, Generic[C, A]):
-    """A connection, and what answers steps on it."""
+    """A connection, and the object that answers steps on it."""
 
     connection: C
     answers: A
 
 
 class _Pool(Generic[C, A]):
-    """Connections to PostgreSQL that are idle, and those that operations have.
+    """Idle connections to PostgreSQL, and connections in use.
 
-    An operation that is in a transaction has one for itself; whatever else is asked takes one for a single step.
+    An operation in a transaction keeps its connection; other steps take a connection for one step.
 
     :raises UsageError: for a number of connections that is out of range.
     """
@@ -49,14 +49,14 @@ class _Pool(Generic[C, A]):
             raise RefusedError("the router is closed: open another one")
 
     def _next_idle(self) -> _Held[C, A] | None:
-        # Another thread may take the last one first.
+        # Another thread may take the last connection first.
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _keeps(self, held: _Held[C, A]) -> bool:
-        """Put a connection to the idle ones, unless it has to be closed."""
+        """Put a connection back, and return whether it was kept; otherwise close it."""
         if self._closed or not _is_idle(held.connection):
             return False
         self._idle.append(held)
@@ -64,19 +64,19 @@ class _Pool(Generic[C, A]):
 
 
 class Connections(_Pool[postgres.Connection, PostgresAnswers]):
-    """A bounded set of connections to PostgreSQL, opened when they are needed, for threads."""
+    """A bounded pool of connections to PostgreSQL for threads; connections are opened when they are needed."""
 
     def __init__(self, url: str, most: int) -> None:
         super().__init__(url, most)
         self._room = threading.Semaphore(most)
 
     def answer(self, at: AtPostgres) -> list[Rows]:
-        """Carry out a step where the transaction of its operation is."""
+        """Execute a step on the connection of its operation's transaction."""
         step = at.step
         held = self._held.pop(at.operation, None)
         if held is None:
             if step.undo:
-                # The error that it is about has ended the transaction.
+                # The error behind this step has ended the transaction.
                 return []
             held = self._take()
         ends = True
@@ -91,7 +91,7 @@ class Connections(_Pool[postgres.Connection, PostgresAnswers]):
                 self._held[at.operation] = held
 
     def close(self) -> None:
-        """Close what nobody uses; the rest is closed when it is given back."""
+        """Close idle connections; connections in use are closed when they are given back."""
         self._closed = True
         while (held := self._next_idle()) is not None:
             held.connection.close()
@@ -119,19 +119,19 @@ class Connections(_Pool[postgres.Connection, PostgresAnswers]):
 
 
 class AsyncConnections(_Pool[postgres.AsyncConnection, AsyncPostgresAnswers]):
-    """The same for the tasks of an event loop; a task that is cancelled leaves its connection usable or closed."""
+    """The same pool for the tasks of an event loop; a cancelled task leaves its connection usable or closed."""
 
     def __init__(self, url: str, most: int) -> None:
         super().__init__(url, most)
         self._room = asyncio.Semaphore(most)
 
     async def answer(self, at: AtPostgres) -> list[Rows]:
-        """Carry out a step where the transaction of its operation is."""
+        """Execute a step on the connection of its operation's transaction."""
         step = at.step
         held = self._held.pop(at.operation, None)
         if held is None:
             if step.undo:
-                # The error that it is about has ended the transaction.
+                # The error behind this step has ended the transaction.
                 return []
             held = await self._take()
         ends = True
@@ -146,7 +146,7 @@ class AsyncConnections(_Pool[postgres.AsyncConnection, AsyncPostgresAnswers]):
                 self._held[at.operation] = held
 
     async def close(self) -> None:
-        """Close what nobody uses; the rest is closed when it is given back."""
+        """Close idle connections; connections in use are closed when they are given back."""
         self._closed = True
         while (held := self._next_idle()) is not None:
             await held.connection.close()
@@ -179,7 +179,7 @@ def _is_idle(connection: psycopg.BaseConnection[Any]) -> bool:
 
 
 def _is_usable(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Return whether a connection that was idle still is: a server that ends it says so, unasked."""
+    """Return whether an idle connection is still usable; a server that ends it sends a message."""
     if not _is_idle(connection):
         return False
     poll = select.poll()

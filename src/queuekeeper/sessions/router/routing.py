@@ -1,4 +1,4 @@
-"""The operations of sessions that move: each call goes to the store that owns them."""
+"""The operations of sessions that move: each call goes to the store that owns the session."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from queuekeeper.sessions.router.steps import (
 from queuekeeper.sessions.store import FetchOperations, PageWish, SessionOperations
 
 _Call: TypeAlias = Callable[[SessionOperations], Operation[T]]
-"""Makes the operation of the store that it is given."""
+"""Makes an operation of a given store."""
 
 
 @errors_name(client_id="session of client")
 class RouterOperations(FindingOperations, FetchOperations):
-    """What a store does (:class:`SessionOperations`), for sessions of which some are in PostgreSQL and some in Redis.
+    """The operations of a store (:class:`SessionOperations`), for sessions in PostgreSQL and in Redis.
 
-    A call that a store refuses, since the session has another owner, is on its way, or has moved in the midst of the
-    call, is repeated at the owner until it is done or ``patience_s`` is over; what was done before counts. A driver
-    that ends between giving a session to Redis and telling Redis costs nothing: the router tells it.
+    A store refuses a call when the session has another owner, is moving, or has moved during the call. The router then
+    repeats the rest of the call at the owner, until it is done or ``patience_s`` is over. When a driver has made Redis
+    the owner in PostgreSQL and ended before Redis was told, the router tells Redis.
 
     :param prefix: put before every key in Redis.
-    :param rules: bounds to keep, the same in both stores.
-    :param recent_sessions: sessions in Redis whose last packet id is kept in mind.
-    :param patience_s: how long a call waits for a session that is being moved.
-    :param owners: sessions whose owner is kept in mind.
-    :param owner_age_s: how long an owner is kept in mind. A wrong one costs a refused call and does no harm.
-    :param clock: seconds that only grow.
-    :raises UsageError: for a prefix with a brace, or a number that is out of range.
+    :param rules: limits to apply, the same in both stores.
+    :param recent_sessions: sessions in Redis whose last packet id is cached.
+    :param patience_s: seconds that a call waits for a session that is moving.
+    :param owners: sessions whose owner is cached.
+    :param owner_age_s: seconds for which an owner is cached. A wrong owner costs a refused call and does no harm.
+    :param clock: monotonic clock, in seconds.
+    :raises UsageError: for a prefix with a brace, or a number out of range.
     """
 
     @keeps(SessionOperations.save_messages)
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """What comes after a save that failed is not stored either, so that no save of a session overtakes another one.
+        """After a failed save, later saves of the same session are not stored either, so that their order is kept.
 
-        :raises UsageError: also for what only one of the stores can keep, and for a save of more than 256 messages or
-            512 KiB, which would not be one step: cut it. Nothing was written then.
+        :raises UsageError: also for values that one of the stores cannot hold, and for a save of more than 256 messages
+            or 512 KiB, which would take several steps: split it. Nothing is written then.
         """
         for save in saves:
-            # Those of a writer are within these bounds, and it has asked for each message; not so for its source.
+            # A writer keeps these limits and has checked each message, but not its source.
             if not save.is_checked or save.source is not None:
                 self._check_save(save)
         reports: dict[int, SaveReport] = {}
@@ -78,9 +78,9 @@ class RouterOperations(FindingOperations, FetchOperations):
         return [reports[index] for index in range(len(saves))]
 
     def check_payload(self, client_id: str, message: NewMessage) -> None:
-        """Refuse what is no message, larger than the rules allow, or has no place in one of the stores.
+        """Refuse a value that is not a message, is larger than the rules allow, or that one of the stores cannot hold.
 
-        :raises UsageError: naming it.
+        :raises UsageError: naming the value.
         """
         form = SessionSave.checked if type(message) is NewMessage else SessionSave
         self._check_save(form(client_id=client_id, messages=(message,), source=None, offset=None))
@@ -94,7 +94,7 @@ class RouterOperations(FindingOperations, FetchOperations):
             if message.subscription_ids or message.content_type is not None or message.response_topic is not None:
                 is_plain = False
         if not is_plain or len(save.client_id) > MAX_VENDOR_TEXT:
-            # Either store may have it tomorrow.
+            # The session may later be in either store.
             self._postgres.check_save(save)
         if len(messages) > MESSAGES_PER_SAVE or (size_bytes > BYTES_PER_SAVE and len(messages) > 1):
             raise UsageError(
@@ -112,7 +112,7 @@ class RouterOperations(FindingOperations, FetchOperations):
     ) -> Operation[None]:
         """Do some of the saves, until each has its report.
 
-        :param failed: why no more is saved for a session in this call.
+        :param failed: errors of sessions for which this call saves no more.
         """
         patience: Patience | None = None
         found: dict[str, Ownership] = {}
@@ -156,7 +156,7 @@ class RouterOperations(FindingOperations, FetchOperations):
         failed: dict[str, QueuekeeperError],
         refused: dict[str, Refused],
     ) -> Operation[list[int]]:
-        """Send saves to their owners, at the same time where there are two; return what has to be tried again."""
+        """Send saves to their owners, to both stores at the same time; return the saves to try again."""
         groups: list[tuple[Sequence[int], Operation[list[SaveReport]]]] = []
         if at_postgres:
             groups.append((at_postgres, self._save_at_postgres([saves[index] for index in at_postgres])))
@@ -188,7 +188,7 @@ class RouterOperations(FindingOperations, FetchOperations):
         return again
 
     def _save_at_postgres(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """Save; unlike the store alone, nothing for a session behind a save that failed."""
+        """Save; unlike the store itself, save nothing for a session after a failed save."""
         reports: dict[int, SaveReport] = {}
         failed: dict[str, QueuekeeperError] = {}
         left: Sequence[int] = range(len(saves))
@@ -214,7 +214,7 @@ class RouterOperations(FindingOperations, FetchOperations):
         return [reports[index] for index in range(len(saves))]
 
     def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
-        # Serials are the same in both stores, so cursors hold.
+        # Serials are the same in both stores, so cursors stay valid.
         asked = asdict(replace(wish, mark_delivered=False))
         page = yield from self._at_owner(
             client_id, lambda store: store.fetch_pending(client_id, **asked), ask_first=True
@@ -230,7 +230,7 @@ class RouterOperations(FindingOperations, FetchOperations):
     @keeps(SessionOperations.ack)
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
         removed = unknown = 0
-        # A store does this many at once, or none of them.
+        # A store does this many together, or none of them.
         for begin in range(0, max(1, len(acks)), KEYS_PER_CALL):
             part = acks[begin : begin + KEYS_PER_CALL]
             report = yield from self._ack(client_id, part)
@@ -251,7 +251,7 @@ class RouterOperations(FindingOperations, FetchOperations):
 
     @keeps(SessionOperations.purge_session)
     def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
-        """One that was begun in one store ends in the other."""
+        """A purge that began in one store may end in the other."""
         progress = PurgeProgress()
 
         def call(store: Any) -> Operation[PurgeReport]:
@@ -279,7 +279,7 @@ class RouterOperations(FindingOperations, FetchOperations):
 
     @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """``store`` of the view is the owner."""
+        """The ``store`` of the view is the owner."""
         return (
             yield from self._at_owner(
                 client_id, lambda store: store.inspect(client_id, offset=offset, limit=limit), ask_first=True
@@ -313,16 +313,16 @@ class RouterOperations(FindingOperations, FetchOperations):
         given = list(lines)
 
         def call(store: SessionOperations) -> Operation[ImportReport]:
-            # Redis has to have been told that the session is its own, and whether it has a mirror.
+            # Redis must know first that it owns the session, and whether there is a mirror.
             yield from store.get_last_packet_id(client_id)
             return (yield from store.import_session(client_id, given))
 
         return (yield from self._at_owner(client_id, call, ask_first=True))
 
     def _at_owner(self, client_id: str, call: _Call[T], *, ask_first: bool = False) -> Operation[T]:
-        """Do one call for one session where its owner is.
+        """Send one call for one session to its owner.
 
-        :param ask_first: a store answers the call whether the session is its own or not: its first step asks, too.
+        :param ask_first: check the owner with the first step, for calls that a store answers without being the owner.
         """
         check_client_id(client_id)
         if len(client_id) > MAX_VENDOR_TEXT:

@@ -1,4 +1,4 @@
-"""Steps of a router: which store answers them."""
+"""Steps of a router, and the store that answers each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queuekeeper.sessions.postgres_operations import Step as PostgresStep
 POSTGRES: Owner = "postgres"
 REDIS: Owner = "redis"
 FENCED = "fenced"
-"""Owner in Redis of a session that is on its way back."""
+"""Owner, as recorded in Redis, of a session that is moving back."""
 
 STORES = {POSTGRES: "PostgreSQL", REDIS: "Redis"}
 
@@ -32,7 +32,7 @@ class AtRedis(NamedTuple):
 class AtPostgres(NamedTuple):
     """A step that PostgreSQL answers.
 
-    :ivar operation: what it is a step of; a transaction keeps its connection from step to step.
+    :ivar operation: operation of the step; a transaction keeps its connection from step to step.
     """
 
     step: PostgresStep
@@ -40,7 +40,7 @@ class AtPostgres(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Operations that need nothing of each other; the answer is the result of each, or its exception."""
+    """Independent operations; the answer is the result of each, or its exception."""
 
     operations: Sequence[Operation[Any]]
 
