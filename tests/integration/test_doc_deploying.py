@@ -193,13 +193,27 @@ def test_values_of_the_chart_fit_what_is_read() -> None:
     assert values["images"]["airflow"]["tag"] == __version__
 
 
-def test_settings_of_metrics_are_those_that_a_run_was_watched_by() -> None:
-    """The run itself is in ``test_planted_runs.py``."""
+RUNS = {
+    "integration/test_planted_runs.py": ("AIRFLOW__METRICS__", "OTEL_"),
+    "integration/test_celery_executor.py": (
+        "AIRFLOW__CORE__",
+        "AIRFLOW__CELERY",
+        "AIRFLOW__LOGGING__",
+        "QUEUEKEEPER_",
+    ),
+    "spark/cluster.py": ("SPARK_CONF_DIR", "PYSPARK_PYTHON"),
+}
+"""Begins of the variables that the page sets, by what runs with them."""
+
+
+def test_variables_that_the_page_sets_are_those_that_tests_run_with() -> None:
     said = dict(re.findall(r"^export (\w+)=(\S+)$", PAGE, re.MULTILINE))
-    tried = (Path(__file__).parent / "test_planted_runs.py").read_text("utf-8")
     assert said["AIRFLOW__METRICS__OTEL_ON"] == "True"
+    assert said["AIRFLOW__CORE__EXECUTOR"] == "CeleryExecutor"
     for name in said:
-        assert f'"{name}"' in tried, name
+        (place,) = (place for place, begins in RUNS.items() if name.startswith(begins))
+        assert f'"{name}"' in (ROOT / "tests" / place).read_text("utf-8"), name
+    tried = (ROOT / "tests" / "integration" / "test_planted_runs.py").read_text("utf-8")
     assert f'"{said["OTEL_EXPORTER_OTLP_PROTOCOL"]}"' in tried
 
 
