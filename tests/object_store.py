@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 from urllib.request import Request, urlopen
+
+if TYPE_CHECKING:
+    import pytest
 
 _ROOT = {"aws_access_key_id": "root", "aws_secret_access_key": "root", "region_name": "us-east-1"}
 _FAULTS = "/faults"
@@ -59,12 +62,20 @@ class Account:
 
 
 def forget() -> None:
-    """Let the driver be looked for and credentials be read anew: both are kept as long as a process lives."""
-    from fsspec.registry import _registry
+    """Let credentials be read anew, which are kept as long as a process lives."""
     from s3fs import S3FileSystem
 
     S3FileSystem.clear_instance_cache()
-    _registry.pop("s3", None)
+
+
+def hide(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a package be missing until a test is over, also where this process has opened a store by it."""
+    from fsspec.registry import _registry
+
+    monkeypatch.setitem(sys.modules, package, None)
+    for protocol, kind in list(_registry.items()):
+        if kind.__module__.partition(".")[0] == package:
+            monkeypatch.delitem(_registry, protocol)
 
 
 class ObjectStore:

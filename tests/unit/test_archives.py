@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from queuekeeper.maintenance.partitions.manifest import (
 )
 from queuekeeper.maintenance.partitions.model import PartitionWish
 from queuekeeper.places import names, remove_folder
+from tests.object_store import hide
 
 pytestmark = pytest.mark.unit
 
@@ -165,7 +165,7 @@ def test_a_store_that_refuses_is_told_in_words(
     ],
 )
 def test_what_to_install_for_a_store_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+    hide(package, monkeypatch)
     with pytest.raises(
         UsageError, match=rf"^archives are in an object store .* universal-pathlib and {package} .*install both"
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from queuekeeper.config import Settings
 from queuekeeper.doctor.machine import examine_machine
 from queuekeeper.errors import UsageError
 from queuekeeper.report.files import ReportKind, write_files
+from tests.object_store import hide
 
 pytestmark = pytest.mark.unit
 
@@ -61,7 +61,7 @@ def test_what_is_in_an_object_store_takes_no_room_on_this_machine(
 def test_an_object_store_that_nothing_opens_is_refused_with_what_to_install(
     variable: str, kept: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
+    hide(missing, monkeypatch)
     monkeypatch.setenv(variable, "s3://bucket/folder")
     words = (
         rf"^{kept} are in an object store \(s3://\).* universal-pathlib .*{missing}.*install both, or let {variable} "

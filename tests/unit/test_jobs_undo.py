@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import stat
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from queuekeeper.jobs.undo import (
     undo_paths,
     undo_paths_of,
 )
+from tests.object_store import hide
 
 pytestmark = pytest.mark.unit
 
@@ -234,7 +234,7 @@ def test_store_that_refuses_is_told_in_words(does: str, bucket: Path, monkeypatc
 
 
 def test_store_without_its_driver_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    hide("s3fs", monkeypatch)
     path = cast(Path, UPath("s3://bucket/undo/undo.jsonl"))
     with pytest.raises(RefusedError, match=r"cannot be opened: Install s3fs .*; install its driver, in Airflow its"):
         UndoFile(path, HEADER)
