@@ -7,10 +7,11 @@ KEYS
 ARGV
     [1]  cursor          0 to begin; else the cursor of the last reply
     [2]  limit           approximate number of ids, 1 to 1,000
-    [3]  with_values     1: each id is followed by its value in a hash, for references and details; else 0
+    [3]  with_values     1: with the value of each id; else 0. Only hashes have some: references, details
 Returns
-    {cursor, *ids}    0 at the end; ids only, with with_values each followed by its value. In a hash that changes
-                         meanwhile some may come twice; in a list or set some may be missed
+    {cursor, *ids}       0 at the end. In a hash that changes meanwhile some may come twice; in a list or set some may be
+                         missed
+    {"values", cursor, *entries(id, value)}  the same, with with_values
 Errors
     INVALID  an argument breaks the rules above
 Cost
@@ -28,13 +29,14 @@ end
 if not limit or limit < 1 or limit > PER_CALL then
     return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
 end
+local with_values = ARGV[3] == '1'
 local kind = redis.call('TYPE', KEYS[1])['ok']
-if kind == 'hash' then
+if kind == 'hash' or with_values then
     local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', limit)
-    local reply = { page[1] }
+    local reply = with_values and { 'values', page[1] } or { page[1] }
     for index = 1, #page[2], 2 do
         -- The hash holds notes on ids, reasons of dead letters, and counters, whose names are words.
-        if ARGV[3] == '0' then
+        if not with_values then
             reply[#reply + 1] = string.match(page[2][index], '^e?(%d+)$')
         elseif string.find(page[2][index], '^%d+$') then
             reply[#reply + 1], reply[#reply + 2] = page[2][index], page[2][index + 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
-from queuekeeper.events import operations
+from queuekeeper.events import App, EventBroker, EventConsumer, operations
 from queuekeeper.events.handlers import Handler, Middleware, RetryRules, handler
 from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, StatementTimeout
 from queuekeeper.service.steps import Wait
@@ -903,3 +904,42 @@ async def test_consumer_whose_connection_is_ended_goes_on(world: World) -> None:
             heard |= {event.payload for event in delivery.events}
     assert set(recorder.numbers) == {0, 1, 2, 3}
     assert world.readers() == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_handlers_of_an_app_work_at_once_in_as_many_threads_as_it_has(broker_url: str, threads: int) -> None:
+    app = App(group_id="billing", threads=threads)
+    meeting = threading.Barrier(threads)
+    gate = threading.Lock()
+    at_work = 0
+    most: list[int] = []
+
+    def work(_: Delivery) -> None:
+        nonlocal at_work
+        with gate:
+            at_work += 1
+            most.append(at_work)
+        meeting.wait(PATIENCE_S)
+        with gate:
+            at_work -= 1
+
+    for name in ("paid", "refunded"):
+        app.handler(name=name)(work)
+    [consumer] = asyncio.run(app.services(broker_url))
+    assert isinstance(consumer, EventConsumer)
+    with consumer, postgres.connect(broker_url, autocommit=True) as connection:
+        broker = EventBroker(connection)
+        broker.publish(events(range(1)))
+        broker.poll()
+        ends_s = time.monotonic() + PATIENCE_S
+        while len(most) < 2 or at_work:
+            assert time.monotonic() < ends_s
+            time.sleep(0.01)
+
+    assert max(most) == threads
+
+
+@pytest.mark.parametrize("threads", [0, 1_001])
+def test_number_of_threads_out_of_range_is_refused_before_anything_runs(threads: int) -> None:
+    with pytest.raises(UsageError, match=rf"^threads is {threads}: it must be 1 to 1000$"):
+        App(group_id="billing", threads=threads)

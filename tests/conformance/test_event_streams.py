@@ -251,7 +251,7 @@ def test_event_that_is_dispatched_while_a_stream_opens_is_not_lost_with_the_link
         postgres.connect(broker_url, autocommit=True) as connection,
         EventConsumer(broker_url, group_id="g") as consumer,
     ):
-        broker, ask = EventBroker(connection), consumer.ask
+        broker, ask = EventBroker(connection), consumer._ask
         dispatched: list[int] = []
 
         def asked_late(operation: Any) -> Any:
@@ -260,7 +260,7 @@ def test_event_that_is_dispatched_while_a_stream_opens_is_not_lost_with_the_link
                 dispatched.append(broker.poll())
             return ask(operation)
 
-        monkeypatch.setattr(consumer, "ask", asked_late)
+        monkeypatch.setattr(consumer, "_ask", asked_late)
         stream = open_stream(consumer, Interest.topics("news"))
         opening = next(iter(stream))
         stream.close()

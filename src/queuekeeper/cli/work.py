@@ -88,7 +88,8 @@ def events_work(
 ) -> None:
     """Run a handler, or an app's handlers, on a group's events.
 
-    It works until SIGTERM or Ctrl-C. Of several processes one reads, and another goes on where it stopped.
+    It works until SIGTERM or Ctrl-C. Of several processes one reads, and another goes on where it stopped. A handler
+    works on one delivery at a time; the handlers of an app work at once, in threads (`events.App(threads=8)`).
 
     Example: `queuekeeper events work billing:bill billing --topic order.paid --retry 1 --retry 10`
 
@@ -119,7 +120,8 @@ def compacted_work(
 ) -> None:
     """Run a handler on the messages of a queue, in order.
 
-    It works until SIGTERM or Ctrl-C. Handlers of an app work on the messages of several queues.
+    It works until SIGTERM or Ctrl-C. Handlers of an app work on the messages of several queues at once, each in a
+    thread of its own, or in the event loop if they are coroutine functions.
 
     A message that the handler fails on comes again, after a pause that grows. While another consumer holds the queue,
     it waits: of several processes one works, and another goes on where it stopped.

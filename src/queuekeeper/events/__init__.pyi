@@ -45,4 +45,3 @@ from .sse import (
     open_stream as open_stream,
 )
 from .webhooks import AsyncWebhook as AsyncWebhook, Webhook as Webhook, WebhookRules as WebhookRules
-from .operations import EventOperations as EventOperations

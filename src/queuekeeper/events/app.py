@@ -7,7 +7,7 @@ from typing import Any
 
 from queuekeeper.checks import checked
 from queuekeeper.errors import UsageError
-from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
+from queuekeeper.events.consumer import THREADS, AsyncEventConsumer, EventConsumer, check_threads
 from queuekeeper.events.handlers import Handler, Middleware
 from queuekeeper.events.model import Interest, ReadRules, Splitter
 from queuekeeper.service import app as service
@@ -22,6 +22,8 @@ class App(service.App):
 
     :param group_id: whose events they are.
     :param rules: of reading.
+    :param threads: handlers that work at once, 8 by default, when they are not coroutine functions; each works on one
+        delivery at a time.
     :param middleware: looks on or wraps, whichever handler works.
     :raises UsageError: naming parameter, value and rule.
     """
@@ -29,10 +31,18 @@ class App(service.App):
     kind = Handler
 
     @checked
-    def __init__(self, *, group_id: str, rules: ReadRules | None = None, middleware: Sequence[Middleware] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        group_id: str,
+        rules: ReadRules | None = None,
+        threads: int = THREADS,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         super().__init__(middleware=middleware)
         self.group_id = group_id
         self._rules = rules
+        self._threads = check_threads(threads)
 
     @checked
     def handler(
@@ -59,7 +69,7 @@ class App(service.App):
         """Return the consumer that has the handlers."""
         given: dict[str, Any] = {"group_id": self.group_id, "rules": self._rules, "middleware": self._middleware}
         if not self._posts[0].is_awaited:
-            consumer = EventConsumer(url, **given)
+            consumer = EventConsumer(url, threads=self._threads, **given)
             for post in self._posts:
                 consumer.handle(post.handler, **post.given)
             return [consumer]

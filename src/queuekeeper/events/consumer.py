@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from queuekeeper.checks import check_integer, checked
 from queuekeeper.errors import RefusedError, UsageError
@@ -33,14 +33,19 @@ from queuekeeper.events.model import (
     Splitter,
     Subscription,
 )
-from queuekeeper.events.operations import EventOperations
 from queuekeeper.events.service import AsyncEventService, EventService
 from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.postgres import address_of
 from queuekeeper.service.handlers import handler_of
 from queuekeeper.text_form import shows
 
-T = TypeVar("T")
+THREADS = 8
+
+
+def check_threads(threads: int) -> int:
+    """Return a number of threads that is from 1 to 1,000."""
+    check_integer("threads", threads, 1, 1_000)
+    return threads
 
 
 @shows(server=lambda consumer: address_of(consumer._url), group="group_id")
@@ -57,7 +62,7 @@ class EventConsumer(EventService[None]):
     another continues where it stopped, if it ends. Every event reaches each handler of its subscription at least once.
 
     :param url: of the database.
-    :param threads: handlers that work at once.
+    :param threads: handlers that work at once; each works on one delivery at a time.
     :param middleware: looks on or wraps; see :class:`~queuekeeper.events.handlers.Middleware`.
     :raises UsageError: when a parameter is out of range.
     """
@@ -69,12 +74,11 @@ class EventConsumer(EventService[None]):
         *,
         group_id: str,
         rules: ReadRules | None = None,
-        threads: int = 8,
+        threads: int = THREADS,
         middleware: Sequence[Middleware] = (),
     ) -> None:
-        check_integer("threads", threads, 1, 1_000)
         self._rules = rules or ReadRules()
-        super().__init__(url, noun="consumer", threads=threads)
+        super().__init__(url, noun="consumer", threads=check_threads(threads))
         self.operations: Consumption = Consumption(
             group_id=group_id,
             rules=self._rules,
@@ -137,16 +141,6 @@ class EventConsumer(EventService[None]):
     def unsubscribe(self, subscription_id: str) -> bool:
         """Remove a subscription with its handlers and listeners; return whether there was one."""
         return bool(self._ask(lambda: self.operations.unsubscribe(subscription_id)))
-
-    @checked
-    def ask(self, operation: Callable[[EventOperations], Operation[T]]) -> T:
-        """Carry out an operation on the consumer's connection.
-
-        :param operation: makes it, for example ``lambda events: events.latest_event_id()``; it may be called again
-            when the connection breaks, so its repetition must do no harm.
-        """
-        found: T = self._ask(lambda: operation(self.operations.events))
-        return found
 
     def _ask(self, operation: Callable[[], Operation[Any]]) -> Any:
         future: Future[Any] = Future()
@@ -233,12 +227,6 @@ class AsyncEventConsumer(AsyncEventService[None]):
     async def unsubscribe(self, subscription_id: str) -> bool:
         """Remove a subscription with its handlers and listeners; return whether there was one."""
         return bool(await self._ask(lambda: self.operations.unsubscribe(subscription_id)))
-
-    @checked
-    async def ask(self, operation: Callable[[EventOperations], Operation[T]]) -> T:
-        """Carry out an operation on the consumer's connection, as :meth:`EventConsumer.ask` does."""
-        found: T = await self._ask(lambda: operation(self.operations.events))
-        return found
 
     async def _ask(self, operation: Callable[[], Operation[Any]]) -> Any:
         if self._over or not self._runs:

@@ -170,6 +170,7 @@ def place_of(last_event_id: str | None, *, rules: StreamRules, now: datetime) ->
 
 
 def opened_stream(
+    events: EventOperations,
     subscription: Subscription,
     place: Place | None,
     began_id: str,
@@ -177,34 +178,30 @@ def opened_stream(
     group_id: str,
     rules: StreamRules,
     serialise: Serialiser,
-) -> Callable[[EventOperations], Operation[StreamWriter]]:
-    """Return the operation that finds what a reader has missed.
+) -> Operation[StreamWriter]:
+    """Find what a reader has missed, and return the writer that sends it first.
 
     :param began_id: id of an instant before the listener began: a reader that continues there misses nothing.
     :raises ResumeRefused: when the subscription is another one than before, or too much was missed.
     """
-
-    def operation(events: EventOperations) -> Operation[StreamWriter]:
-        replayed: Sequence[Event] = ()
-        if place is not None:
-            if place.subscription_id != subscription.subscription_id:
-                raise ResumeRefused("the subscription was removed meanwhile: what its reader has missed is not known")
-            try:
-                replayed = yield from events.replay(
-                    group_id, place.subscription_id, after_event_id=place.event_id, limit=rules.replay_events
-                )
-            except ServerUnavailable:
-                raise
-            except RefusedError as error:
-                raise ResumeRefused(str(error)) from error
-        position = None
-        if not replayed and rules.replay_events:
-            position = began_id if place is None else place.event_id
-        return StreamWriter(
-            rules, serialise, replayed=replayed, position=position, subscription_id=subscription.subscription_id
-        )
-
-    return operation
+    replayed: Sequence[Event] = ()
+    if place is not None:
+        if place.subscription_id != subscription.subscription_id:
+            raise ResumeRefused("the subscription was removed meanwhile: what its reader has missed is not known")
+        try:
+            replayed = yield from events.replay(
+                group_id, place.subscription_id, after_event_id=place.event_id, limit=rules.replay_events
+            )
+        except ServerUnavailable:
+            raise
+        except RefusedError as error:
+            raise ResumeRefused(str(error)) from error
+    position = None
+    if not replayed and rules.replay_events:
+        position = began_id if place is None else place.event_id
+    return StreamWriter(
+        rules, serialise, replayed=replayed, position=position, subscription_id=subscription.subscription_id
+    )
 
 
 class _Stream(Generic[L]):
@@ -276,11 +273,14 @@ def open_stream(
     """
     rules = rules or StreamRules()
     place = place_of(last_event_id, rules=rules, now=datetime.now(UTC))
-    began_id = consumer.ask(lambda events: events.latest_event_id())
+    events = consumer.operations.events
+    began_id = consumer._ask(events.latest_event_id)
     listener, subscription = consumer.listen_to(_lasting(interest, rules))
     try:
-        writer = consumer.ask(
-            opened_stream(subscription, place, began_id, group_id=consumer.group_id, rules=rules, serialise=serialise)
+        writer = consumer._ask(
+            lambda: opened_stream(
+                *(events, subscription, place, began_id), group_id=consumer.group_id, rules=rules, serialise=serialise
+            )
         )
     except BaseException:
         listener.close()
@@ -300,11 +300,14 @@ async def open_stream_async(
     """Open a stream of events for asyncio, as :func:`open_stream` does."""
     rules = rules or StreamRules()
     place = place_of(last_event_id, rules=rules, now=datetime.now(UTC))
-    began_id = await consumer.ask(lambda events: events.latest_event_id())
+    events = consumer.operations.events
+    began_id = await consumer._ask(events.latest_event_id)
     listener, subscription = await consumer.listen_to(_lasting(interest, rules))
     try:
-        writer = await consumer.ask(
-            opened_stream(subscription, place, began_id, group_id=consumer.group_id, rules=rules, serialise=serialise)
+        writer = await consumer._ask(
+            lambda: opened_stream(
+                *(events, subscription, place, began_id), group_id=consumer.group_id, rules=rules, serialise=serialise
+            )
         )
     except BaseException:
         listener.close()

@@ -288,7 +288,7 @@ class CommonOperations:
             limit = self._size(IDS_PER_WALK)
             reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=1))
             cursor = reply.cursor
-            found.update((int(raw_id), value) for raw_id, value in zip(reply.ids[::2], reply.ids[1::2], strict=True))
+            found.update((int(entry.id), entry.value) for entry in reply.entries)
             if cursor == b"0":
                 return found
 
