@@ -41,7 +41,6 @@ _SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     # Rows are partitioned by task; a join or window on (task, client) needs no second shuffle.
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
-    "spark.sql.shuffle.partitions": "8",
     # Spark cannot know how large a table of PostgreSQL is: it broadcasts what it has measured, or is told to.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
@@ -49,6 +48,8 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+LEAST_SHUFFLE_PARTITIONS = 8
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -111,6 +112,10 @@ def build_session(
         except BaseException:
             session.stop()
             raise
+    # Rows are partitioned by their number (task_count), what is left of them after that by the cluster.
+    if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
+        count = max(LEAST_SHUFFLE_PARTITIONS, session.sparkContext.defaultParallelism)
+        session.conf.set(_SHUFFLE_PARTITIONS, count)
     return session
 
 
