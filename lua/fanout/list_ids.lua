@@ -9,8 +9,8 @@ ARGV
     [2]  limit           approximate number of ids, 1 to 1,000
     [3]  with_values     1: with the value of each id; else 0. Only hashes have some: references, details
 Returns
-    {cursor, *ids}       0 at the end. In a hash that changes meanwhile some may come twice; in a list or set some may be
-                         missed
+    {cursor, *ids}       0 at the end. In a hash that changes meanwhile some may come twice; in a list or set some may
+                         be missed
     {"values", cursor, *entries(id, value)}  the same, with with_values
 Errors
     INVALID  an argument breaks the rules above

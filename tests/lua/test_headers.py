@@ -129,7 +129,7 @@ def test_declared_error_words_are_the_answered_ones(name: str) -> None:
 @of_every_script
 def test_declared_replies_are_the_returned_ones(name: str) -> None:
     declared = {word for reply in lua.load(name).returns for word in re.findall(r'^\{"([a-z]+)"', reply)}
-    returned = set(re.findall(r"return \{ '([a-z]+)'", code(name)))
+    returned = set(re.findall(r"(?:return|and|or) \{ '([a-z]+)'", code(name)))
     assert declared == returned
 
 
