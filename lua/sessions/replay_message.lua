@@ -101,8 +101,7 @@ redis.call('HINCRBY', session_key, 'references', 1)
 note_expiry(session_key, expires_at_ms)
 if noted_until then
     -- Our saves give the keys an expiry, which must not be before that of this message. A key without expiry was
-    -- written by
--- another program and stays as it is.
+    -- written by another program and stays as it is.
     local until_text = string.format('%d', math.max(noted_until, expires_at_ms))
     redis.call('HSET', session_key, 'until_ms', until_text)
     redis.call('PEXPIREAT', session_key, until_text, 'GT')

@@ -201,8 +201,7 @@ local replaced = 0
 local kept = true
 if live > 0 then
     -- One command checks and writes. If it finds another value, which is rare, the value is put back before others can
-    -- see
--- the change.
+    -- see the change.
     if ours then
         local current = redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL', 'GET')
         if current ~= expected then

@@ -16,8 +16,9 @@ MAX_TOPIC_CHARACTERS = 255
 MAX_GROUP_CHARACTERS = 48
 MAX_ID_CHARACTERS = 24
 MAX_EVENTS_PER_CALL = 10_000
-MAX_DELAY_MS = 10 * 365 * 86_400_000
 """Most events that one call publishes with their ids as its answer; ``publish_many`` takes any number."""
+
+MAX_DELAY_MS = 10 * 365 * 86_400_000
 
 MAX_PAGE = 10_000
 """Most events that one read answers."""
