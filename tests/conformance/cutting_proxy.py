@@ -23,7 +23,8 @@ class CuttingProxy:
         self.target = (str(parts.hostname), int(parts.port or 0))
         self._listener = socket.create_server((host, 0))
         port = self._listener.getsockname()[1]
-        self.url = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{host}:{port}").geturl()
+        user, at, _ = parts.netloc.rpartition("@")
+        self.url = parts._replace(netloc=f"{user}{at}{host}:{port}").geturl()
         self.cuts = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 from urllib.request import urlopen
@@ -19,6 +19,8 @@ import psutil
 from uv import find_uv_bin
 
 from tests.chaos.support import until
+from tests.conformance.cutting_proxy import CuttingProxy
+from tests.object_store import ObjectStore
 from tests.spark.hosts import (
     Network,
     free_port,
@@ -121,6 +123,7 @@ class Cluster:
     :param folder: with a folder for each daemon, and in ``events`` what drivers have told of their work.
     :param workers: the process of each worker; its executors are its children.
     :param variables: what the environment of a driver has to say.
+    :param store_variables: what tells drivers and executors of an object store.
     """
 
     master: str
@@ -128,16 +131,20 @@ class Cluster:
     network: Network
     folder: Path
     variables: dict[str, str]
+    store_variables: dict[str, str]
     hidden: Sequence[Path]
     workers: list[psutil.Process] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack, repr=False)
 
     @classmethod
     @contextmanager
-    def started(cls, *, count: int, archive: Path, folder: Path, hidden: Sequence[Path]) -> Iterator[Self]:
+    def started(
+        cls, *, count: int, archive: Path, folder: Path, hidden: Sequence[Path], store: ObjectStore
+    ) -> Iterator[Self]:
         """Run a master on this host and a worker of one core on each of others that have no file of the driver's.
 
         :param archive: what :func:`pack_environment` has made.
+        :param store: an object store of this host, which all hosts reach.
         :param hidden: folders that the others do not have.
         """
         settings, events, daemon = (folder / name for name in ("settings", "events", "master"))
@@ -153,6 +160,7 @@ class Cluster:
         (settings / "spark-defaults.conf").write_text("".join(f"{name} {lines[name]}\n" for name in lines), "utf-8")
         with ExitStack() as stack:
             joined = stack.enter_context(network(count))
+            door = stack.enter_context(CuttingProxy(store.url, host=joined.here))
             pages = free_port(joined.here)
             made = cls(
                 master=stack.enter_context(spark_master(joined.here, daemon, pages=pages)),
@@ -160,6 +168,7 @@ class Cluster:
                 network=joined,
                 folder=folder,
                 variables={"SPARK_CONF_DIR": str(settings), "PYSPARK_PYTHON": "./environment/bin/python"},
+                store_variables=replace(store.writer, url=door.url).environment(),
                 hidden=[*hidden, archive.parent],
                 stack=stack,
             )
@@ -170,7 +179,7 @@ class Cluster:
         folder = self.folder / f"worker-{place}-{free_port(self.network.here)}"
         folder.mkdir()
         return self.stack.enter_context(
-            spark_worker(self.network.hosts[place], self.master, folder, hidden=self.hidden)
+            spark_worker(self.network.hosts[place], self.master, folder, hidden=self.hidden, **self.store_variables)
         )
 
     def lose(self, worker: psutil.Process) -> None:
@@ -190,7 +199,7 @@ class Cluster:
         """Run a program of this run's environment for the block."""
         process = subprocess.Popen(
             [Path(sys.executable).with_name(name), *words],
-            env=without_local_address() | self.variables | variables,
+            env=without_local_address() | self.variables | self.store_variables | variables,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -36,6 +36,7 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from tests.chaos.conftest import SEED
 from tests.chaos.support import contents, differing, until
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.object_store import ObjectStore
 from tests.spark.cluster import ROOT, Cluster, pack_environment, result_of
 from tests.spark.world import World
 
@@ -101,11 +102,15 @@ def archive(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 @pytest.fixture(scope="module")
 def cluster(
-    archive: Path, server_home: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    archive: Path,
+    server_home: Path,
+    object_store: ObjectStore,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Cluster]:
     count = 3 if request.config.getoption("--nightly") else 1
     folder, hidden = tmp_path_factory.mktemp("cluster"), [server_home, ROOT]
-    with Cluster.started(count=count, archive=archive, folder=folder, hidden=hidden) as started:
+    with Cluster.started(count=count, archive=archive, folder=folder, hidden=hidden, store=object_store) as started:
         yield started
 
 
@@ -201,7 +206,7 @@ def test_a_host_without_a_file_of_the_drivers_moves_all_as_one_machine_does_and_
 
 @pytest.mark.nightly
 def test_commands_do_on_three_hosts_what_they_do_on_one_machine_and_show_no_secret(
-    cluster: Cluster, served: Served, undisturbed: Undisturbed, tmp_path: Path
+    cluster: Cluster, served: Served, undisturbed: Undisturbed, shared_bucket: str
 ) -> None:
     retired_id = retired_partition(served.here)
     with cluster.search(served.secrets) as search:
@@ -215,14 +220,14 @@ def test_commands_do_on_three_hosts_what_they_do_on_one_machine_and_show_no_secr
         assert_as_undisturbed(served, done("migrate", "verify", plan_id), undisturbed)
         (profile,) = done("quality", "profile", "--store", "redis")
         assert profile["queues"] == undisturbed.sessions
-        words = ("--directory", str(tmp_path), "--retired-ids", str(retired_id))
+        words = ("--directory", f"s3://{shared_bucket}/archives", "--retired-ids", str(retired_id))
         job = str(ROOT / "spark_jobs" / "archive_partition.py")
         variables = {**served.variables, "PYSPARK_DRIVER_PYTHON": sys.executable}
         with cluster.program("spark-submit", "--master", cluster.master, job, *words, **variables) as process:
             (written,) = result_of(process, search)["archives"]
         cluster.history(search)
 
-    assert_archived_as_here(served, written, retired_id=retired_id, directory=tmp_path)
+    assert_archived_as_here(served, written, retired_id=retired_id, bucket=shared_bucket)
     assert any(re.search(r"/history/app-[^/]*/environment/", each) for each in search.read)
     assert any(re.search(r"/api/v1/applications/app-[^/]*/environment", each) for each in search.read)
     assert search.found == set()
@@ -230,7 +235,7 @@ def test_commands_do_on_three_hosts_what_they_do_on_one_machine_and_show_no_secr
 
 @pytest.mark.nightly
 def test_runs_of_airflow_do_on_three_hosts_what_they_do_on_one_machine_and_show_no_secret(
-    cluster: Cluster, served: Served, undisturbed: Undisturbed, server_home: Path, tmp_path: Path
+    cluster: Cluster, served: Served, undisturbed: Undisturbed, server_home: Path, shared_bucket: str
 ) -> None:
     """A connection alone names the Spark; somebody approves all that is asked."""
     retired_id = retired_partition(served.here)
@@ -245,7 +250,7 @@ def test_runs_of_airflow_do_on_three_hosts_what_they_do_on_one_machine_and_show_
         "AIRFLOW_CONN_QUEUEKEEPER_SPARK": f"{cluster.master}?deploy-mode=client",
         "QUEUEKEEPER_HOME": str(server_home / "queuekeeper"),
     }
-    words = (RUNS_OF_AIRFLOW, str(ROOT), str(retired_id), str(tmp_path))
+    words = (RUNS_OF_AIRFLOW, str(ROOT), str(retired_id), f"s3://{shared_bucket}/archives")
     with cluster.search(served.secrets) as search:
         with cluster.program("python", "-c", *words, **variables) as process:
             told = result_of(process, search)
@@ -255,13 +260,13 @@ def test_runs_of_airflow_do_on_three_hosts_what_they_do_on_one_machine_and_show_
     state, profile = told["judged"]["profile_redis"]
     assert (state, profile["queues"]) == ("success", undisturbed.sessions)
     (written,) = told["archived"]["archives"]
-    assert_archived_as_here(served, written, retired_id=retired_id, directory=tmp_path)
+    assert_archived_as_here(served, written, retired_id=retired_id, bucket=shared_bucket)
     assert search.found == set()
 
 
-def assert_archived_as_here(served: Served, written: Any, *, retired_id: int, directory: Path) -> None:
+def assert_archived_as_here(served: Served, written: Any, *, retired_id: int, bucket: str) -> None:
     """See a local Spark find the archive that is there equal to what it reads again."""
-    here = served.here
+    here, directory = served.here, f"s3://{bucket}/archives"
     again = archive_partition(
         here.spark, postgres_url=here.postgres_url, retired_id=retired_id, directory=directory, now_ms=system_clock()
     )
