@@ -1,9 +1,9 @@
-"""The MQTT door: stands between clients and a real broker, and lets both use compacted queues by their topics.
+"""The MQTT door: a proxy between clients and a broker that serves compacted queues under MQTT topics.
 
-What producers publish to ``$ECQ/w/{client}/{key}``, by the door or straight to the broker, the broker hands to the
-door, which stores it and only then acknowledges (``mqtt_link``). A client that connects through the door and subscribes
-to ``$ECQ/{client}/#`` receives its queue with QoS 1, and its PUBACKs acknowledge (``mqtt_relay``); a broker in between
-could not do that, since it acknowledges by itself and keeps the client's PUBACKs to itself.
+Producers publish to ``$ECQ/w/{client}/{key}``, through the door or directly to the broker. The door subscribes to these
+topics at the broker, and acknowledges a publish after it has stored the value (``mqtt_link``). A client that connects
+through the door and subscribes to ``$ECQ/{client}/#`` receives its queue with QoS 1, and its PUBACKs acknowledge the
+messages (``mqtt_relay``). A plain subscriber of the broker could not do this, since a broker does not pass on PUBACKs.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ MAX_PACKET_BYTES = 16_777_216
 DEFAULT_WRITER_POOL_SIZE = 1_000
 ERROR_AFTER = 3
 ASK_EVERY_S = 1.0
-"""Time between two questions whether Redis answers."""
+"""Time between two checks whether Redis answers."""
 
 LET_IN_WITHIN_S = 10.0
-"""How long a client waits for the broker, and for the door's own subscription there."""
+"""How long a new client waits until the door has connected to the broker and subscribed there."""
 
-NO_ANSWER = "it does not answer"
-NOT_SUBSCRIBED = "the door has no subscription there yet, so that nobody would store what the client publishes"
+NO_ANSWER = "the broker does not answer"
+NOT_SUBSCRIBED = "the door has no subscription at the broker yet, so it would not store what the client publishes"
 REASON_CHARACTERS = 1_000
 
 _log = logging.getLogger(__name__)
@@ -62,19 +62,21 @@ _log = logging.getLogger(__name__)
 
 @shows(queues="_queues", broker="_broker", listen="_listen")
 class MqttDoor:
-    """Serves from entering its block to leaving it.
+    """Serves clients inside its ``async with`` block.
 
     :param listen: host and port for clients; port 0 for a free one.
-    :param settings: window (``reader_batch_size``), ``write_timeout`` and ``writer_pool_size`` are used here.
-    :param tls: certificate for clients; without it they connect in the clear.
-    :param client_id: by which the broker knows the door and keeps what it has not taken yet; of doors to one broker
-        each has its own.
-    :param takes_writes: whether what producers publish is stored. Of doors to one broker one does that: two would store
-        everything twice.
+    :param settings: the door uses ``reader_batch_size``, ``write_timeout``, ``read_timeout`` and ``writer_pool_size``;
+        none for the defaults.
+    :param tls: TLS context with the certificate for clients; none for connections without TLS.
+    :param client_id: client id of the door at the broker, which keeps unacknowledged publishes under it. Each door of a
+        broker needs its own.
+    :param takes_writes: whether the door stores what producers publish. Set it in one door of each broker only: two
+        would store every value twice.
     :param empty_is_tombstone: an empty payload deletes its key, as with retained messages.
-    :param error_after: failed deliveries to a client, without an acknowledgement between them, from which each is an
-        ERROR in the log.
-    :param metrics: host and port where Prometheus reads figures; port 0 for a free one, none for nowhere.
+    :param error_after: number of the failed delivery since a client's last acknowledgement from which each is logged as
+        an ERROR; the failures before it are WARNINGs.
+    :param metrics: host and port where Prometheus reads metrics; port 0 for a free one, none for no metrics.
+    :param max_packet_bytes: largest packet in bytes that the door reads; a larger one ends the connection.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -97,7 +99,7 @@ class MqttDoor:
     ) -> None:
         check_text("client_id", client_id, most_bytes=MAX_TEXT_BYTES, filled=True)
         check_integer("max_packet_bytes", max_packet_bytes, 1_024, 268_435_460, "MQTT 5 section 2.1.4")
-        check_integer("error_after", error_after, 1, 1_000_000, "failures of a client in a row")
+        check_integer("error_after", error_after, 1, 1_000_000, "failed deliveries to a client")
         self.report = DoorReport()
         self._metrics = DoorMetrics(self.report)
         self._metrics_listen = metrics
@@ -106,13 +108,13 @@ class MqttDoor:
         self._queues = queues
         self._silence = Outage(
             "Redis does not answer",
-            meanwhile="What is published waits at the broker, clients get nothing of their queues, and who subscribes "
-            "to one is refused.",
+            meanwhile="What is published waits at the broker, clients receive nothing from their queues, and "
+            "subscriptions to queues are refused.",
             over="Redis answers again",
         )
         self._unstored = Outage(
             "Redis does not store what is published",
-            meanwhile="It waits at the broker, which sends it again until it is stored.",
+            meanwhile="The broker keeps it, and sends it again until it is stored.",
             over="Redis stores again what is published",
         )
         self._may_tell = True
@@ -150,13 +152,13 @@ class MqttDoor:
 
     @property
     def port(self) -> int:
-        """Where clients connect."""
+        """Port for clients."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def metrics_port(self) -> int:
-        """Where Prometheus reads figures."""
+        """Port of the metrics."""
         return self._metrics.port
 
     @property
@@ -208,9 +210,9 @@ class MqttDoor:
             del self._relays[relay]
 
     async def _open_broker(self) -> tuple[StreamReader, StreamWriter]:
-        """Connect to the broker for a client, which waits until the broker hands to the door what clients publish.
+        """Connect to the broker for a client, after the door itself has subscribed there.
 
-        :raises OSError: when the broker cannot be reached, or the door has not subscribed there in time.
+        :raises OSError: when the broker cannot be reached, or the door has not subscribed there within 10 s.
         """
         try:
             async with asyncio.timeout(LET_IN_WITHIN_S):
@@ -220,7 +222,7 @@ class MqttDoor:
                     )
                     if self._link.loses_nothing:
                         break
-                    # Brokers disconnect a silent client, and the next broker may not know this one's sessions.
+                    # A broker disconnects a client that sends nothing, and a restarted one may have lost its sessions.
                     writer.close()
                     await self._link.connected.wait()
         except TimeoutError:
@@ -232,14 +234,14 @@ class MqttDoor:
         await self._link.publish(topic, qos=0)
 
     async def _ask(self) -> None:
-        """Find out whether Redis answers, until it is cancelled: a call is tried again for long before it says so."""
+        """Check every second whether Redis answers; other calls repeat for long before they report that it does not."""
         timeout_s = self._settings.read_timeout_ms / 1_000
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._queues.ping()
             except TimeoutError:
-                self._meet(self._silence, ServerUnavailable(f"no answer has come within {timeout_s:g} s"))
+                self._meet(self._silence, ServerUnavailable(f"no answer within {timeout_s:g} s"))
             except QueuekeeperError as error:
                 self._meet(self._silence, error)
             else:
@@ -256,17 +258,16 @@ class MqttDoor:
         self.report.stores = not (self._silence.is_on or self._unstored.is_on)
 
     async def _store(self, published: Published) -> None:
-        """Store a published value; report a value that can never be stored, so that no value is lost silently.
+        """Store a published value, or publish its refusal if it can never be stored.
 
-        All else that fails is the server's: the broker keeps the publish and sends it again.
-
-        :raises NotStored: when it is the server's; why was said.
+        :raises NotStored: when Redis cannot store the value now, after the cause was logged; the broker keeps the
+            publish and sends it again.
         """
         began_at_s = time.monotonic()
         try:
             client_id, append = self._read(published)
         except Exception as error:
-            # Whatever is wrong with it is wrong with it alone, and will be when it comes again.
+            # A publish that cannot be read now cannot be read when the broker sends it again either.
             await self._refuse(published, error)
             return
         try:
@@ -285,7 +286,10 @@ class MqttDoor:
             await self._refuse(published, refusal)
 
     async def _append(self, client_id: str, append: Append, *, is_repeated: bool) -> Exception | None:
-        """Store a value; return why it never can be, or none."""
+        """Store a value.
+
+        :returns: none, or the error because of which the value can never be stored.
+        """
         try:
             await self._producer.append(client_id, append)
         except SequenceConflict as error:
@@ -299,7 +303,7 @@ class MqttDoor:
         return None
 
     def _read(self, published: Published) -> tuple[str, Append]:
-        """Return whose queue a publish is for, and what to append there."""
+        """Return the client id of the queue that a publish is for, and the append."""
         topic = self._topics.parse(published.topic)
         assert topic is not None
         assert topic.key is not None
@@ -320,7 +324,7 @@ class MqttDoor:
         )
 
     async def _is_damaged(self, client_id: str) -> bool:
-        """Return whether a queue itself is at fault, which no repetition cures: it must not hold up the others."""
+        """Return whether a queue is damaged, so that no repetition of the append can succeed."""
         try:
             await self._queues.inspect(client_id)
         except ScriptError:
@@ -328,7 +332,7 @@ class MqttDoor:
         return False
 
     async def _is_stored(self, client_id: str, append: Append) -> bool:
-        """Return whether a condition fails only because this very value was stored before its answer was lost."""
+        """Return whether an append's condition fails because an earlier attempt, whose answer was lost, stored it."""
         found = await self._queues.get(client_id, key=append.key)
         return (
             found is not None
@@ -339,9 +343,9 @@ class MqttDoor:
         )
 
     async def _refuse(self, published: Published, error: Exception) -> None:
-        """Tell that a publish never can be stored, with as much of it as the broker takes."""
+        """Publish that a publish can never be stored; without its payload if the broker does not take it whole."""
         self.report.refused += 1
-        _log.warning("what was published to %r is refused: %s", published.topic[:200], error)
+        _log.warning("a publish to %r is refused: %s", published.topic[:200], error)
         topic = self._topics.refusal(published.topic)
         reason = (("reason", str(error)[:REASON_CHARACTERS]), ("error", type(error).__name__))
         try:
@@ -355,23 +359,23 @@ class MqttDoor:
                 )
             except PayloadTooLarge:
                 is_told = await self._link.publish(topic, qos=1, properties=reason)
-            # Some brokers hang up on whom they deny a publish: to try again would keep all others waiting.
+            # Some brokers disconnect a client whose publish they deny: to try again would delay all other publishes.
             self._may_tell = is_told
         except ServerUnavailable:
             raise
         except Exception as its_own:
-            # A refusal that no packet can hold must not hold up the others.
+            # A refusal that fits into no packet must not delay the other publishes.
             is_told = False
-            _log.error("the refusal cannot be told: %s", its_own)
+            _log.error("the refusal cannot be published: %s", its_own)
         if not is_told:
             self.report.untold += 1
             _log.error(
-                "nobody is told at %r what was refused, and the value is gone. If the broker denies it, let the door "
-                "write there, and open it again",
+                "no refusal was published to %r, and the value is lost. If the broker denied the publish, let the door "
+                "write to that topic, and restart the door",
                 topic[:200],
             )
 
 
 def _stay_awake(writer: StreamWriter) -> None:
-    """Have the system find out about a peer that is gone."""
+    """Turn on TCP keepalive, so that the system notices a peer that is gone."""
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Address of the MQTT broker of the door, and credentials for it."""
+"""Address of the door's MQTT broker, and the door's credentials there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from queuekeeper.hosts import check_host
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerAddress:
-    """Where the broker is.
+    """Address of the broker.
 
-    :param username: of the door itself; each client brings its own.
-    :param tls: for ``mqtts``.
+    :param username: user name of the door itself; each client logs in with its own. None for no user name.
+    :param password: password of the door itself; none for no password.
+    :param tls: TLS context of the connection; none for a connection without TLS.
     """
 
     host: str
@@ -28,10 +29,12 @@ class BrokerAddress:
     @classmethod
     @checked
     def parse(cls, url: str, *, ca_file: str | None = None) -> BrokerAddress:
-        """Read ``mqtt://user:password@host:port`` or ``mqtts://..``.
+        """Read ``mqtt://user:password@host:port``, or ``mqtts://..`` for TLS.
 
-        :param ca_file: certificates to trust instead of the system's.
-        :raises UsageError: when it does not parse; the message holds no password.
+        The default port is 1883, or 8883 for ``mqtts``.
+
+        :param ca_file: file with the certificates to trust; none for the system's.
+        :raises UsageError: when the URL does not parse; the message does not contain the password.
         """
         try:
             parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What is wrong with a door, for its log: said when it begins, at intervals while it lasts, and when it is over."""
+"""Log lines about failures of the door: when a failure begins, every minute while it lasts, and when it ends."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 REMIND_S = 60.0
 MOST_CLIENTS = 10_000
-"""Clients whose failures are counted at once; those that failed longest ago are forgotten."""
+"""Most clients whose failures are counted; beyond that, the door forgets the client whose last failure is oldest."""
 
 _log = logging.getLogger(__name__)
 
 
 class Outage:
-    """Something that fails for all clients at once; however often it is met, the log has few lines of it.
+    """A failure that affects all clients; the log has one line when it begins, one a minute, and one when it ends.
 
-    :param what: fails, as a sentence without its end.
-    :param meanwhile: what the door does as long as it lasts, as a sentence.
-    :param over: that it has ended, as a sentence without its end.
+    :param what: sentence without full stop that says what fails.
+    :param meanwhile: sentence that says what the door does until the failure ends.
+    :param over: sentence without full stop that says that the failure has ended.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Outage:
 
     @property
     def is_on(self) -> bool:
-        """Whether it lasts."""
+        """Whether the failure has begun and not ended."""
         return self._began_at_s is not None
 
     def meet(self, cause: Exception) -> bool:
-        """Take note that it was met.
+        """Count a failure, and log it if a line is due.
 
-        :returns: whether it begins.
+        :returns: whether the outage begins with this failure.
         """
         now_s = self._now_s()
         begins = self._began_at_s is None
@@ -56,23 +56,24 @@ class Outage:
         elif now_s - self._said_at_s >= REMIND_S:
             self._said_at_s = now_s
             _log.error(
-                "%s, for %.0f s now, met %d times: %s. %s",
+                "%s, for %.0f s now, after %d failures: %s. %s",
                 *(self._what, now_s - self._began_at_s, self._met + 1, cause, self._meanwhile),
             )
         self._met += 1
         return begins
 
     def end(self) -> None:
-        """Take note that it works."""
+        """End the outage, if it had begun, and log its duration."""
         if self._began_at_s is not None:
             _log.warning("%s, after %.0f s", self._over, self._now_s() - self._began_at_s)
             self._began_at_s = None
 
 
 class FailedDeliveries:
-    """Failures to deliver a client's queue to it, in a row: from a threshold on they are errors in the log.
+    """Counts and logs each client's failed deliveries since its last acknowledgement.
 
-    :param error_after: failures without an acknowledgement between them from which each is an ERROR, not a WARNING.
+    :param error_after: number of the failure since the last acknowledgement from which each is logged as an ERROR;
+        the failures before it are WARNINGs.
     """
 
     def __init__(self, *, error_after: int) -> None:
@@ -80,9 +81,10 @@ class FailedDeliveries:
         self._in_a_row: OrderedDict[str, int] = OrderedDict()
 
     def meet(self, client_id: str, why: str, *, level: int = logging.WARNING) -> None:
-        """Take note of a failure, and say it.
+        """Count a failed delivery, and log it.
 
-        :param level: at the least.
+        :param why: what happened to the client; the log line begins with the client id and continues with this text.
+        :param level: lowest level of the log line.
         """
         count = self._in_a_row.pop(client_id, 0) + 1
         self._in_a_row[client_id] = count
@@ -90,8 +92,8 @@ class FailedDeliveries:
             self._in_a_row.popitem(last=False)
         if count >= self._error_after:
             level = max(level, logging.ERROR)
-        _log.log(level, "client %r %s (failure %d without an acknowledgement between)", client_id, why, count)
+        _log.log(level, "client %r %s (failure %d since its last acknowledgement)", client_id, why, count)
 
     def end(self, client_id: str) -> None:
-        """Take note that the client has acknowledged."""
+        """Count from 0 again: the client has acknowledged a message."""
         self._in_a_row.pop(client_id, None)

@@ -1,7 +1,8 @@
-"""The door's own connection to the broker: takes what producers publish, and acknowledges it when it is stored.
+"""The door's own connection to the broker: receives what producers publish, and acknowledges it when it is stored.
 
-The broker keeps what was not acknowledged, also while nobody is connected, and sends it again. So a publish whose
-storing fails is not acknowledged; the connection is given up, and all of them come again in their order.
+The broker keeps unacknowledged publishes, also while the door is not connected, and sends them again at the next
+connection. So when storing a publish fails, the link does not acknowledge it and closes the connection; the broker then
+sends all unacknowledged publishes again, in their order.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ from queuekeeper.errors import PayloadTooLarge, ServerUnavailable
 KEEPALIVE_S = 60
 CONNECT_TIMEOUT_S = 10.0
 MAX_AT_ONCE = 1_000
-"""Publishes that are being stored at once; the broker's others wait at the broker."""
+"""Most publishes that are stored at once; further ones wait at the broker."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """What a producer has published.
+    """A publish of a producer.
 
-    :param is_repeated: the broker has sent it before, and was not told that it was stored.
+    :param properties: its MQTT user properties, in order.
+    :param is_repeated: the broker has sent this publish before, and received no acknowledgement.
     """
 
     topic: str
@@ -50,19 +52,19 @@ class Published:
 
 
 class NotStored(Exception):
-    """What was published could not be stored, which was said to whom it concerns."""
+    """A publish could not be stored; whoever raises this has logged why."""
 
 
 Store = Callable[[Published], Awaitable[None]]
 
 
 class BrokerLink:
-    """Connects, and connects again, until it is cancelled.
+    """Keeps a connection to the broker: connects again whenever the connection ends.
 
-    :param client_id: by which the broker knows what it keeps for the door.
-    :param write_filter: what producers publish to; none to take nothing.
-    :param store: called for every publish, in order; what it raises gives the connection up, and is logged, but for
-        :class:`NotStored`.
+    :param client_id: client id of the door; the broker keeps unacknowledged publishes under it.
+    :param write_filter: topic filter that producers publish to; none to receive no publishes.
+    :param store: called for every publish, in order. An exception closes the connection and is logged, except
+        :class:`NotStored`, which is not logged.
     """
 
     def __init__(self, address: BrokerAddress, *, client_id: str, write_filter: str | None, store: Store) -> None:
@@ -74,7 +76,7 @@ class BrokerLink:
         self._session: _Session | None = None
 
     async def run(self) -> None:
-        """Serve until it is cancelled; a broker that is away is waited for."""
+        """Serve until the task is cancelled; a broker that cannot be reached is tried again."""
         attempt = 0
         while True:
             session = _Session(self.address, self._client_id, self._write_filter, self._store)
@@ -85,24 +87,25 @@ class BrokerLink:
                 _log.info("connected to the broker at %s as %r", self.address, self._client_id)
                 await session.lost
             except NotStored:
-                # Nothing is wrong with the broker: it is to send again what it has.
-                _log.debug("the connection to the broker at %s is made anew: it sends again", self.address)
+                # The broker is well: a new connection makes it send the unacknowledged publishes again.
+                _log.debug("connecting again to the broker at %s, so that it repeats publishes", self.address)
             except Exception as error:
-                _log.warning("the broker at %s: %s; trying again", self.address, str(error) or type(error).__name__)
+                _log.warning("the broker at %s: %s; connecting again", self.address, str(error) or type(error).__name__)
             finally:
                 self.connected.clear()
                 self._session = None
                 await session.close()
-            # A connection that is made is no progress while what comes through it cannot be stored.
+            # Only a stored publish resets the pause: a new connection alone would repeat the failure at once.
             attempt = 0 if session.has_acknowledged else attempt
             await asyncio.sleep(SERVER_BACKOFF.after(attempt))
             attempt += 1
 
     @property
     def loses_nothing(self) -> bool:
-        """Whether the broker keeps for the door what producers publish, or the door takes nothing.
+        """Whether the broker keeps what producers publish until the door has stored it.
 
-        A broker that was lost may have forgotten the subscription.
+        It does while the link is connected and subscribed; a restarted broker may have lost the subscription. Always
+        true for a link without ``write_filter``.
         """
         return self._write_filter is None or self.connected.is_set()
 
@@ -115,11 +118,11 @@ class BrokerLink:
         properties: tuple[tuple[str, str], ...] = (),
         content_type: str | None = None,
     ) -> bool:
-        """Publish something, as soon as there is a connection; with QoS 1, until the broker has it.
+        """Publish a message as soon as the link is connected; with QoS 1, wait for the broker's acknowledgement.
 
-        :returns: whether the broker takes it.
-        :raises PayloadTooLarge: when it does not fit into a packet of the broker's; nothing was sent.
-        :raises ServerUnavailable: when the connection was lost meanwhile.
+        :returns: false when the broker denies the publish; always true with QoS 0.
+        :raises PayloadTooLarge: when the packet is larger than the broker accepts; nothing was sent.
+        :raises ServerUnavailable: when the connection was lost before the acknowledgement.
         """
         await self.connected.wait()
         session = self._session
@@ -140,7 +143,7 @@ class _Session:
         self._closing = self._is_deaf = False
         self.has_acknowledged = False
         self._max_packet_bytes = ANY_PACKET_BYTES
-        # In the order in which they came, which is the order of their acknowledgements (MQTT 5 section 4.6).
+        # Publishes in order of arrival, in which they are acknowledged, too (MQTT 5 section 4.6).
         self._under_way: deque[tuple[MQTTMessage, asyncio.Task[None]]] = deque()
         self._told: dict[int, asyncio.Future[bool]] = {}
         self._room = threading.Semaphore(MAX_AT_ONCE)
@@ -164,7 +167,7 @@ class _Session:
         client.on_socket_open = lambda _client, _data, opened: _send_at_once(opened)
 
     async def open(self) -> None:
-        """Connect, take up the session that the broker has kept, and subscribe."""
+        """Connect, resume the session that the broker has kept, and subscribe."""
         properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 0xFFFFFFFF  # never (MQTT 5 section 3.1.2.11.2)
         properties.ReceiveMaximum = MAX_AT_ONCE
@@ -197,10 +200,10 @@ class _Session:
             packed.UserProperty = list(properties)
         if content_type is not None:
             packed.ContentType = content_type
-        # The broker disconnects a client that sends a larger one (MQTT 5 section 3.2.2.3.6).
+        # The broker disconnects a client that sends a larger packet (MQTT 5 section 3.2.2.3.6).
         size = HEADER_BYTES + len(topic.encode()) + len(packed.pack()) + len(payload)
         if size > self._max_packet_bytes:
-            raise PayloadTooLarge(f"a packet of {size} bytes: the broker takes at most {self._max_packet_bytes}")
+            raise PayloadTooLarge(f"the packet has {size} bytes: the broker accepts at most {self._max_packet_bytes}")
         told = self._client.publish(topic, payload, qos, properties=packed)
         if not qos:
             return True
@@ -213,7 +216,7 @@ class _Session:
         return future.result()
 
     async def close(self) -> None:
-        """Acknowledge what is stored by then, and disconnect; the broker keeps the rest."""
+        """Wait up to 5 s for publishes that are being stored, acknowledge the stored ones, and disconnect."""
         self._closing = True
         tasks = [task for _, task in self._under_way]
         if tasks:
@@ -224,7 +227,7 @@ class _Session:
             await asyncio.wait(tasks)
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)
-        # It closes its sockets when nobody has it any more, and it has us.
+        # The client closes its sockets when it is garbage-collected; its callbacks refer to this object.
         self._is_deaf = True
         del self._client
         if not self.lost.done():
@@ -233,7 +236,7 @@ class _Session:
             self.lost.exception()
 
     def _say(self, what: Callable[..., None], *about: Any) -> None:
-        """Carry what paho's thread has to say into the event loop."""
+        """Run a callback of paho's thread in the event loop."""
         self._loop.call_soon_threadsafe(self._hear, what, about)
 
     def _hear(self, what: Callable[..., None], about: tuple[Any, ...]) -> None:
@@ -243,18 +246,18 @@ class _Session:
     def _on_connect(self, reason: Any, said: Any) -> None:
         self._max_packet_bytes = getattr(said, "MaximumPacketSize", ANY_PACKET_BYTES)
         if reason.is_failure:
-            self._give_up(ServerUnavailable(f"it refuses the door: {reason}"))
+            self._give_up(ServerUnavailable(f"the broker refuses the door: {reason}"))
         elif self._write_filter is None:
             self._begin()
         else:
-            # Retained publishes were stored when they came: nothing old is to come with a subscription.
+            # Retained publishes were stored when they were published, so the broker must not send them again.
             options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
             self._client.subscribe(self._write_filter, options=options)
 
     def _on_subscribe(self, reasons: Any) -> None:
         if reasons[0].is_failure or reasons[0].value != 1:
             self._give_up(
-                ServerUnavailable(f"it does not let the door subscribe to {self._write_filter}: {reasons[0]}")
+                ServerUnavailable(f"the broker does not let the door subscribe to {self._write_filter}: {reasons[0]}")
             )
         else:
             self._begin()
@@ -268,7 +271,7 @@ class _Session:
         if future is not None and not future.done():
             future.set_result(not reason.is_failure)
             if reason.is_failure:
-                _log.warning("the broker at %s does not take what the door publishes: %s", self._address, reason)
+                _log.warning("the broker at %s denies a publish of the door: %s", self._address, reason)
 
     def _on_lost(self, reason: Any) -> None:
         self._give_up(ServerUnavailable(f"the connection was lost: {reason}"))
@@ -278,7 +281,7 @@ class _Session:
             self.lost.set_exception(error)
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
-        """Hand a publish over, in paho's thread; while there is no room the broker is not read from."""
+        """Pass a publish to the event loop; while 1,000 are being stored, block paho's thread, which reads no more."""
         while not self._room.acquire(timeout=1.0):
             if self._closing:
                 return
@@ -308,7 +311,7 @@ class _Session:
             self._room.release()
 
     def _acknowledge(self) -> None:
-        """Acknowledge publishes that are stored, up to the first that is not."""
+        """Acknowledge stored publishes in order, up to the first that is not stored."""
         while self._under_way and self._under_way[0][1].done():
             message, task = self._under_way[0]
             error = None if task.cancelled() else task.exception()
@@ -323,5 +326,5 @@ class _Session:
 
 
 def _send_at_once(opened: Any) -> None:
-    """Have the system hold no small packet back: for acknowledgements the broker waits before it sends more."""
+    """Turn off Nagle's algorithm, which delays small packets: the broker waits for PUBACKs before it sends more."""
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""What a door counts and how long it takes, as Prometheus reads it; no client and no payload is named in it."""
+"""Metrics of a door for Prometheus: counts, states and durations. No metric names a client or shows a payload."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 FIGURES = {
     "connections": "Connections of clients.",
     "appended": "Values stored.",
-    "refused": "Publishes that never can be stored.",
-    "untold": "Refused publishes that the broker let nobody know of.",
-    "delivered": "Messages given to clients.",
-    "acknowledged": "Messages that the clients confirmed.",
+    "refused": "Publishes refused because they can never be stored.",
+    "untold": "Refused publishes whose refusal the broker did not let the door publish.",
+    "delivered": "Messages sent to clients.",
+    "acknowledged": "Messages acknowledged by clients.",
     "failed": "Deliveries that failed.",
-    "redis_answers": "1 while Redis answers.",
-    "stores": "1 while what is published can be stored.",
-    "unavailable": "Subscriptions that were refused since Redis did not answer.",
-    "outages": "How often Redis has begun not to answer, or not to store.",
+    "redis_answers": "1 while Redis answers, else 0.",
+    "stores": "1 while Redis stores what is published, else 0.",
+    "unavailable": "Subscriptions refused because Redis did not answer.",
+    "outages": "Outages begun: Redis does not answer, or does not store.",
 }
-"""Fields of the report, with what they say: counters, and gauges for what is true or false."""
+"""Help text of each field of the report; numbers become counters, truth values become gauges."""
 
 
 class DoorMetrics:
-    """A door's figures; once opened, they are read at ``http://HOST:PORT/metrics``."""
+    """A door's metrics; after :meth:`open`, Prometheus reads them at ``http://HOST:PORT/metrics``."""
 
     def __init__(self, report: DoorReport) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(report))
         self.durations = Durations(
-            append=self._observer("append", "From taking a publish from the broker until Redis has it."),
-            delivery=self._observer("delivery", "From having a message until the client's connection has taken it."),
-            ack=self._observer("ack", "From giving a message to a client until its PUBACK."),
+            append=self._observer("append", "Time from receiving a publish until Redis has stored it."),
+            delivery=self._observer("delivery", "Time from fetching a message until it is written to the client."),
+            ack=self._observer("ack", "Time from writing a message to the client until its PUBACK."),
         )
         self._server: WSGIServer | None = None
         self._thread: Thread | None = None
@@ -53,15 +53,15 @@ class DoorMetrics:
 
     @property
     def port(self) -> int:
-        """Where they are read."""
+        """Port of the metrics."""
         assert self._server is not None
         return int(self._server.server_port)
 
     def open(self, listen: tuple[str, int]) -> None:
-        """Let them be read.
+        """Begin to serve the metrics.
 
         :param listen: host and port; port 0 for a free one.
-        :raises UsageError: when it cannot listen there.
+        :raises UsageError: when the address cannot be listened at.
         """
         host, port = listen
         try:
@@ -70,7 +70,7 @@ class DoorMetrics:
             raise UsageError(f"metrics cannot be served at {host}:{port}: {error}. Choose another address") from None
 
     async def close(self) -> None:
-        """Let them be read no more."""
+        """Stop serving the metrics."""
         if self._server is not None and self._thread is not None:
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()

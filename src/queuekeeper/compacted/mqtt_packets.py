@@ -1,6 +1,6 @@
-"""Packets of MQTT 3.1, 3.1.1 and 5, as far as somebody between client and broker has to read and write them.
+"""Read and write those packets of MQTT 3.1, 3.1.1 and 5 that a proxy between client and broker has to understand.
 
-A packet is passed on as the bytes that it came in; what is read here is what must be known, and nothing is kept.
+The proxy passes a packet on as the bytes that it received. The functions read only the fields that the proxy needs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from queuekeeper.errors import QueuekeeperError
 
 MQTT_5 = 5
 ANY_PACKET_BYTES = 268_435_460
-"""Size of the largest packet that the length in its header can say."""
+"""Largest size of an MQTT packet in bytes: the length field of its header has at most four bytes."""
 
 HEADER_BYTES = 9
-"""Most that a PUBLISH has beside topic, properties and payload: header, length of the topic, packet id."""
+"""Largest size of a PUBLISH in bytes without topic, properties and payload: header, topic length, packet id."""
 
 
 class MalformedPacket(QueuekeeperError):
@@ -30,7 +30,7 @@ class MalformedPacket(QueuekeeperError):
 
 
 class Kind(IntEnum):
-    """Kinds of packets that are looked at; the others are passed on."""
+    """Packet types that the proxy reads; it passes the other types on unread."""
 
     CONNECT = 1
     CONNACK = 2
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class Reason(IntEnum):
-    """Reason codes of MQTT 5; of MQTT 3 a subscription's refusal is 0x80."""
+    """Reason codes of MQTT 5. MQTT 3 has one code for a refused subscription, 0x80."""
 
     GRANTED_QOS_1 = 0x01
     UNSPECIFIED = 0x80
@@ -61,9 +61,9 @@ class Reason(IntEnum):
 
 
 class Packet(NamedTuple):
-    """A packet as it came.
+    """A packet as received.
 
-    :ivar start: where what follows the fixed header begins.
+    :ivar start: offset of the first byte behind the fixed header.
     """
 
     raw: bytes
@@ -71,25 +71,25 @@ class Packet(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """Number of its kind."""
+        """Number of the packet type, see :class:`Kind`."""
         return self.raw[0] >> 4
 
     @property
     def flags(self) -> int:
-        """The four bits beside the kind."""
+        """The lower four bits of the first byte."""
         return self.raw[0] & 0x0F
 
     @property
     def packet_id(self) -> int:
-        """What its first two bytes say in all packets but PUBLISH and CONNECT."""
+        """Packet id: the two bytes behind the fixed header. CONNECT has none, PUBLISH has it behind the topic."""
         return _Reader(self).integer16()
 
 
 async def read_packet(stream: asyncio.StreamReader, *, max_bytes: int) -> Packet | None:
     """Read the next packet; none at the end of the stream.
 
-    :param max_bytes: size of the largest one that is taken.
-    :raises MalformedPacket: when it is larger, or its length does not parse.
+    :param max_bytes: largest size of a packet in bytes.
+    :raises MalformedPacket: when the packet is larger, or its length does not parse.
     """
     try:
         header = await stream.readexactly(2)
@@ -108,12 +108,13 @@ async def read_packet(stream: asyncio.StreamReader, *, max_bytes: int) -> Packet
 
 
 class Connect(NamedTuple):
-    """What a CONNECT says.
+    """Fields of a CONNECT.
 
-    :ivar level: 3, 4 for MQTT 3.1.1, or 5.
-    :ivar receive_maximum: messages with QoS 1 or 2 that the client takes at once; none when it does not say.
-    :ivar max_packet_bytes: largest packet that it takes.
-    :ivar takes_reasons: whether it takes reason strings with other packets than CONNACK and DISCONNECT.
+    :ivar level: protocol level: 3 for MQTT 3.1, 4 for MQTT 3.1.1, 5 for MQTT 5.
+    :ivar receive_maximum: most unacknowledged messages with QoS 1 or 2 that the client accepts; none when the CONNECT
+        does not set it.
+    :ivar max_packet_bytes: largest packet in bytes that the client accepts.
+    :ivar takes_reasons: whether the client accepts reason strings in packets other than CONNACK and DISCONNECT.
     """
 
     level: int
@@ -141,7 +142,7 @@ def read_connect(packet: Packet) -> Connect:
 
 
 def with_receive_maximum(packet: Packet, receive_maximum: int) -> bytes:
-    """Return a CONNECT of MQTT 5 that takes fewer messages at once."""
+    """Return an MQTT 5 CONNECT with another Receive Maximum."""
     reader = _Reader(packet)
     reader.text()
     reader.skip(4)
@@ -151,9 +152,9 @@ def with_receive_maximum(packet: Packet, receive_maximum: int) -> bytes:
 
 
 class Connack(NamedTuple):
-    """What a CONNACK says.
+    """Fields of a CONNACK.
 
-    :ivar client_id: that the broker gave a client without one.
+    :ivar client_id: client id that the broker assigned; none when the client sent its own.
     """
 
     is_accepted: bool
@@ -170,17 +171,17 @@ def read_connack(packet: Packet, level: int) -> Connack:
 
 
 def write_unavailable(level: int) -> bytes:
-    """Return the CONNACK that says that there is no broker to be reached."""
+    """Return the CONNACK that tells the client that the broker cannot be reached."""
     if level == MQTT_5:
         return _packed(Kind.CONNACK << 4, bytes((0, Reason.SERVER_UNAVAILABLE, 0)))
     return _packed(Kind.CONNACK << 4, bytes((0, 3)))
 
 
 class Subscribe(NamedTuple):
-    """What a SUBSCRIBE says.
+    """Fields of a SUBSCRIBE.
 
-    :ivar properties: as they came.
-    :ivar filters: with the options of each.
+    :ivar properties: undecoded, with their length.
+    :ivar filters: pairs of topic filter and options.
     """
 
     packet_id: int
@@ -208,7 +209,7 @@ def write_subscribe(subscribe: Subscribe) -> bytes:
 
 
 def read_unsubscribe(packet: Packet, level: int) -> tuple[int, tuple[str, ...]]:
-    """Return the packet id of an UNSUBSCRIBE, and its filters."""
+    """Return the packet id and the topic filters of an UNSUBSCRIBE."""
     reader = _Reader(packet)
     packet_id = reader.integer16()
     if level == MQTT_5:
@@ -220,10 +221,10 @@ def read_unsubscribe(packet: Packet, level: int) -> tuple[int, tuple[str, ...]]:
 
 
 class Suback(NamedTuple):
-    """What a SUBACK says.
+    """Fields of a SUBACK.
 
-    :ivar properties: as they came.
-    :ivar codes: for each filter, the QoS or why not.
+    :ivar properties: undecoded, with their length.
+    :ivar codes: for each topic filter, the granted QoS or the reason of the refusal.
     """
 
     packet_id: int
@@ -240,22 +241,22 @@ def read_suback(packet: Packet, level: int) -> Suback:
 
 
 def reason_string(text: str) -> bytes:
-    """Return the properties of a packet of MQTT 5 that say why, and nothing else."""
+    """Return the properties of an MQTT 5 packet with one property: the Reason String."""
     packed = b"\x1f" + _text(text)
     return _length(len(packed)) + packed
 
 
 def write_suback(packet_id: int, codes: Sequence[int], *, level: int, properties: bytes = b"") -> bytes:
-    """Return a SUBACK; MQTT 3 knows but one code for what is refused."""
+    """Return a SUBACK; in MQTT 3 every refusal has the code 0x80."""
     if level == MQTT_5:
         return _packed(Kind.SUBACK << 4, _integer16(packet_id), properties or b"\0", bytes(codes))
     return _packed(Kind.SUBACK << 4, _integer16(packet_id), bytes(min(code, Reason.UNSPECIFIED) for code in codes))
 
 
 class Publish(NamedTuple):
-    """What a PUBLISH says.
+    """Fields of a PUBLISH that do not depend on the MQTT version.
 
-    :ivar topic: empty when an alias stands for it.
+    :ivar topic: empty when the packet has a topic alias instead.
     :ivar packet_id: 0 with QoS 0.
     """
 
@@ -265,10 +266,10 @@ class Publish(NamedTuple):
 
 
 class PublishProperties(NamedTuple):
-    """What a PUBLISH of MQTT 5 says besides.
+    """Properties of an MQTT 5 PUBLISH.
 
-    :ivar alias: of the topic.
-    :ivar subscription_ids: of the subscriptions by which it came.
+    :ivar alias: topic alias; none when the packet has none.
+    :ivar subscription_ids: identifiers of the subscriptions that matched the topic.
     """
 
     alias: int | None
@@ -276,7 +277,7 @@ class PublishProperties(NamedTuple):
 
 
 def read_publish(packet: Packet) -> Publish:
-    """Read the beginning of a PUBLISH."""
+    """Read topic, QoS and packet id of a PUBLISH."""
     reader = _Reader(packet)
     qos = packet.flags >> 1 & 3
     topic = reader.text()
@@ -303,10 +304,10 @@ def write_publish(
     content_type: str | None = None,
     subscription_ids: Sequence[int] = (),
 ) -> bytes:
-    """Return a PUBLISH with QoS 1; MQTT 3 leaves out what are properties in MQTT 5."""
+    """Return a PUBLISH with QoS 1; in MQTT 3 it has no properties."""
     properties = b""
     if level == MQTT_5:
-        # paho's way, for any property there is, takes twenty times as long.
+        # paho packs any property, but takes twenty times as long.
         parts = [b"\x26" + _text(name) + _text(text) for name, text in user_properties]
         parts += [b"\x0b" + _length(number) for number in subscription_ids]
         if content_type is not None:
@@ -318,17 +319,17 @@ def write_publish(
 
 
 def write_acknowledgement(kind: Kind, packet_id: int) -> bytes:
-    """Return a PUBACK, PUBREC or PUBCOMP without a reason: it is the same in all versions."""
+    """Return a PUBACK, PUBREC or PUBCOMP without a reason code; all MQTT versions have the same packet."""
     return _packed(kind << 4, _integer16(packet_id))
 
 
 def is_refusal(packet: Packet) -> bool:
-    """Return whether a PUBACK or PUBREC carries the reason of an error."""
+    """Return whether the reason code of a PUBACK or PUBREC is an error."""
     return len(packet.raw) > packet.start + 2 and packet.raw[packet.start + 2] >= Reason.UNSPECIFIED
 
 
 def write_disconnect(reason: Reason, *, level: int, properties: bytes = b"\0") -> bytes:
-    """Return the DISCONNECT by which a server of MQTT 5 says why it ends; MQTT 3 has no such thing."""
+    """Return the DISCONNECT of a server with its reason; empty for MQTT 3, where servers send no DISCONNECT."""
     return _packed(Kind.DISCONNECT << 4, bytes((reason,)), properties) if level == MQTT_5 else b""
 
 
@@ -365,7 +366,7 @@ class _Reader:
         return self.skip(self.left)
 
     def raw_properties(self) -> bytes:
-        """Return properties as they came, their length included."""
+        """Return the properties undecoded, with their length."""
         begin = self.at
         size, shift = 0, 0
         while True:
@@ -411,7 +412,7 @@ def _integer16(number: int) -> bytes:
 
 
 def _length(number: int) -> bytes:
-    """Return a number in as many bytes as it takes (MQTT 5 section 1.5.5)."""
+    """Return a number as a Variable Byte Integer (MQTT 5 section 1.5.5)."""
     packed = bytearray()
     while True:
         number, digit = divmod(number, 128)

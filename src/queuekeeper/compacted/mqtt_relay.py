@@ -1,10 +1,10 @@
-"""One client's connection through the door: all is passed on to the broker and back, but for the client's own queue.
+"""One client's connection through the door, which passes packets on and adds the messages of the client's queue.
 
-The broker decides who the client is, what it may do and what it subscribes to. When it has accepted the subscription
-to the client's own topics, the door knocks: it publishes to such a topic, and the broker lets that pass only to a
-client that is subscribed and may read. What comes through on those topics is never passed on. It opens the queue: from
-then on its messages are put between the broker's, with packet ids that the broker does not use, and the client's
-PUBACKs for them acknowledge.
+The broker decides who the client is, what it may do and what it may subscribe to. When the broker has granted the
+subscription to the client's own topics, the door knocks: it publishes an empty message to one of these topics. The
+broker delivers the knock only to a client that is subscribed and may read. When the knock arrives, the door opens the
+queue and drops the knock, as every other message of the broker on these topics. From then on the door sends the queue's
+messages to the client, with packet ids that the broker does not use, and the client's PUBACKs acknowledge them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from queuekeeper.errors import InvalidTopic, QueuekeeperError, ServerUnavailable
 
 CLOSE_TIMEOUT_S = 2.0
 EARLY_BYTES = 65_536
-"""What is taken of a client that waits to be let in."""
+"""Most bytes that the door reads from a client before it has connected to the broker for that client."""
 
 KNOCK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a knock is waited for before the next one."""
+"""Times to wait for a knock before the next one; after the last of them the door gives up."""
 
 SEQUENCE_PROPERTY = "ecq-seqno"
 TOMBSTONE_PROPERTY = "ecq-tombstone"
@@ -51,20 +51,20 @@ _T = TypeVar("_T")
 
 @dataclass(kw_only=True)
 class DoorReport:
-    """What went through a door since it was opened.
+    """Counts since the door was opened, and whether Redis works now.
 
-    :param connections: of clients.
+    :param connections: connections of clients, also those that have ended.
     :param appended: values stored.
-    :param refused: publishes that never can be stored, and were told so.
-    :param untold: those of them that the broker let nobody know of.
-    :param delivered: messages given to clients.
-    :param acknowledged: those that the clients confirmed.
-    :param failed: deliveries that failed: a queue that cannot be read or was lost, a message that was passed over, a
-        connection that has ended with nothing acknowledged.
-    :param redis_answers: whether Redis answers now.
-    :param stores: whether what is published can be stored now, as far as is known.
-    :param unavailable: subscriptions to queues that were refused since Redis did not answer.
-    :param outages: how often Redis has begun not to answer, or not to store.
+    :param refused: publishes refused because they can never be stored.
+    :param untold: refused publishes whose refusal the broker did not let the door publish.
+    :param delivered: messages sent to clients.
+    :param acknowledged: messages acknowledged by clients.
+    :param failed: failed deliveries: queues that cannot be read, queues lost to another consumer, messages passed over,
+        and connections that ended with messages delivered and none acknowledged.
+    :param redis_answers: whether Redis answered the last check.
+    :param stores: whether Redis stores what is published, by the last check and the last publish.
+    :param unavailable: subscriptions to queues refused because Redis did not answer.
+    :param outages: outages begun: Redis does not answer, or does not store.
     """
 
     connections: int = 0
@@ -82,11 +82,11 @@ class DoorReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
-    """Receiver of durations, in seconds.
+    """Functions that are called with durations in seconds.
 
-    :param append: from taking a publish until it is stored.
-    :param delivery: from having a message until the client's connection has taken it.
-    :param ack: from giving it until the client's PUBACK.
+    :param append: from receiving a publish until it is stored.
+    :param delivery: from fetching a message until it is written to the client.
+    :param ack: from writing a message to the client until its PUBACK.
     """
 
     append: Callable[[float], None]
@@ -98,11 +98,12 @@ class Durations:
 class Surroundings:
     """What all connections of a door share.
 
-    :param window: messages that a client gets before it has to acknowledge.
-    :param open_broker: opens a connection to the broker; raises an ``OSError`` when a client cannot be let in.
-    :param knock: publishes to a topic by the door's own connection.
-    :param has_redis: whether Redis answers, as far as is known.
-    :param failures: to deliver, by client.
+    :param window: most unacknowledged messages of a queue that a client has.
+    :param max_packet_bytes: largest packet in bytes that the door reads.
+    :param open_broker: opens a connection to the broker for a client; raises ``OSError`` when that fails.
+    :param knock: publishes an empty message to a topic, over the door's own connection.
+    :param has_redis: returns whether Redis answered the last check.
+    :param failures: counts and logs failed deliveries.
     """
 
     queues: AsyncCompactedQueues
@@ -123,7 +124,8 @@ class _Injected(NamedTuple):
     given_at_s: float
 
 
-# What becomes of a filter of a SUBSCRIBE: the broker answers, it is the client's own, or the door refuses it.
+# Verdicts on a topic filter of a SUBSCRIBE: the broker decides, or the filter is that of the client's own queue. Any
+# other verdict is the reason code with which the door refuses the filter.
 _BROKERS, _OWN = -1, -2
 
 
@@ -144,40 +146,40 @@ class Relay:
         self._takes_reasons = False
         self._room = asyncio.Semaphore(world.window)
         self._injected: dict[int, _Injected] = {}
-        # Packet ids of the broker's messages that the client has not confirmed.
+        # Packet ids of the broker's messages that the client has not acknowledged.
         self._brokers_ids: set[int] = set()
         self._brokers_last_id = 0
         self._subscribing: dict[int, list[int]] = {}
         self._unsubscribing: set[int] = set()
-        # Of messages on the client's own topics, which are not passed on.
+        # Topic aliases and packet ids of the broker's messages on the client's own topics, which are not passed on.
         self._own_aliases: set[int] = set()
         self._own_qos_2: set[int] = set()
         self._subscription_ids: tuple[int, ...] = ()
         self._opened = asyncio.Event()
         self._delivering: asyncio.Task[None] | None = None
-        # Messages of the queue that the client was given by this connection, until it acknowledges one.
+        # Number of queue messages sent to the client.
         self._unanswered = 0
         self._has_acknowledged = self._is_ended_by_us = False
         self._tasks: set[asyncio.Task[None]] = set()
-        # To the broker, once the client is let in.
+        # Writer to the broker; done once the client is let in, that is, connected to the broker.
         self._let_in: asyncio.Future[StreamWriter] = asyncio.Future()
-        # What the client has sent behind its CONNECT until then.
+        # Packets that the client has sent behind its CONNECT before it was let in.
         self._early: list[Packet] = []
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Pass packets on until either side ends."""
+        """Pass packets on until the client or the broker closes its connection, or :meth:`end` is called."""
         opened: list[tuple[StreamReader, StreamWriter]] = []
 
         async def open_broker() -> None:
-            # Noted where it is opened: it is to be closed however the wait for it ends.
+            # Kept outside, so that it is closed even if the wait for it is cancelled.
             opened.append(await self._world.open_broker())
 
         try:
             connect = await self._unless_it_ends(self._read_connect())
             if connect is None:
                 return
-            # Read from now on, since a client may leave before it is let in: the broker is not to hear of it then.
+            # Read from the client already now: if it leaves before it is let in, its CONNECT must not reach the broker.
             self._spawn(self._pass_on(self._reader, None, self._from_client))
             try:
                 await self._unless_it_ends(open_broker())
@@ -198,7 +200,7 @@ class Relay:
             _log.info("connection of client %r ends: %s", self._client_id, error)
         finally:
             if self._unanswered and not self._has_acknowledged and not self._is_ended_by_us:
-                self._failed(f"goes without an acknowledgement, having been given {self._unanswered} of its queue")
+                self._failed(f"goes without an acknowledgement, after {self._unanswered} messages of its queue")
             await self._stop_delivering()
             for task in self._tasks:
                 task.cancel()
@@ -208,11 +210,14 @@ class Relay:
                 with suppress(OSError, TimeoutError):
                     async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await writer.wait_closed()
-                # A peer that reads nothing has had its time.
+                # Data that the peer has not read within 2 s is discarded.
                 writer.transport.abort()
 
     def end(self, reason: Reason, why: str | None = None) -> None:
-        """End the connection, with a reason if the client understands one; a waiting client gets it in its CONNACK."""
+        """End the connection, with a DISCONNECT for MQTT 5; a client that is not let in yet gets a CONNACK instead.
+
+        :param why: Reason String of the DISCONNECT; left out if the packet would be too large for the client.
+        """
         self._is_ended_by_us = True
         self._ended.set()
         if not self._let_in.done():
@@ -224,9 +229,9 @@ class Relay:
         self._client.write(said)
 
     async def _unless_it_ends(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Wait for something, but no longer than for the end of the connection.
+        """Wait for some work, and cancel it when the connection ends.
 
-        :raises ConnectionAbortedError: at that end.
+        :raises ConnectionAbortedError: when the connection ended first.
         """
         task = asyncio.get_running_loop().create_task(work)
         ending = asyncio.get_running_loop().create_task(self._ended.wait())
@@ -235,7 +240,7 @@ class Relay:
             return await task
         except asyncio.CancelledError:
             if self._ended.is_set():
-                raise ConnectionAbortedError("it has left, or the door is shut") from None
+                raise ConnectionAbortedError("the client has left, or the door is shut") from None
             raise
         finally:
             ending.cancel()
@@ -246,7 +251,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
 
     async def _read_connect(self) -> bytes | None:
-        """Return the client's CONNECT as it is for the broker."""
+        """Read the client's CONNECT, and return the CONNECT for the broker; none when the client has closed."""
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             packet = await packets.read_packet(self._reader, max_bytes=self._world.max_packet_bytes)
         if packet is None:
@@ -258,14 +263,14 @@ class Relay:
         self._take_client_id(connect.client_id)
         if connect.receive_maximum is None:
             return packet.raw
-        # What the client takes at once is shared between the broker and the queue.
+        # The broker and the queue share the client's Receive Maximum.
         self._window = min(self._window, connect.receive_maximum // 2)
         self._room = asyncio.Semaphore(self._window)
         return packets.with_receive_maximum(packet, connect.receive_maximum - self._window)
 
     def _take_client_id(self, client_id: str) -> None:
         self._client_id = client_id
-        # Without an own topic there is no queue, and the broker sees to all else.
+        # A client id that no topic can hold has no queue over MQTT; the broker serves the client all the same.
         with suppress(InvalidTopic):
             self._own_filter = self._topics.subscription(client_id)
             self._own_topics = self._topics.delivery(client_id, b"")
@@ -273,9 +278,11 @@ class Relay:
     async def _pass_on(
         self, source: StreamReader, sink: StreamWriter | None, look_at: Callable[[Packet], bytes]
     ) -> None:
-        """Pass packets on; with no sink, to the broker, once the client is let in.
+        """Pass packets on from the source to the sink.
 
-        Until then it is read all the same, so that its end is seen; from one that has sent a lot nothing more is read.
+        :param sink: none for the broker. Until the client is let in, its packets are kept; after 64 KiB of them, no
+            more is read.
+        :param look_at: returns the bytes to pass on in place of a packet.
         """
         try:
             while packet := await packets.read_packet(source, max_bytes=self._world.max_packet_bytes):
@@ -297,7 +304,7 @@ class Relay:
     # From the client
 
     def _from_client(self, packet: Packet) -> bytes:
-        """Return what the broker is to get."""
+        """Handle a packet of the client, and return the bytes for the broker."""
         kind = packet.kind
         if kind in (Kind.PUBACK, Kind.PUBREC, Kind.PUBCOMP):
             packet_id = packet.packet_id
@@ -322,10 +329,10 @@ class Relay:
         return packet.raw
 
     def _confirm_receipt(self) -> None:
-        """Have the system confirm at once what has arrived.
+        """Have the system send the TCP acknowledgement of a PUBACK at once.
 
-        Most clients hold back their next small packet until then (Nagle's algorithm), and systems confirm only after
-        40 ms what has no answer, as a PUBACK has none.
+        Nothing answers a PUBACK, so the system would delay the TCP acknowledgement by 40 ms. Most clients hold back
+        their next small packet until they have it (Nagle's algorithm).
         """
         if _QUICK_ACK is not None:
             self._client.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
@@ -335,8 +342,8 @@ class Relay:
         verdicts = [self._judge(name, options) for name, options in subscribe.filters]
         if all(verdict == _BROKERS for verdict in verdicts):
             return packet.raw
-        # Of the client's own topics nothing but the knock comes from the broker, which is not kept while nobody is
-        # there: QoS 0.
+        # The broker is asked for QoS 0 on the client's own topics: it delivers only knocks there, and need not keep a
+        # knock while the client is away.
         asked = tuple(
             (name, options & ~3 if verdict == _OWN else options)
             for (name, options), verdict in zip(subscribe.filters, verdicts, strict=True)
@@ -360,7 +367,7 @@ class Relay:
             _log.warning("client %r subscribes to its queue with QoS 0, and is refused", self._client_id)
             return Reason.UNSPECIFIED
         if shared is None and name == self._own_filter:
-            _log.warning("client %r takes one message at a time, which leaves none for its queue", self._client_id)
+            _log.warning("client %r has Receive Maximum 1, which leaves no room for its queue", self._client_id)
             return Reason.QUOTA_EXCEEDED
         if self._topics.covers(name if shared is None else shared):
             _log.warning("client %r may not subscribe to %r: only to its own queue", self._client_id, name[:200])
@@ -370,7 +377,7 @@ class Relay:
     # From the broker
 
     def _from_broker(self, packet: Packet, broker: StreamWriter) -> bytes:
-        """Return what the client is to get."""
+        """Handle a packet of the broker, and return the bytes for the client."""
         kind = packet.kind
         if kind == Kind.PUBLISH:
             return self._publish(packet, broker)
@@ -404,7 +411,11 @@ class Relay:
         return self._answer(suback.packet_id, codes, suback.properties)
 
     def _answer(self, packet_id: int, codes: list[int], properties: bytes = b"") -> bytes:
-        """Return a SUBACK; what the broker says in it stays, and where it says nothing the door says why it refuses."""
+        """Return a SUBACK with the broker's properties.
+
+        If the broker sent none and the door refuses a filter because Redis does not answer, the SUBACK has a Reason
+        String, unless the client does not accept it.
+        """
         plain = packets.write_suback(packet_id, codes, level=self._level, properties=properties)
         if Reason.IMPLEMENTATION_SPECIFIC not in codes or not self._takes_reasons or properties not in (b"", b"\0"):
             return plain
@@ -432,7 +443,9 @@ class Relay:
             return b""
         if publish.qos:
             if publish.packet_id in self._injected:
-                raise MalformedPacket(f"packet id {publish.packet_id} is the broker's and the queue's; connect again")
+                raise MalformedPacket(
+                    f"the broker uses packet id {publish.packet_id} of a queue message; connect again"
+                )
             self._brokers_ids.add(publish.packet_id)
             self._brokers_last_id = publish.packet_id
         return packet.raw
@@ -440,7 +453,10 @@ class Relay:
     # The queue
 
     async def _knock(self, *, is_expected: bool) -> None:
-        """Find out whether the broker lets the client's own topics pass to it."""
+        """Knock until a knock arrives, at most five times.
+
+        :param is_expected: log a warning if none arrives.
+        """
         topic = self._own_topics
         if topic is None:
             return
@@ -452,8 +468,8 @@ class Relay:
                     return
         if is_expected:
             _log.warning(
-                "client %r gets nothing of its queue: the broker has granted %s, but lets nothing of it pass; may the "
-                "door write there, and the client read?",
+                "client %r receives nothing from its queue: the broker granted its subscription to %s, but delivers "
+                "nothing there; check that the door may write to these topics and the client may read them",
                 *(self._client_id, self._own_filter),
             )
 
@@ -470,7 +486,7 @@ class Relay:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _deliver(self) -> None:
-        """Put the queue's messages between the broker's."""
+        """Consume the queue, and send its messages to the client."""
         rules = ConsumerRules(window=self._window, unreadable=WhenUnreadable.HAND_OUT)
         session = f"mqtt:{uuid.uuid4().hex}"
         try:
@@ -497,14 +513,17 @@ class Relay:
         except ConnectionError:
             self._ended.set()
         except Exception:
-            # Connected, and without its queue, the client would wait for ever.
+            # A client that stayed connected without its queue would wait for ever.
             _log.exception("client %r: its queue cannot be delivered", self._client_id)
             self.end(Reason.UNSPECIFIED)
 
     def _inject(self, consumer: AsyncCompactedConsumer, message: CompactedMessage) -> bool:
-        """Give a message to the client; return false for one that it cannot have."""
+        """Send a message to the client.
+
+        :returns: false when the client cannot receive the message, which is then passed over.
+        """
         if not message.is_readable:
-            self._pass_over(consumer, message, "what is stored cannot be read")
+            self._pass_over(consumer, message, "its record cannot be read")
             return False
         packet_id = self._free_id()
         try:
@@ -522,8 +541,8 @@ class Relay:
             self._pass_over(consumer, message, str(error))
             return False
         if len(raw) > self._max_packet_bytes:
-            # As if it had been sent (MQTT 5 section 3.1.2.11.4).
-            self._pass_over(consumer, message, f"it takes no packet of {len(raw)} bytes")
+            # MQTT 5 section 3.1.2.11.4: discard it, and go on as if it had been sent.
+            self._pass_over(consumer, message, f"the client accepts no packet of {len(raw)} bytes")
             return False
         self._injected[packet_id] = _Injected(consumer, message, time.monotonic())
         self._client.write(raw)
@@ -541,7 +560,7 @@ class Relay:
         self._world.failures.meet(self._client_id, why, level=level)
 
     def _free_id(self) -> int:
-        """Return a packet id as far from the broker's as can be: brokers count up."""
+        """Return a packet id that is as far as possible from the broker's last one, since brokers count up."""
         packet_id = self._brokers_last_id + PACKET_IDS // 2
         while True:
             packet_id = packet_id % PACKET_IDS + 1
@@ -557,5 +576,5 @@ def _user_properties(message: CompactedMessage) -> list[tuple[str, str]]:
 
 
 def _is_allowed(text: str) -> bool:
-    """Return whether a text may be in a packet (MQTT 5 section 1.5.4): else a client would hang up, time and again."""
+    """Return whether a packet may contain a text (MQTT 5 section 1.5.4); if not, clients disconnect at the packet."""
     return "\0" not in text
