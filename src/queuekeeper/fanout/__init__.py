@@ -1,4 +1,4 @@
-"""Fan-out queues in Redis: a message is stored once, and every registered consumer works through all of them."""
+"""Fan-out queues in Redis: a message is stored once, and every registered consumer gets it."""
 
 from lazy_loader import attach_stub
 

@@ -1,4 +1,4 @@
-"""What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
+"""Public names of this store; ``__init__.py`` loads a name when it is first used."""
 
 from .app import App as App
 from .consumer import AsyncFanoutConsumer as AsyncFanoutConsumer, FanoutConsumer as FanoutConsumer

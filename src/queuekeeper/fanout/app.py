@@ -1,4 +1,4 @@
-"""An app of fan-out queues: handlers of several consumers that one process runs."""
+"""An app of fan-out queues: handlers of consumers that run in one process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from queuekeeper.text_form import shows
 class App(service.App):
     """Handlers of consumers, which ``queuekeeper fanout work MODULE:NAME`` runs together.
 
-    :param rules: of each consumer that has none of its own.
-    :param middleware: looks on or wraps, whichever handler works.
+    :param rules: rules of the consumers that have none of their own.
+    :param middleware: observes or wraps the attempts of all handlers.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -41,9 +41,9 @@ class App(service.App):
         start: Start = Start.NEW,
         register: bool = True,
     ) -> Callable[[service.W], service.W]:
-        """Have the function below work on a consumer's messages; the parameters are those of :class:`FanoutConsumer`.
+        """Add the decorated function as handler of a consumer; the parameters are those of :class:`FanoutConsumer`.
 
-        A coroutine function works in the event loop, any other in threads.
+        A coroutine function runs in the event loop, any other function in threads.
         """
         given = {"consumer": consumer, "options": options, "start": start, "register": register}
         return self._takes(queue=queue, rules=rules or self._rules, middleware=self._middleware, **given)

@@ -1,8 +1,8 @@
-"""Consuming a fan-out queue with handlers.
+"""Consumers of fan-out queues, which call handlers.
 
-What a consumer does is one operation (:class:`~queuekeeper.fanout.consumption.Consumption`). :class:`FanoutConsumer`
-runs it in a thread and handlers in others, :class:`AsyncFanoutConsumer` in the event loop. Any number of both, in any
-number of processes, may share a consumer's name: each message is one's at a time.
+The work of a consumer is one operation (:class:`~queuekeeper.fanout.consumption.Consumption`). :class:`FanoutConsumer`
+runs it in a thread and handlers in other threads, :class:`AsyncFanoutConsumer` runs all in the event loop. Any number
+of objects, in any number of processes, may share a consumer's name: only one of them has a message at a time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from queuekeeper.service.handlers import handler_of
 from queuekeeper.text_form import shows
 
 LISTEN_S = 0.5
-"""How long a thread listens at a time before it looks whether it shall end."""
+"""Seconds that a thread listens before it checks whether the consumer stops."""
 
 
 class _Registered:
-    """What consumers of both kinds tell of themselves."""
+    """Properties of both classes of consumers."""
 
     operations: Consumption
 
     @property
     def registration(self) -> Registration | None:
-        """What registering did; none before, and when it was left to others."""
+        """Result of the registration; ``None`` before it and without ``register``."""
         return self.operations.registration
 
 
@@ -49,16 +49,18 @@ class FanoutConsumer(_Registered, BlockingService[None]):
         consumer = FanoutConsumer(queues, "orders", bill, consumer="billing")
         consumer.run()  # until stop() is called, in another thread or by a signal
 
-    Or ``with consumer:``, which runs it in a thread until the block's end. Every message is worked on at least once;
-    what a handler returns without an error is done. A stop finishes what handlers are at and gives back the rest; one
-    that takes longer than ``rules.grace_s`` is left alone, and keeps no process from ending.
+    Or ``with consumer:``, which runs the consumer in a thread until the block ends. Every message is worked on at least
+    once; it is done when its handler returns. A stop waits for running handlers and gives back all other messages. A
+    handler that takes longer than ``rules.grace_s`` is abandoned, and does not keep the process from ending.
 
-    :param work: gets each message; a plain function has the default rules, others come with a :class:`Handler`.
-    :param options: with which it is registered, unless it is registered already.
-    :param start: what it gets of earlier messages when it is registered.
-    :param register: false to leave that to others; what they have left half done is ended.
-    :param middleware: looks on or wraps; see :class:`~queuekeeper.fanout.handlers.Middleware`.
-    :param draw: chance, from 0 to 1, that spreads retries.
+    :param work: function that gets each message; a plain function has the default :class:`RetryRules`, a
+        :class:`Handler` its own.
+    :param rules: how the consumer works; defaults when absent.
+    :param options: options of the registration, defaults when absent; a registered consumer keeps its own.
+    :param start: earlier messages that the consumer gets when it is registered, none by default.
+    :param register: whether it registers the consumer; if false, it only finishes a registration that was interrupted.
+    :param middleware: observes or wraps each attempt; see :class:`~queuekeeper.fanout.handlers.Middleware`.
+    :param draw: random number from 0 to 1, which spreads retries.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -81,7 +83,7 @@ class FanoutConsumer(_Registered, BlockingService[None]):
         if is_coroutine_function(work.work):
             raise UsageError("the handler is a coroutine function: it would never run here, take AsyncFanoutConsumer")
         rules = rules or WorkRules()
-        # One of the threads listens.
+        # One more thread, which listens.
         super().__init__(noun="consumer", threads=rules.workers + 1)
         self.operations: Consumption = Consumption(
             queues.operations, queue, work, consumer=consumer, rules=rules, options=options, start=start,
@@ -106,10 +108,10 @@ class FanoutConsumer(_Registered, BlockingService[None]):
 
 @shows(queues="_queues", queue="operations.queue", consumer="operations.consumer")
 class AsyncFanoutConsumer(_Registered, AsyncService[None]):
-    """The same for asyncio: the handler is a coroutine function, and all of it runs in one event loop.
+    """:class:`FanoutConsumer` for asyncio: the handler is a coroutine function, and all runs in one event loop.
 
-    A handler that is still at work when a stop has waited for long enough is cancelled, and its message given back; one
-    that does not end then is left alone.
+    A handler that still runs ``rules.grace_s`` after a stop is cancelled, and its message is given back. A handler that
+    does not end then is abandoned.
     """
 
     @checked
@@ -147,7 +149,7 @@ class AsyncFanoutConsumer(_Registered, AsyncService[None]):
         return await self._queues.await_wake(state.queue, consumer=state.consumer, timeout_s=timeout_s)
 
     def stop(self) -> None:
-        """End it in good order."""
+        """Stop the consumer in good order."""
         super().stop()
         for task, token in self._tasks.items():
             if token is None:

@@ -1,4 +1,4 @@
-"""What a consumer of a fan-out queue does, as one operation: claims, begins handlers, renews leases, settles, waits."""
+"""The work of a consumer of a fan-out queue, as one operation: claim, begin handlers, renew leases, settle, wait."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from queuekeeper.service.handlers import handler_of
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
 
 DEAF_S = 1.0
-"""How long nobody listens after the connection for it was lost."""
+"""Seconds from the loss of the listening connection until the consumer listens again."""
 
 TOUCH_S = 30.0
-"""How long a consumer that claims nothing lets pass between two signs of life at most."""
+"""Longest time in seconds between two signs of life of a consumer that claims nothing."""
 
 LEAST_TOUCH_S = 0.1
-"""The same at least, however soon its queue takes it for dead."""
+"""Shortest time in seconds between two signs of life, however short ``idle_expiry_ms`` is."""
 
 REGISTER_S = 5.0
-"""How long a consumer that a full server has not registered lets pass before it asks again."""
+"""Seconds between two tries to register while the server is full."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +51,17 @@ _log = logging.getLogger(__name__)
 class WorkRules:
     """How a consumer works.
 
-    :param workers: messages that are worked on at once.
-    :param prefetch: messages that are claimed ahead. Others of the name do not get them; calls of the server are saved.
-    :param lease_ms: time after which a message goes to another when this process has died. It is renewed at its half,
-        however long a handler works.
-    :param max_stalls: a message whose lease has run out more often becomes a dead letter. One whose lease has run out
-        twice is worked on while nothing else is, so that it takes no others along.
-    :param look_s: a wake-up that got lost with a process or a connection costs so much time at most.
-    :param grace_s: how long a stop waits for handlers at work.
+    :param workers: number of messages that are worked on at once, 8 by default.
+    :param prefetch: number of messages that are claimed beyond ``workers``, 0 by default. It saves calls; other workers
+        of the consumer cannot work on these messages meanwhile.
+    :param lease_ms: time in ms after which another worker gets the messages of a worker that has died, 30,000 by
+        default. A lease is renewed at its half while the worker lives, however long a handler takes.
+    :param max_stalls: number of stalls, 3 by default, above which a message becomes a dead letter; a stall is a lease
+        that has run out. A message with two stalls is worked on alone, so that it stops no other handler if it ends
+        the process.
+    :param look_s: longest time in seconds between two claims while there is room, 5 by default; a lost wake-up delays a
+        message by no more.
+    :param grace_s: time in seconds that a stop waits for running handlers, 30 by default.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -82,7 +85,7 @@ class WorkRules:
 class _Held:
     """A message under lease.
 
-    :param renew_at_s: when half of the lease is over.
+    :param renew_at_s: time at which half of the lease is over.
     """
 
     message: FanoutMessage
@@ -91,13 +94,13 @@ class _Held:
 
 
 class Consumption:
-    """What a consumer does, as an operation.
+    """The work of a consumer, as an operation.
 
-    :ivar registration: what registering did; none before, and when it was left to others.
-    :param attempt: kind of attempts that it makes.
-    :param listen: waits for a wake-up for so many seconds, and answers whether one came.
-    :param began: called when it is registered.
-    :param now_s: a clock that never goes back.
+    :ivar registration: result of the registration; ``None`` before it and without ``register``.
+    :param attempt: class of its attempts.
+    :param listen: waits for a wake-up, for at most the seconds that it is given, and returns whether one came.
+    :param began: called when the consumer is registered.
+    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(
@@ -135,12 +138,12 @@ class Consumption:
         self._listen = listen
         self._began = began
         self._now_s = now_s
-        # Each message that is held is in one of these.
+        # Each message under lease is in one of these.
         self._waiting: deque[_Held] = deque()
         self._busy: set[_Held] = set()
         self._ended: dict[_Held, Ended] = {}
         self._surplus: list[_Held] = []
-        # A wake-up was taken and nothing claimed since; somebody else may have to hear of it.
+        # _woken: a wake-up came, and no claim since then; without room it is passed on to another worker.
         self._woken = self._listening = False
         self._look_at_s = self._listen_at_s = self._touch_at_s = now_s()
         self._touch_s = TOUCH_S
@@ -152,14 +155,14 @@ class Consumption:
 
     @property
     def late(self) -> bool:
-        """Whether handlers still work."""
+        """Whether handlers are still running."""
         return bool(self._busy)
 
     def run(self) -> Operation[None]:
-        """Serve until a stop or an error that a repeat does not cure; running handlers are ended then, too.
+        """Serve until a stop, or until an error that a repeat does not cure, after which the consumer stops, too.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
-        :raises UnknownConsumer: when somebody has unregistered it.
+        :raises ServerUnavailable: when the server cannot be reached at the start; later the consumer waits for it.
+        :raises UnknownConsumer: when the consumer has been unregistered.
         """
         yield from self._take_place()
         self._began()
@@ -173,7 +176,7 @@ class Consumption:
                         self._fail_with(error)
                         continue
                     self._over = not self._busy
-                # What a reply that was lost has leased comes again when its lease is over.
+                # Messages that were leased by a lost reply come again when the lease is over.
                 until_s = self._now_s() + SERVER_BACKOFF.after(attempt)
                 attempt += 1
                 _log.warning("consumer %r of %r: %s; it tries again", self.consumer, self.queue, error)
@@ -187,14 +190,14 @@ class Consumption:
         left = len(self._waiting) + len(self._busy) + len(self._ended) + len(self._surplus)
         if left:
             _log.warning(
-                "consumer %r of %r ended with %d messages; they come again when their leases are over",
+                "consumer %r of %r ended with %d messages, which are handed out again when their leases are over",
                 *(self.consumer, self.queue, left),
             )
         if self._failure is not None:
             raise self._failure
 
     def _fail_with(self, error: Exception) -> None:
-        """Begin to end because of an error."""
+        """Begin to stop because of an error."""
         _log.error("consumer %r of %r ends: %s", self.consumer, self.queue, error)
         self._failure = error
         self._give_up_at_s = self._now_s() + END_S
@@ -202,7 +205,7 @@ class Consumption:
             self._stop_at_s = self._now_s() + self.rules.grace_s
 
     def _take_place(self) -> Operation[None]:
-        """Register, or make sure that somebody has, to the end."""
+        """Register the consumer, or check that it is registered and finish its registration."""
         if self._registers:
             yield from self._register()
         if self.registration is None:
@@ -211,10 +214,10 @@ class Consumption:
             yield from self._register()
 
     def _register(self) -> Operation[None]:
-        """Register, or end what somebody else may have left half done; now or later.
+        """Register the consumer, or finish an interrupted registration; if the server is full, plan another try.
 
-        One that is registered is what a full server needs, and it refuses to register anybody. It may have refused when
-        the consumer was a member and had not been given all of what was there before; until then it gets nothing.
+        A full server accepts neither, but it accepts acks, which free memory. So a consumer that is registered goes on.
+        It gets nothing while its registration lacks some of the earlier messages.
         """
         try:
             if self._registers:
@@ -237,7 +240,7 @@ class Consumption:
         return self._stop_at_s is not None and self._now_s() >= self._end_at_s(self._stop_at_s)
 
     def _end_at_s(self, stop_at_s: float) -> float:
-        """Return when to end, whatever the server has not answered."""
+        """Return the time at which the consumer ends, even if calls have no answer."""
         return stop_at_s + END_S if self._busy else self._give_up_at_s
 
     def _turn(self) -> Operation[None]:
@@ -249,7 +252,7 @@ class Consumption:
             return
         yield from self._start_work()
         if self._now_s() >= self._register_at_s:
-            # Whoever has unregistered it since then does not want it back.
+            # Fails if the consumer was unregistered meanwhile, and so does not register it again.
             yield from self._operations.touch(self.queue, consumer=self.consumer)
             yield from self._register()
         if self._room > 0:
@@ -278,7 +281,7 @@ class Consumption:
             yield Begin(work=attempt.run, token=held)
 
     def _is_suspect(self, held: _Held) -> bool:
-        """Tell whether a message may be what ends its workers; it is claimed alone."""
+        """Return whether a message may be the reason why its workers died; the server hands it out alone."""
         return held.message.stalls >= max(1, min(SUSPECT_STALLS, self.rules.max_stalls))
 
     @property
@@ -288,7 +291,7 @@ class Consumption:
         return self.rules.workers + self.rules.prefetch - len(self._waiting) - len(self._busy)
 
     def _wake_at_s(self) -> float:
-        """Return when there is something to do though nothing has happened."""
+        """Return the time of the next thing to do if no message comes."""
         instants = [held.renew_at_s for held in (*self._busy, *self._waiting)]
         if self._stop_at_s is not None:
             is_grace = self._busy and self._now_s() < self._stop_at_s
@@ -302,7 +305,7 @@ class Consumption:
         return min(instants)
 
     def _hear(self, until_s: float) -> Operation[None]:
-        """Wait for something to happen."""
+        """Wait for messages, and note what they say."""
         if self._over:
             return
         told = (yield Wait(timeout_s=max(0.0, until_s - self._now_s()), notifiable=False)).told
@@ -315,7 +318,7 @@ class Consumption:
             elif message.token is None:
                 self._listening = False
                 if message.error is not None:
-                    # A wake-up may have been lost with the connection.
+                    # A wake-up may be lost with the connection.
                     self._listen_at_s = self._now_s() + DEAF_S
                 self._woken = self._woken or message.error is not None or message.result
             else:
@@ -344,13 +347,13 @@ class Consumption:
         if claimed.more or len(claimed.messages) == asked:
             quiet_s = 0.0
         elif claimed.wait_until_ms is not None:
-            # By the server's clock it is now a lease before the deadline.
+            # The server's clock now shows the deadline less the lease.
             due_ms = claimed.wait_until_ms - (claimed.deadline_ms - self.rules.lease_ms)
             quiet_s = min(quiet_s, max(0.001, due_ms / 1_000))
         self._look_at_s = self._now_s() + quiet_s
 
     def _pass_on(self) -> Operation[None]:
-        """Wake another consumer of the name, since there is no room here: returned messages wake all that listen."""
+        """Wake other workers, since there is no room here: a message that is claimed and returned wakes them."""
         claimed = yield from self._operations.claim(
             self.queue, consumer=self.consumer, lease_ms=self.rules.lease_ms, max_stalls=self.rules.max_stalls
         )
@@ -362,12 +365,12 @@ class Consumption:
         yield from self._give_back()
 
     def _give_back(self) -> Operation[None]:
-        """Return messages for which there is no room; a call without an answer is repeated."""
+        """Return messages for which there is no room; after a call without an answer the next turn repeats it."""
         yield from self._return(self._surplus)
         self._surplus.clear()
 
     def _settle(self) -> Operation[None]:
-        """Report the outcomes of messages to the server; a call without an answer is repeated."""
+        """Report the outcomes of messages; after a call without an answer the next turn repeats it."""
         done: dict[str, list[_Held]] = {}
         for held, ended in self._ended.items():
             if ended.error is None and ended.result is None:
@@ -380,10 +383,10 @@ class Consumption:
                 self._note_lost(report.stale)
             for held in group:
                 del self._ended[held]
-            # The next one of an ordered consumer's lane can be claimed.
+            # An ordered consumer can claim the next message of the lane.
             self._look_at_s = self._now_s()
         for held, ended in list(self._ended.items()):
-            # One that was not cut off here has let a cancellation of its own out, and would do so again.
+            # Without a cut the handler itself has raised CancelledError, and would do so again: that is a failure.
             if self._has_cut and isinstance(ended.error, asyncio.CancelledError):
                 yield from self._return([held])
             else:
@@ -429,7 +432,7 @@ class Consumption:
             stale = set(report.stale)
             if stale:
                 self._note_lost(len(stale))
-                # They are another's now. A handler at work on one cannot know; its ack will be refused.
+                # Another worker may have them now. A handler that is running cannot know; its ack will be refused.
                 self._waiting = deque(
                     held for held in self._waiting if held.token != token or held.message.id not in stale
                 )
@@ -438,7 +441,7 @@ class Consumption:
                 held.renew_at_s = float("inf") if is_lost else sent_s + self.rules.lease_ms / 2_000
 
     def _wind_up(self, stop_at_s: float) -> Operation[None]:
-        """Give back what was not begun, and end when handlers have."""
+        """Give back messages that no handler has begun, and end when the running handlers have ended."""
         if self._waiting:
             yield from self._return(list(self._waiting))
             self._waiting.clear()
@@ -460,6 +463,6 @@ class Consumption:
 
     def _note_lost(self, count: int) -> None:
         _log.warning(
-            "consumer %r of %r: leases of %d messages were lost; others get them, or got them",
+            "consumer %r of %r: leases of %d messages were lost; other workers get or have got them",
             *(self.consumer, self.queue, count),
         )

@@ -1,4 +1,4 @@
-"""Handlers of a consumer: which function works on a message, and what follows a failure."""
+"""Handlers of a consumer: the function that works on messages, and the rules for its failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service import handlers as service
 
 Work: TypeAlias = Callable[[FanoutMessage], Any]
-"""Works on a message; a coroutine function for asyncio. When it returns, the message is done; when it raises, not."""
+"""Function, for asyncio a coroutine function, that works on a message. It fails by raising an exception."""
 
 MAX_ATTEMPTS = 1_000_000
 
@@ -24,17 +24,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRules:
-    """What becomes of a message that a handler has failed on.
+    """Rules for a message on which a handler has failed.
 
-    :param max_attempts: it becomes a dead letter when it has had so many; none for never.
-    :param first_delay_ms: until the second attempt.
-    :param factor: how much longer each further delay is.
-    :param max_delay_ms: the longest.
-    :param jitter: share of a delay that chance takes away, so that what failed together does not come again together.
-    :param dead_on: exceptions that no retry will cure: the message becomes a dead letter at once.
-    :param time_limit_ms: time that a handler may take for a message; then it has failed with
-        :class:`~queuekeeper.errors.TimeLimitExceeded`. None for no limit. A thread is stopped when it is in Python
-        code, not in a query or a sleep.
+    :param max_attempts: number of attempts, 5 by default, after which a message becomes a dead letter; ``None`` means
+        never.
+    :param first_delay_ms: delay in ms before the second attempt, 1,000 by default.
+    :param factor: number by which each further delay is multiplied, 2 by default.
+    :param max_delay_ms: longest delay in ms, 300,000 by default.
+    :param jitter: largest share of a delay that is left out at random, 0.5 by default, so that messages that failed
+        together are not retried together.
+    :param dead_on: exceptions that no retry will cure, by default :class:`~queuekeeper.errors.Rejected`: the message
+        becomes a dead letter at once.
+    :param time_limit_ms: time in ms that a handler may take for a message; then it has failed with
+        :class:`~queuekeeper.errors.TimeLimitExceeded`. ``None``, the default, sets no limit. In a thread the error is
+        raised once the handler runs Python code rather than a query or a sleep.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -52,25 +55,25 @@ class RetryRules:
         check_integer("first_delay_ms", self.first_delay_ms, 0, service.LONGEST_MS)
         check_integer("max_delay_ms", self.max_delay_ms, self.first_delay_ms, service.LONGEST_MS)
         for name, value, least, most in (("factor", self.factor, 1, 1_000), ("jitter", self.jitter, 0, 1)):
-            # What is not a number is not within anything.
+            # NaN is in no range.
             if type(value) not in (int, float) or not least <= value <= most:
                 raise UsageError(f"{name} is {value!r}: it must be a number from {least} to {most}")
         service.check_time_limit(self)
         service.check_dead_on(self)
 
     def delay_ms(self, attempt: int, *, draw: Callable[[], float]) -> int:
-        """Return how long to wait after a failed attempt.
+        """Return the delay after a failed attempt.
 
-        :param attempt: which it was, from 1.
-        :param draw: chance, from 0 to 1.
+        :param attempt: number of the attempt, from 1.
+        :param draw: random number from 0 to 1.
         """
         longest = float(self.max_delay_ms)
-        # A power that is too large for a number is beyond the cap long before.
+        # The longest delay is reached long before the power is too large for a float.
         delay = longest if attempt > 1_000 else min(longest, self.first_delay_ms * self.factor ** min(attempt - 1, 100))
         return int(delay * (1 - self.jitter * draw()))
 
     def judge(self, message: FanoutMessage, error: BaseException, *, draw: Callable[[], float]) -> Failed:
-        """Return the outcome of a message."""
+        """Return what to report for a message whose handler has raised an error."""
         reason = service.reason_of(error)
         if isinstance(error, self.dead_on):
             return Failed(delay_ms=0, max_attempts=1, reason=reason)
@@ -84,7 +87,7 @@ class RetryRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """An attempt that failed, in the words of ``nack``."""
+    """A failed attempt, with the arguments of ``nack``."""
 
     delay_ms: int
     max_attempts: int | None
@@ -97,9 +100,10 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(service.Handler[FanoutMessage]):
-    """What works on a consumer's messages, with the rules for its failures; it can be called as what it holds.
+    """A function with the rules for its failures; it can be called like the function.
 
-    :param work: a function, or an object that can be called; for asyncio it returns an awaitable.
+    :param work: a function or another callable; for asyncio it returns an awaitable.
+    :param rules: rules for its failures; defaults when absent.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -118,16 +122,16 @@ handler = service.with_rules(RetryRules, _made, example="max_attempts=8, dead_on
 
 
 class Middleware(service.Middleware[FanoutMessage]):
-    """Looks on while messages are worked on, or wraps the work; called in the thread or task of the handler.
+    """Observes or wraps attempts; its methods are called in the thread or task of the handler.
 
-    What ``before``, ``after`` and ``error`` raise is logged and changes nothing.
+    Exceptions of ``before``, ``after`` and ``error`` are logged and have no other effect.
     """
 
 
 class Attempt(service.Calls[FanoutMessage]):
-    """One attempt of a handler, with those who look on.
+    """One attempt of a handler, inside its middleware.
 
-    :param now_s: a clock that never goes back.
+    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(
@@ -145,7 +149,7 @@ class Attempt(service.Calls[FanoutMessage]):
         self._message = message
 
     def attempt(self) -> Operation[Failed | None]:
-        """Work on the message, which is the only step; return the failure, if it is one."""
+        """Work on the message, which is the only step; return the failure, if there is one."""
         message = self._message
         try:
             yield message
@@ -162,7 +166,7 @@ class Attempt(service.Calls[FanoutMessage]):
 
 
 class BlockingAttempt(Attempt, service.BlockingCalls[FanoutMessage]):
-    """An attempt in the thread that runs it."""
+    """An attempt in the thread that calls ``run``."""
 
     run = blocking(Attempt.attempt)
 

@@ -1,4 +1,4 @@
-"""What fan-out queues take, and what is refused before a server is asked."""
+"""Names, messages, options and rules of fan-out queues, checked before anything is sent to the server."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from queuekeeper.quick_init import quick_init
 
 DAY_MS = 86_400_000
 MAX_NAME = 255
-"""Most characters of a queue's or consumer's name."""
+"""Largest number of characters in the name of a queue or consumer."""
 
 MAX_TEXT_BYTES = 65_535
-"""Longest content type, order key, deduplication id, and name or value of a header."""
+"""Largest number of bytes in a content type, order key, deduplication id, header name or header value."""
 
 MAX_HEADERS = 128
 MAX_BODY_BYTES = 268_435_455
-"""Most that rules may allow; a value of Redis has at most 512 MB."""
+"""Largest ``max_body_bytes``; a value in Redis has at most 512 MB."""
 
 MAX_MS = 10 * 365 * DAY_MS
-"""Longest life, lease, delay or retention."""
+"""Longest life, lease, delay or retention: ten years."""
 
 MAX_LANES = 64
 MAX_CLAIM = 1_000
-"""Most messages of one claim, and most ids of one call."""
+"""Largest number of messages in one claim, and of ids in one call."""
 
 MAX_PAGE = 1_000
 DEFAULT_PAGE = 100
@@ -38,50 +38,50 @@ DEFAULT_LEASE_MS = 30_000
 DEFAULT_FINDINGS = 100
 _SEPARATORS = frozenset(":{}")
 SUSPECT_STALLS = 2
-"""A message whose lease ran out so often may be what ends its workers, and is worked on alone."""
+"""Stalls from which on a message is worked on alone, since it may be the reason why its workers die."""
 
 
 class Start(StrEnum):
-    """What a consumer that registers gets besides what is published from then on."""
+    """Earlier messages that a new consumer gets, besides all that are published after it has registered."""
 
-    NEW = "new"  # nothing
-    HELD = "held"  # what was published while nobody was registered
-    RETAINED = "retained"  # every message that the queue still has, for whomever it was
+    NEW = "new"  # none
+    HELD = "held"  # messages that the queue holds, since no consumer was registered
+    RETAINED = "retained"  # every message that the queue still has, for whichever consumer
 
 
 class Mode(StrEnum):
-    """Whether messages of a consumer may be worked on at the same time."""
+    """Order in which a consumer gets its messages."""
 
-    FIFO = "fifo"  # handed out in order, to as many workers as ask; a failed one comes later
-    ORDERED = "ordered"  # one at a time per lane, and none before its predecessor is done or given up
+    FIFO = "fifo"  # handed out in order, to any number of workers; a message that failed comes later
+    ORDERED = "ordered"  # one at a time per lane; the next follows when it is done or dead
 
 
 class WhenFailed(StrEnum):
-    """What becomes of an ordered consumer when a message has failed too often."""
+    """What an ordered consumer does after a message has become a dead letter."""
 
-    SKIP = "skip"  # it goes to the dead letters, and the next one follows
-    HALT = "halt"  # it goes to the dead letters, and the consumer is paused until somebody resumes it
+    SKIP = "skip"  # go on with the next message
+    HALT = "halt"  # pause until it is resumed
 
 
 class WhenFull(StrEnum):
-    """What a publish does when a consumer has as many messages as it may."""
+    """What a publish does when a consumer has ``max_length`` messages."""
 
-    REJECT = "reject"  # nobody gets the message; the error names the consumer
-    DROP_OLDEST = "drop_oldest"  # this consumer loses its oldest waiting message, counted
+    REJECT = "reject"  # no consumer gets the message; the error names the full one
+    DROP_OLDEST = "drop_oldest"  # the full consumer loses its oldest waiting message, which is counted
 
 
 class WhenNobody(StrEnum):
     """What a publish does when no consumer is registered."""
 
-    HOLD = "hold"  # keep the message for a consumer that adopts it
-    REFUSE = "refuse"  # nothing is stored
+    HOLD = "hold"  # hold the message for a consumer that adopts it
+    REFUSE = "refuse"  # refuse the message
 
 
 @dataclass(frozen=True, kw_only=True)
 class FanoutRules:
-    """Bounds that a caller keeps; the server is not asked about what breaks them.
+    """Limits that are checked before anything is sent to the server.
 
-    :param max_body_bytes: larger payloads are refused before anything is written.
+    :param max_body_bytes: largest body of a message in bytes, 1 MiB by default.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -95,8 +95,10 @@ class FanoutRules:
 class QueueOptions:
     """How a queue behaves towards publishers.
 
-    :param max_held: most messages that are held while nobody is registered; a publish is refused beyond them.
-    :param deduplication_ms: how long a deduplication id is remembered, unless its message asks for less.
+    :param when_nobody: what a publish does while no consumer is registered; by default the queue holds the message.
+    :param max_held: largest number of messages that the queue holds, 100,000 by default; further ones are refused.
+    :param deduplication_ms: time in ms for which a deduplication id is remembered, a day by default; a message can set
+        a shorter time.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -112,13 +114,17 @@ class QueueOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerOptions:
-    """How a consumer is served.
+    """How a consumer gets its messages.
 
-    :param lanes: parts of an ordered consumer that are worked on at the same time; messages with the same order key
-        are in the same lane. It can only be changed while nothing waits.
-    :param max_length: most messages that may wait, in each lane; none for no bound.
-    :param dead_retention_ms: how long a dead letter is kept at least.
-    :param idle_expiry_ms: the consumer may be removed when it was not seen for so long; none for never.
+    :param mode: order of its messages, FIFO by default; it can be changed only while no message waits.
+    :param when_failed: what an ordered consumer does after a message has become a dead letter; by default it goes on.
+    :param lanes: number of lanes of an ordered consumer, 1 by default. Each hands out one message at a time; messages
+        with the same order key are in the same lane. It can be changed only while no message waits.
+    :param max_length: largest number of messages that may wait in a lane; ``None``, the default, sets no limit.
+    :param when_full: what a publish does when ``max_length`` is reached; by default it is refused.
+    :param dead_retention_ms: least time in ms for which a dead letter is kept, 7 days by default.
+    :param idle_expiry_ms: time in ms without a sign of life after which upkeep may remove the consumer; ``None``, the
+        default, means never.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -149,18 +155,21 @@ class ConsumerOptions:
 class NewMessage:
     """A message to publish, at once or for later.
 
-    One that is for later goes to the consumers that are registered when it is published, and nobody gets it before its
-    time; then it is next behind what waits, also among messages of its order key. An instant that has passed means at
-    once.
+    A message for later goes to the consumers that are registered when it is published. They get it when it is due,
+    behind the messages that wait then, also those of its order key. A message that is due in the past is due at once.
 
+    :param body: payload.
     :param content_type: MIME type of the payload, such as application/json.
-    :param order_key: messages with the same one are kept in order, also by ordered consumers with several lanes.
-    :param ttl_ms: time after which the message expires. It begins when the message is published, or due.
-    :param delay_ms: time for which nobody gets the message yet, by the server's clock.
-    :param due_at: the same as an instant with a time zone; one of the two.
-    :param deduplication_id: a second publish with the same id stores nothing.
-    :param deduplication_ms: how long the queue remembers that id; none for as long as its options say, and no longer.
-    :raises UsageError: naming field, value and rule; ``InvalidLife`` for a life of 0 or less.
+    :param order_key: an ordered consumer with several lanes keeps messages with the same key in order.
+    :param ttl_ms: time in ms after which the message expires, a day by default. It begins when the message is
+        published, or due.
+    :param deduplication_id: identifies the message: a second publish with the same id stores nothing.
+    :param deduplication_ms: time in ms for which the queue remembers the deduplication id, at most that of
+        ``QueueOptions``, which is the default.
+    :param headers: names and values, both text.
+    :param delay_ms: time from the publish until consumers get the message, by the server's clock.
+    :param due_at: instant, with a time zone, from which on consumers get the message; instead of ``delay_ms``.
+    :raises UsageError: naming field, value and rule; ``InvalidLife`` when ``ttl_ms`` is 0 or less.
     """
 
     body: bytes = field(repr=False)
@@ -195,7 +204,7 @@ class NewMessage:
             if self.delay_ms is not None:
                 raise UsageError("delay_ms and due_at both say when the message is due: name one of them")
         if self.deduplication_id == "":
-            raise UsageError("deduplication_id is empty: name the message, or take none")
+            raise UsageError("deduplication_id is empty: give the message an id, or leave it out")
         headers: Any = self.headers
         if type(headers) is not dict and not isinstance(headers, Mapping):
             check_fields(self, "headers")
@@ -207,17 +216,17 @@ class NewMessage:
 
 
 def _check_name(kind: str, name: Any, *, separators: frozenset[str] = frozenset()) -> None:
-    """Refuse what cannot be a name.
+    """Refuse a value that cannot be a name.
 
     :param kind: ``queue`` or ``consumer``.
-    :param separators: characters that the keys of the queue need for themselves.
+    :param separators: characters that separate the parts of a key.
     :raises InvalidName: naming the value and the rule.
     """
     if type(name) is not str:
         raise InvalidName(f"name of the {kind} is {name!r}: it must be text")
     if not 1 <= len(name) <= MAX_NAME:
         raise InvalidName(f"name of the {kind} has {len(name)} characters: 1 to {MAX_NAME}")
-    # What is printable holds none of these, and nearly every name is.
+    # Printable text has no control characters or surrogates; nearly all names end here.
     if name.isprintable() and separators.isdisjoint(name):
         return
     for character in name:
@@ -228,7 +237,7 @@ def _check_name(kind: str, name: Any, *, separators: frozenset[str] = frozenset(
 
 
 def check_queue(queue: Any) -> None:
-    """Refuse what cannot be the name of a queue.
+    """Refuse a value that cannot be the name of a queue.
 
     :raises InvalidName: naming the value and the rule.
     """
@@ -236,7 +245,7 @@ def check_queue(queue: Any) -> None:
 
 
 def check_consumer(consumer: Any) -> None:
-    """Refuse what cannot be the name of a consumer.
+    """Refuse a value that cannot be the name of a consumer.
 
     :raises InvalidName: naming the value and the rule.
     """
@@ -244,9 +253,9 @@ def check_consumer(consumer: Any) -> None:
 
 
 def check_body(message: NewMessage, rules: FanoutRules) -> None:
-    """Refuse a payload that the rules do not allow.
+    """Refuse a message whose body is too large.
 
-    :raises PayloadTooLarge: naming its size and the bound.
+    :raises PayloadTooLarge: naming its size and the limit.
     """
     if len(message.body) > rules.max_body_bytes:
         raise PayloadTooLarge(f"body has {len(message.body)} bytes: at most {rules.max_body_bytes}")

@@ -1,4 +1,4 @@
-"""Fan-out queues for blocking and for asyncio callers."""
+"""Fan-out queues for blocking and asyncio callers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Ops = FanoutOperations
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
-    """What both forms do."""
+    """Methods of both classes."""
 
     register, adopt, configure, touch = Both(_Ops.register), Both(_Ops.adopt), Both(_Ops.configure), Both(_Ops.touch)
     unregister, unregister_idle = Both(_Ops.unregister), Both(_Ops.unregister_idle)
@@ -33,16 +33,18 @@ class _Methods:
 class FanoutQueues(_Methods, Blocking):
     """Fan-out queues on a single server or a cluster; threads may share an object.
 
-    Every method raises ``InvalidName`` for a name that cannot be one, and ``UnknownQueue`` or ``UnknownConsumer`` where
-    there is none of that name.
+    Every method raises ``InvalidName`` for a name that is not valid, and ``UnknownQueue`` or ``UnknownConsumer`` for a
+    name that does not exist.
 
-    :param prefix: put before every key.
-    :param rules: bounds to keep.
-    :param clock: says what time it is; the server does when there is none.
-    :param replicas: how many replicas to wait for after each write; 0 waits for none.
-    :param replica_timeout_ms: how long to wait for them. What they do not have by then is stored all the same.
-    :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
-    :param counts_only: nothing is written; what one call does is answered as it would be, and no later call sees it.
+    :param prefix: text before every key, empty by default.
+    :param rules: limits for messages; defaults when absent.
+    :param clock: returns the present time in ms; the server's clock by default.
+    :param replicas: number of replicas that each write waits for, 0 by default.
+    :param replica_timeout_ms: longest time in ms to wait for replicas; the write is stored even if they do not answer.
+    :param retry_for_s: longest time in seconds that a call waits for a slot that moves, a failover, or a server that is
+        busy or loading.
+    :param counts_only: whether scripts only count: a call returns what it would do and writes nothing, so no call sees
+        the effect of another.
     """
 
     @checked
@@ -68,7 +70,7 @@ class FanoutQueues(_Methods, Blocking):
         )
 
     def answer(self, step: Step) -> lua.Replies | bool:
-        """Send the calls of a step, or wait."""
+        """Send the calls of a step, or wait for a wake-up."""
         if isinstance(step, Wake):
             return self._caller.await_wake(step.key, timeout_s=step.timeout_s)
         return self._caller.execute(step)
@@ -80,7 +82,7 @@ class FanoutQueues(_Methods, Blocking):
 class AsyncFanoutQueues(_Methods, Awaiting):
     """:class:`FanoutQueues` for asyncio.
 
-    :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
+    :param caller: sends the calls, and has the options ``replicas`` and ``retry_for_s``; whoever opened it closes it.
     """
 
     @checked_but("caller")
@@ -97,7 +99,7 @@ class AsyncFanoutQueues(_Methods, Awaiting):
         self._caller = caller
 
     async def answer(self, step: Step) -> lua.Replies | bool:
-        """Send the calls of a step, or wait."""
+        """Send the calls of a step, or wait for a wake-up."""
         if isinstance(step, Wake):
             return await self._caller.await_wake(step.key, timeout_s=step.timeout_s)
         return await self._caller.execute(step)

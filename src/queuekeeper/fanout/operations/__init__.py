@@ -1,7 +1,7 @@
 """The operations of fan-out queues, as steps of script calls.
 
-A step is a list of calls, whose answer is the list of their replies with an exception in the place of a reply that is
-an error; or it is a :class:`Wake`, whose answer is whether it came.
+A step is a list of calls or a :class:`Wake`. The answer to calls is the list of their replies, with an exception in
+place of a reply that is an error; the answer to a :class:`Wake` is whether the wake-up came.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ __all__ = ["BYTES_PER_CALL", "MESSAGES_PER_CALL", "FanoutOperations", "Step", "W
 
 @errors_name(UnknownQueue, UnknownConsumer, HasLeases, ConsumerLeaving, queue="queue", consumer="consumer")
 class FanoutOperations(RegisterOperations, PublishOperations, DeliverOperations, UpkeepOperations, RepairOperations):
-    """What fan-out queues can do, as operations; an instance may be shared by threads.
+    """The operations of fan-out queues; threads may share an instance.
 
-    Each raises ``InvalidName`` for a name that cannot be one, and ``UnknownQueue`` or ``UnknownConsumer`` where there
-    is none of that name.
+    Each raises ``InvalidName`` for a name that is not valid, and ``UnknownQueue`` or ``UnknownConsumer`` for a name
+    that does not exist.
 
-    :param prefix: put before every key.
-    :param rules: bounds to keep.
-    :param clock: says what time it is; the server does when there is none.
-    :param new_token: makes up the tokens of leases, letters and digits.
-    :param counts_only: who answers the calls writes nothing: pages step over what would be gone by then.
-    :param size: says how much the next step of upkeep takes in, given how much is usual.
+    :param prefix: text before every key, empty by default.
+    :param rules: limits for messages; defaults when absent.
+    :param clock: returns the present time in ms; the server's clock by default.
+    :param new_token: makes tokens of leases, of letters and digits.
+    :param counts_only: whether scripts only count: a call returns what it would do and writes nothing, so no call sees
+        the effect of another.
+    :param size: returns the size of the next call, given the usual size.
     :raises UsageError: for a prefix with a brace.
     """
