@@ -1,4 +1,4 @@
-"""What the consumer of a compacted queue does, as operations: subscribes, fetches, acknowledges, takes it back."""
+"""State and operations of a consumer: subscribe, fetch, acknowledge, and subscribe again after losing the queue."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch, Unreada
 from queuekeeper.operation import Operation, Pause
 
 TAKE_BACK_S = 1.0
-"""How long a queue is left to the consumer that took it, by one that wants it back."""
+"""How long a consumer that lost its queue waits before it takes the queue back from another consumer."""
 
 
 BEGIN_S = 10.0
-"""How long a server that is away is waited for before the queue is held for the first time."""
+"""How long the first subscription is repeated while the server is unavailable."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class Resubscribe(StrEnum):
-    """What a consumer does that has lost its queue: to another consumer, or because somebody moved the cursor."""
+    """What a consumer does after another consumer took its queue, or somebody moved the queue's cursor."""
 
-    NEVER = "never"  # ends with StaleEpoch
-    UNLESS_TAKEN = "unless_taken"  # goes on after a rewind; ends with StaleEpoch when another consumer holds the queue
-    ALWAYS = "always"  # takes the queue back
+    NEVER = "never"  # end with StaleEpoch
+    UNLESS_TAKEN = "unless_taken"  # subscribe again; end with StaleEpoch if another consumer holds the queue
+    ALWAYS = "always"  # subscribe again; take the queue back if another consumer holds it
 
 
 class WhenUnreadable(StrEnum):
-    """What a consumer does with a message whose record was damaged."""
+    """What a consumer does with a message whose record is damaged."""
 
-    STOP = "stop"  # ends with UnreadableRecord; the message stays in flight until it is appended anew or skipped
-    HAND_OUT = "hand_out"  # hands it out with is_readable False and what is stored as its value
+    STOP = "stop"  # end with UnreadableRecord; the message stays in flight until its key is appended or it is skipped
+    HAND_OUT = "hand_out"  # hand it out with is_readable False and the stored bytes as its value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerRules:
-    """How a queue is consumed.
+    """How a consumer reads a queue.
 
-    :param window: most messages in flight.
-    :param refill: when new messages come: when all are acknowledged, or as far as the window has room.
-    :param max_bytes: of values in one fetch; a larger one comes alone.
-    :param lease_ms: how long the queue is held without a heartbeat.
-    :param heartbeat_ms: time between two heartbeats, each of which looks for messages too; less than the lease.
-    :param takeover: also while another consumer holds the queue.
-    :param resubscribe: what to do when the queue was lost.
-    :param start: where to begin; none for where the consumer before ended.
-    :param unreadable: what to do with a message whose record was damaged.
+    :param window: most messages in flight, 1 to 500.
+    :param refill: when to fetch new messages: when all in flight are acknowledged, or whenever the window has room.
+    :param max_bytes: most bytes of keys and values in one fetch; a larger message comes alone.
+    :param lease_ms: how long the consumer holds the queue after its last heartbeat, at most a day.
+    :param heartbeat_ms: time between two heartbeats, which also look for messages; less than ``lease_ms``.
+    :param takeover: take the queue even while another consumer holds it.
+    :param resubscribe: what to do when the queue is lost.
+    :param start: position of the first message; none to continue behind the last acknowledged one.
+    :param unreadable: what to do with a message whose record is damaged.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -90,11 +90,11 @@ class ConsumerRules:
 
 
 class Consumption:
-    """What a consumer holds and what it has to do next; both kinds of consumers carry out its operations.
+    """State of a consumer, and its operations, which the blocking and the asyncio consumer carry out.
 
-    :ivar ready: messages that were fetched and not yet handed out.
-    :ivar stopping: it is to end: nothing more is fetched, and a server that is away is not waited for.
-    :param settled: called with a message and whether its acknowledgement has counted.
+    :ivar ready: messages fetched and not yet handed out.
+    :ivar stopping: the consumer ends: it fetches nothing more, and does not wait for an unavailable server.
+    :param settled: called with a message, and true if its acknowledgement was stored, false if it was lost.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Consumption:
         self._now_s = now_s
         self._settled = settled
         self._fence: Fence | None = None
-        # Delivered under this fence and not acknowledged, by sequence number, handed out or not.
+        # Messages delivered under this fence and not acknowledged, handed out or not, by sequence number.
         self._held: dict[int, CompactedMessage] = {}
         self._acks: dict[int, CompactedMessage] = {}
         self._acks_wait = True
-        # There may be something to fetch; all in flight is to come again; it is still coming.
+        # There may be messages to fetch; all in flight must be fetched again; fetching them again is not complete.
         self._look = self._redeliver = self._resending = False
-        # What has come again so far, to be compared with what is held; none while nothing is compared.
+        # Numbers fetched again so far, to drop held messages that are no longer in flight; none outside a redelivery.
         self._again: set[int] | None = None
         self._heartbeat_at_s = 0.0
 
@@ -137,7 +137,7 @@ class Consumption:
     def _limit(self) -> int:
         if self.stopping:
             return 0
-        # All that is in flight is asked for, to be compared with what is held.
+        # A redelivery fetches everything in flight, to compare it with the held messages.
         return self.rules.window if self._redeliver or self._again is not None else self.room
 
     @property
@@ -147,30 +147,30 @@ class Consumption:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to ask the server now."""
+        """Whether the server has to be called now."""
         acks = bool(self._acks) and not (self._acks_wait and self.ready)
         return acks or (self._look and self._limit > 0) or self.heartbeat_in_s == 0
 
     @property
     def listens(self) -> bool:
-        """Whether a wake-up would tell anything new."""
+        """Whether to wait for a wake-up: not while a fetch is due or the consumer ends."""
         return not self._look and not self.stopping
 
     def wake(self) -> None:
         """Take note of a wake-up: there may be something to fetch."""
         self._look = True
         if not self.room:
-            # It may have been meant for a consumer that has the queue now. A heartbeat tells, and wakes that one.
+            # Another consumer may have taken the queue, and the wake-up may be for it. A heartbeat finds that out.
             self._heartbeat_at_s = self._now_s()
 
     def holds(self, message: CompactedMessage) -> bool:
-        """Return whether a message can be acknowledged: it was not, nor skipped, nor was the queue lost since."""
+        """Return whether a message can be acknowledged: not after it was acknowledged or skipped, or the queue lost."""
         return self._held.get(message.sequence) is message and message.sequence not in self._acks
 
     def take(self) -> CompactedMessage:
         """Hand out the next message that is ready.
 
-        :raises UnreadableRecord: when it cannot be read, and that is to end the consumer.
+        :raises UnreadableRecord: when its record is damaged and the rules say ``stop``.
         """
         message = self.ready[0]
         if not message.is_readable and self.rules.unreadable is WhenUnreadable.STOP:
@@ -184,8 +184,8 @@ class Consumption:
     def acknowledge(self, message: CompactedMessage, *, soon: bool) -> bool:
         """Take note of an acknowledgement.
 
-        :param soon: with the next call of the server; else when what is ready has been handed out.
-        :returns: false when the message is not held any more.
+        :param soon: send it with the next call; if false, wait until all ready messages are handed out.
+        :returns: false when the message cannot be acknowledged any more.
         """
         if not self.holds(message):
             return False
@@ -194,7 +194,7 @@ class Consumption:
         return True
 
     def begin(self) -> Operation[None]:
-        """Subscribe; a server that is away is waited for, but not for long."""
+        """Subscribe; repeat that for 10 s while the server is unavailable."""
         give_up_at_s = self._now_s() + BEGIN_S
         attempt = 0
         while True:
@@ -209,10 +209,10 @@ class Consumption:
                 return
 
     def turn(self) -> Operation[None]:
-        """Do what there is to do, in one call of the server if it can be; a server that is away is waited for.
+        """Send what is due: heartbeat, acknowledgements, fetch. Repeat that while the server is unavailable.
 
-        :raises StaleEpoch: when the queue was lost and is not to be taken back.
-        :raises ServerUnavailable: when the server is away and the consumer is to end.
+        :raises StaleEpoch: when the queue was lost and the rules do not let the consumer take it back.
+        :raises ServerUnavailable: when the server is unavailable and the consumer ends.
         """
         attempt = 0
         while True:
@@ -223,7 +223,7 @@ class Consumption:
             except StaleEpoch as error:
                 yield from self._lose(error)
             except ServerUnavailable:
-                # Messages of an answer that was lost are in flight, and nobody has them.
+                # The messages of a lost reply are in flight, and must be fetched again.
                 self._redeliver = self._look = True
                 if self.stopping:
                     raise
@@ -233,7 +233,7 @@ class Consumption:
                 return
 
     def end(self) -> Operation[None]:
-        """Send what was acknowledged and give the queue up; what is in flight stays so, for the next consumer."""
+        """Send the acknowledgements, and release the queue; messages in flight stay so for the next consumer."""
         if self._fence is None:
             return
         try:
@@ -241,7 +241,7 @@ class Consumption:
                 yield from self._send_acks(self._fence)
             yield from self._operations.release(self.client_id, fence=self._fence)
         except (StaleEpoch, ServerUnavailable) as error:
-            _log.warning("queue of %r: the consumer %s ended without a word: %s", self.client_id, self.session, error)
+            _log.warning("queue of %r: consumer %s could not release it: %s", self.client_id, self.session, error)
         finally:
             self.forget()
 
@@ -252,7 +252,7 @@ class Consumption:
             heartbeat = yield from self._operations.heartbeat(self.client_id, fence=fence, lease_ms=self.rules.lease_ms)
             self._heartbeat_at_s = self._now_s() + self.rules.heartbeat_ms / 1_000
             if heartbeat.in_flight < len(self._held):
-                # An operator has skipped some of what is held.
+                # An operator has skipped some of the held messages.
                 self._redeliver = True
             if heartbeat.lag or self._redeliver:
                 self._look = True
@@ -265,7 +265,8 @@ class Consumption:
     def _fetch(self, fence: Fence, limit: int) -> Operation[None]:
         if self._redeliver:
             self._again = set()
-        # A server that has lost its newest writes may have given a number anew: what is held is compared first.
+        # A server that lost its newest writes may have used a number again, so a redelivery compares the held messages
+        # before it acknowledges any.
         acks = dict(self._acks) if self._again is None else {}
         fetched = yield from self._operations.fetch(
             self.client_id,
@@ -278,7 +279,7 @@ class Consumption:
             acks=tuple(acks),
         )
         self._settle(acks)
-        # One call begins the redelivery; those after it go on with it.
+        # Only the first call of a redelivery asks for it; the next ones continue it.
         self._redeliver, self._resending = False, fetched.more_to_resend
         for message in fetched.messages:
             self._hold(message)
@@ -290,12 +291,12 @@ class Consumption:
         self._look = self._resending or fetched.lag > 0
 
     def _hold(self, message: CompactedMessage) -> None:
-        """Take a message over, unless it is held already and was not lost."""
+        """Add a message to the held and ready ones, unless it is held already."""
         held = self._held.get(message.sequence)
         if held is not None:
             if (held.key, held.appended_ms) == (message.key, message.appended_ms):
                 return
-            # After a failover the number is another message's. An acknowledgement of the old one must not be its own.
+            # After a failover the number belongs to another message. The old acknowledgement must not count for it.
             if self._acks.pop(message.sequence, None) is not None:
                 self._settled(held, False)
             with suppress(ValueError):
@@ -304,7 +305,7 @@ class Consumption:
         self.ready.append(message)
 
     def _keep(self, in_flight: set[int]) -> None:
-        """Let go of what is held and not in flight: it was skipped, or overwritten since."""
+        """Drop held messages that are no longer in flight: they were skipped or overwritten."""
         kept = in_flight | self._acks.keys()
         self._held = {sequence: message for sequence, message in self._held.items() if sequence in kept}
         self.ready = deque(message for message in self.ready if message.sequence in self._held)
@@ -331,13 +332,13 @@ class Consumption:
         self._redeliver, self._again = False, None
 
     def _lose(self, error: StaleEpoch) -> Operation[None]:
-        """Let go of a queue that is another's now, or whose cursor was moved."""
+        """Drop the state of a lost queue, and raise the error if the consumer is not to subscribe again."""
         fence = self._fence
         if fence is None:
             raise error
         self.forget()
         with suppress(ServerUnavailable):
-            # A wake-up that was taken while waiting may have been meant for the consumer that has the queue now.
+            # This consumer may have received a wake-up that was for the new one: releasing wakes the new one.
             yield from self._operations.release(self.client_id, fence=fence)
         if self.stopping or self.rules.resubscribe is Resubscribe.NEVER:
             raise error
@@ -348,12 +349,12 @@ class Consumption:
         except QueueBusy as error:
             if self.rules.resubscribe is not Resubscribe.ALWAYS:
                 raise StaleEpoch(f"the queue of {self.client_id!r} was lost: {error}") from None
-            # Two consumers that take a queue from each other must still come to their work.
+            # Of two consumers that take the queue from each other, each has it for a while.
             yield Pause(TAKE_BACK_S)
             yield from self._subscribe(takeover=True, start=None)
 
     def forget(self) -> None:
-        """Let go of the queue and of all that is held, without a word to the server."""
+        """Drop the fence and all messages, without a call to the server."""
         self._fence = None
         acks, self._acks = self._acks, {}
         self._held.clear()

@@ -1,4 +1,4 @@
-"""What compacted queues take, and the rules of what may be asked."""
+"""Arguments of the calls to compacted queues, and the checks of these arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from queuekeeper.errors import InvalidPolicy, PayloadTooLarge, UsageError
 from queuekeeper.quick_init import quick_init
 
 MAX_TEXT_BYTES = 65_535
-"""Longest client id, name, property and content type, and longest key: what MQTT can carry (MQTT 5 section 1.5.4)."""
+"""Longest key, client id, name, property and content type in bytes: the limit of MQTT (MQTT 5 section 1.5.4)."""
 
 MAX_APPENDS = 5_000
 """Most entries of one append."""
@@ -25,28 +25,28 @@ MAX_PAGE = 500
 """Most messages or rows of one page."""
 
 MAX_ACKS = 1_000
-"""Most numbers of one acknowledgement."""
+"""Most sequence numbers in one call of ``ack``."""
 
 MAX_SEQUENCE = 2**53 - 1
-"""Largest number that Redis' scores and Lua hold exactly."""
+"""Largest integer that Lua and the scores of Redis represent exactly."""
 
 MAX_LEASE_MS = 86_400_000
 MAX_VALUE_BYTES = 268_435_455
-"""Largest remaining length of an MQTT packet (MQTT 5 section 2.1.4); a store may be told to take less."""
+"""Largest value in bytes: the remaining length of an MQTT packet (MQTT 5 section 2.1.4)."""
 
 FETCH_BYTES = 4_000_000
-"""Bytes of values in one fetch by default; a single larger one comes alone."""
+"""Default limit of the bytes of one fetch; a larger message comes alone."""
 
 PRODUCER_MS = 604_800_000
-"""How long the last append of a producer is remembered by default."""
+"""How long a queue remembers the last append of a producer by default."""
 
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class Properties(Mapping[str, str]):
-    """Names and texts in order, of which MQTT allows several with one name; looked up by it, the last one counts.
+    """MQTT user properties: pairs of name and text, in order. If a name occurs several times, a lookup finds the last.
 
-    :ivar pairs: all of them.
+    :ivar pairs: all pairs.
     """
 
     __slots__ = ("_texts", "pairs")
@@ -76,12 +76,12 @@ class Properties(Mapping[str, str]):
 
 
 def property_pairs(properties: Mapping[str, str]) -> Collection[tuple[str, str]]:
-    """Return all names and texts in order."""
+    """Return all pairs of name and text, in order."""
     return properties.pairs if isinstance(properties, Properties) else properties.items()
 
 
 def plain_properties(properties: Mapping[str, str]) -> dict[str, str] | list[tuple[str, str]]:
-    """Return properties as JSON can hold them: by their names, or as pairs where a name comes several times."""
+    """Return properties as JSON can hold them: an object, or a list of pairs if a name occurs several times."""
     pairs = property_pairs(properties)
     return dict(pairs) if len(pairs) == len(properties) else list(pairs)
 
@@ -89,29 +89,30 @@ def plain_properties(properties: Mapping[str, str]) -> dict[str, str] | list[tup
 class WhenFull(StrEnum):
     """What an append does when a queue has reached its limits."""
 
-    REJECT = "reject"  # nothing is stored, and the producer gets an error
-    DROP_OLDEST = "drop_oldest"  # the oldest messages go, and are counted
+    REJECT = "reject"  # store nothing, and raise QueueFull
+    DROP_OLDEST = "drop_oldest"  # remove the oldest messages, and count them
 
 
 class RetentionPolicy(StrEnum):
-    """What may be collected when it is old enough."""
+    """Which messages the collector removes once they are old enough."""
 
-    DELETE = "delete"  # every message, acknowledged or not
-    ACKED_ONLY = "acked_only"  # what the consumer has acknowledged
-    COMPACT = "compact"  # acknowledged tombstones alone: the newest value of a key stays for ever
+    DELETE = "delete"  # all messages, acknowledged or not
+    ACKED_ONLY = "acked_only"  # acknowledged messages
+    COMPACT = "compact"  # acknowledged tombstones; the newest value of a key stays for ever
 
 
 class Refill(StrEnum):
-    """When a fetch gives new messages while others are in flight."""
+    """When a fetch returns new messages while others are in flight."""
 
-    ON_EMPTY = "on_empty"  # only when all have been acknowledged
-    SLIDING = "sliding"  # as far as the window has room
+    ON_EMPTY = "on_empty"  # when all messages in flight have been acknowledged
+    SLIDING = "sliding"  # whenever the window has room
 
 
 def chosen(kind: type[StrEnum], name: str, value: Any) -> Any:
-    """Return the member of an enum that a value names.
+    """Return the member of an enum with this value.
 
-    :raises InvalidPolicy: when there is none, naming the choices.
+    :param name: what the error message calls the value.
+    :raises InvalidPolicy: when there is no such member, naming the choices.
     """
     try:
         return kind(value)
@@ -121,7 +122,7 @@ def chosen(kind: type[StrEnum], name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueRules:
-    """Bounds of each queue; every producer of a queue has to use the same.
+    """Limits of each queue; all producers of a queue have to use the same ones.
 
     :param max_keys: largest number of keys in a queue; 0 is no limit.
     :param max_bytes: largest size of a queue's keys and values in bytes; 0 is no limit.
@@ -146,11 +147,12 @@ class QueueRules:
 class Retention:
     """How long messages are kept.
 
-    :param retention_ms: age at which the policy's messages are collected; it means nothing with ``compact``.
-    :param tombstone_ms: age at which a tombstone is collected that the consumer has acknowledged; one that it has
-        not goes after ``retention_ms`` with ``delete``, and else stays.
+    :param policy: which messages the collector removes once they are older than ``retention_ms``.
+    :param retention_ms: age at which these messages are removed, 7 days by default; no effect with ``compact``.
+    :param tombstone_ms: age at which an acknowledged tombstone is removed, a day by default. A tombstone that is not
+        acknowledged is removed after ``retention_ms`` with ``delete``, and stays with the other policies.
     :raises InvalidPolicy: for a policy that does not exist.
-    :raises UsageError: for a time that is negative.
+    :raises UsageError: for a negative time.
     """
 
     policy: RetentionPolicy = RetentionPolicy.DELETE
@@ -166,17 +168,17 @@ class Retention:
 @quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Append:
-    """A value to keep for a key, in the place of the one before.
+    """One entry of an append: the new value of a key, which replaces the key's value.
 
-    :param key: any bytes, also none.
-    :param tombstone: delete the key: the consumer gets the deletion as a message, and later nothing of it is left. It
-        has no value.
-    :param properties: names and texts that go with the value; :class:`Properties` where a name comes several times.
+    :param key: at most 65,535 bytes; may be empty.
+    :param tombstone: delete the key. The consumer receives the tombstone as a message; retention removes it later. A
+        tombstone has no value.
+    :param properties: user properties of the value; use :class:`Properties` if a name occurs several times.
     :param content_type: MQTT content type of the value, such as application/json.
-    :param published_ms: the producer's own time; the queue's order does not depend on it.
+    :param published_ms: the producer's time in milliseconds since 1970; it does not affect the order.
     :param expected_sequence: store only if the key's newest value has this sequence number; 0: only if the key has no
-        value. What counts is the value before the append, also for a key that comes twice in it. An append with such
-        an entry is stored at once, so it is bounded: 200 entries, 1 MB.
+        value. The value before the whole append counts, even if the key occurs twice in the append. An append with
+        such an entry is stored whole or not at all, so it has at most 200 entries and 1 MB.
     :raises UsageError: naming field, value and rule.
     """
 
@@ -212,9 +214,10 @@ class Append:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fence:
-    """Who consumes: the queue's incarnation and the number of the subscription; an older one is refused.
+    """A consumer's right to a queue, which ends with the next subscription or rewind.
 
-    :param incarnation: when the queue was made; a dropped and remade queue has another.
+    :param incarnation: identifies the queue among queues of the same client that were dropped and made again.
+    :param epoch: number that grows with each subscription and rewind.
     """
 
     incarnation: int
@@ -226,9 +229,9 @@ class Fence:
 
 
 def _check_kind(what: str, kind: str, *kinds: str) -> None:
-    """Refuse a kind that is none of these.
+    """Check that a kind is one of the given kinds.
 
-    :raises UsageError: naming them.
+    :raises UsageError: naming the kinds.
     """
     if kind not in kinds:
         raise UsageError(f"{what} is {kind!r}: it must be one of {', '.join(kinds)}")
@@ -236,11 +239,11 @@ def _check_kind(what: str, kind: str, *kinds: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Where a queue is to be read from.
+    """Position in a queue from which a consumer reads.
 
     :param kind: ``earliest``, ``latest``, ``sequence`` or ``time_ms``.
-    :param value: number or time that the kind asks for.
-    :raises UsageError: for another kind, or a value that does not go with it.
+    :param value: sequence number, or milliseconds since 1970; none for ``earliest`` and ``latest``.
+    :raises UsageError: for another kind, or a value that does not fit it.
     """
 
     kind: str
@@ -266,28 +269,28 @@ class Position:
 
     @classmethod
     def sequence(cls, number: int) -> Position:
-        """Return the position from which the message with this number, or the next one, is delivered first.
+        """Return the position of the message with this sequence number, or of the next one if it is gone.
 
-        :raises UsageError: when it is not a whole number from 0.
+        :raises UsageError: when the number is not an integer of 0 or more.
         """
         return cls(kind="sequence", value=number)
 
     @classmethod
     def time_ms(cls, instant_ms: int) -> Position:
-        """Return the position from which the first message is delivered that was stored then or later.
+        """Return the position of the first message that was stored at this time or later.
 
         :param instant_ms: milliseconds since 1970, UTC.
-        :raises UsageError: when it is not a whole number from 0.
+        :raises UsageError: when the time is not an integer of 0 or more.
         """
         return cls(kind="time_ms", value=instant_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Purge:
-    """What to remove of a queue; numbers and cursor stay.
+    """Which messages of a queue to remove; the queue keeps its sequence numbers and its cursor.
 
     :param kind: ``all``, ``acked`` or ``up_to``.
-    :param sequence: last number to remove, with ``up_to``.
+    :param sequence: last sequence number to remove with ``up_to``; none otherwise.
     """
 
     kind: str
@@ -302,26 +305,26 @@ class Purge:
 
     @classmethod
     def everything(cls) -> Purge:
-        """Return the choice of every message that is there when the purge begins."""
+        """Choose all messages that the queue has when the purge begins."""
         return cls(kind="all")
 
     @classmethod
     def acked(cls) -> Purge:
-        """Return the choice of what the consumer has acknowledged."""
+        """Choose the acknowledged messages."""
         return cls(kind="acked")
 
     @classmethod
     def up_to(cls, sequence: int) -> Purge:
-        """Return the choice of messages up to a number.
+        """Choose all messages up to a sequence number.
 
-        :param sequence: last number to remove.
-        :raises UsageError: when it is not a whole number from 1.
+        :param sequence: last sequence number to remove.
+        :raises UsageError: when the number is not an integer of 1 or more.
         """
         return cls(kind="up_to", sequence=sequence)
 
 
 def check_key(key: Any) -> None:
-    """Refuse what cannot be a message's key.
+    """Check that a value can be the key of a message.
 
     :raises UsageError: naming the rule.
     """
@@ -332,10 +335,10 @@ def check_key(key: Any) -> None:
 
 
 def check_appends(appends: Sequence[Append], rules: QueueRules) -> None:
-    """Refuse a batch that no queue may take.
+    """Check the number, type and size of the entries of an append.
 
-    :raises UsageError: for no entries, too many, or what is no entry.
-    :raises PayloadTooLarge: naming size and limit.
+    :raises UsageError: for no entries, too many, or an entry of another type.
+    :raises PayloadTooLarge: for a value that is too large, naming size and limit.
     """
     if not 1 <= len(appends) <= MAX_APPENDS:
         raise UsageError(f"the append has {len(appends)} entries: it must have 1 to {MAX_APPENDS}")
@@ -344,10 +347,12 @@ def check_appends(appends: Sequence[Append], rules: QueueRules) -> None:
 
 
 def check_entry(name: str, append: Append, most: int) -> None:
-    """Refuse what is no entry, or too large for a queue.
+    """Check the type and size of one entry.
 
-    :raises UsageError: naming what it is.
-    :raises PayloadTooLarge: naming size and limit.
+    :param name: what the error message calls the entry.
+    :param most: largest size of its value in bytes.
+    :raises UsageError: for an entry of another type.
+    :raises PayloadTooLarge: for a value that is too large, naming size and limit.
     """
     if type(append) is not Append:
         raise UsageError(f"{name} is {shown(append)}: it must be an Append")

@@ -19,7 +19,7 @@ _Ops = CompactedOperations
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
-    """What both forms do."""
+    """Methods of both classes."""
 
     append = Both(_Ops.append)
     subscribe, fetch, ack, heartbeat = Both(_Ops.subscribe), Both(_Ops.fetch), Both(_Ops.ack), Both(_Ops.heartbeat)
@@ -33,22 +33,22 @@ class _Methods:
 class CompactedQueues(_Methods, Blocking):
     """All compacted queues of a single server or a cluster; threads may share an object.
 
-    A queue belongs to one client, and is made by the first append or subscription. Of what producers append at once,
-    each append has its place in one order. Whoever consumes has a fence, and one that is old is refused
-    (:class:`StaleEpoch`).
+    A queue belongs to one client; the first append or subscription makes the queue. Appends of several producers are
+    put into one order. A subscription returns a fence, which each call of the consumer names; a call with an older
+    fence raises :class:`StaleEpoch`.
 
-    An append whose reply is lost may have happened: repeat it with its ``producer`` and ``number``, which stores
+    An append whose reply was lost may have been stored: repeat it with its ``producer`` and ``number``, which stores
     nothing twice.
 
     :param prefix: put before every key.
-    :param rules: bounds of each queue.
-    :param clock: none for the server's, whose time all producers share; another is for tests.
-    :param noted_queues: queues that are remembered to be known to the collector.
-    :param replicas: replicas that must have an append for its report to say ``replicated``; 0 asks for none.
-    :param replica_timeout_ms: how long to wait for them. An append that they do not have by then is stored all
-        the same.
-    :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
-    :param counts_only: nothing is written; what one call does is answered as it would be, and no later call sees it.
+    :param rules: limits of each queue; none for the defaults.
+    :param clock: none for the server's clock, which all producers share; another clock is for tests.
+    :param noted_queues: queues remembered as known to the collector, 100,000 by default; each takes about 200 bytes.
+    :param replicas: replicas that must have an append for its report to say ``replicated``; 0 does not ask.
+    :param replica_timeout_ms: how long to wait for the replicas; an append that they do not have by then is stored
+        all the same.
+    :param retry_for_s: how long a call is repeated while a slot moves, or the server fails over, is busy or loads.
+    :param counts_only: write nothing: each call returns what it would do, and later calls do not see its changes.
     """
 
     @checked
@@ -81,10 +81,10 @@ class CompactedQueues(_Methods, Blocking):
         return self._caller.execute(step)
 
     def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
-        """Wait until something waits for a consumer that has emptied its queue, on a connection of its own.
+        """Wait, on a connection of its own, until the queue wakes its consumer because there is something to fetch.
 
-        :returns: whether it was woken; without a wake the caller should fetch all the same, since a lost connection may
-            lose a wake.
+        :param timeout_s: longest time to wait.
+        :returns: whether the queue woke the caller. Fetch even if not: a lost connection may lose the wake-up.
         """
         check_seconds("timeout_s", timeout_s, least=0)
         return self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
@@ -93,7 +93,7 @@ class CompactedQueues(_Methods, Blocking):
 class AsyncCompactedQueues(_Methods, Awaiting):
     """:class:`CompactedQueues` for asyncio.
 
-    :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
+    :param caller: sends the calls, and has the options ``replicas`` and ``retry_for_s``; whoever opened it closes it.
     """
 
     @checked_but("caller")
@@ -117,9 +117,9 @@ class AsyncCompactedQueues(_Methods, Awaiting):
         return await self._caller.execute(step)
 
     async def ping(self) -> None:
-        """Return when the server, or every master of the cluster, answers.
+        """Return when the server, or every master of the cluster, has answered.
 
-        :raises ServerUnavailable: when one does not, with the cause.
+        :raises ServerUnavailable: when one does not answer, with the cause.
         """
         await self._caller.ping()
 

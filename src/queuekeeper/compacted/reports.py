@@ -1,4 +1,4 @@
-"""What compacted queues say: messages, views and reports."""
+"""Results of the calls to compacted queues: messages, views and reports."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from queuekeeper.quick_init import quick_init
 class AppendReport:
     """Result of an append.
 
-    :param sequences: number of each entry, in order; empty when ``is_forgotten``.
-    :param replaced: for each entry, the number of the value that it took the place of, none where the key had none;
+    :param sequences: sequence number of each entry, in order; empty when ``is_forgotten``.
+    :param replaced: for each entry, the sequence number of the value that it replaced, none if the key had no value;
         empty when ``is_replay``.
-    :param live: keys of the queue now; none when ``is_replay``.
+    :param live: number of keys in the queue after the append; none when ``is_replay``.
     :param evicted: messages removed because the queue was full.
-    :param evicted_unacked: those of them that had not been acknowledged.
+    :param evicted_unacked: evicted messages that were not acknowledged.
     :param is_consumed: whether a consumer holds a lease on the queue.
-    :param is_replay: all of it had been stored before, and nothing was stored again.
-    :param is_forgotten: the producer has appended under a greater number since, so that the numbers are not known any
-        more.
-    :param replicated: whether as many replicas as asked for have it; none when none were asked for.
+    :param is_replay: the append had been stored before, and was not stored again.
+    :param is_forgotten: the producer has since appended under a greater number, so the queue no longer knows the
+        sequence numbers of this append.
+    :param replicated: whether as many replicas as asked for have the append; none when none were asked for.
     """
 
     sequences: tuple[int, ...]
@@ -39,28 +39,29 @@ class AppendReport:
 
     @property
     def first_sequence(self) -> int | None:
-        """Number of the first entry; none when it is not known any more."""
+        """Sequence number of the first entry; none when ``is_forgotten``."""
         return self.sequences[0] if self.sequences else None
 
     @property
     def last_sequence(self) -> int | None:
-        """Number of the last entry; none when it is not known any more."""
+        """Sequence number of the last entry; none when ``is_forgotten``."""
         return self.sequences[-1] if self.sequences else None
 
 
 @quick_init
 @dataclass(frozen=True, kw_only=True)
 class CompactedMessage:
-    """The value of a key.
+    """A message of a queue: the newest value of a key, or its tombstone.
 
-    :param sequence: its place in the order; never given out twice while the queue lives.
-    :param appended_ms: when it was stored, by the server's clock; never less than that of the message before. 0 when
-        that was lost.
+    :param sequence: sequence number, which gives its place in the order; unique in the queue.
+    :param appended_ms: time of the append in milliseconds since 1970, by the server's clock; never less than that of
+        the message before. 0 when it was lost.
+    :param published_ms: the producer's time in milliseconds since 1970; none when the producer gave none.
     :param tombstone: the key was deleted.
-    :param properties: names and texts that go with the value; :class:`Properties` where a name comes several times.
-    :param redelivered: it has been delivered before and was not acknowledged.
-    :param is_readable: false for a value that is none of ours or was damaged: ``value`` has all bytes that are stored,
-        and nothing else is known of it but key, number and instant.
+    :param properties: user properties of the value; a :class:`Properties` if a name occurs several times.
+    :param redelivered: the message was delivered before and not acknowledged.
+    :param is_readable: false when the record is damaged or was not written by Queuekeeper: then ``value`` has the
+        stored bytes, and only ``key``, ``sequence`` and ``appended_ms`` are known besides.
     """
 
     client_id: str
@@ -80,15 +81,15 @@ class CompactedMessage:
 class Subscription:
     """A consumer's right to a queue, and where the queue stands.
 
-    :param fence: to be given with every call; a later subscription or a rewind makes it worthless.
-    :param sequence: number given out last.
-    :param sent: messages up to it have been delivered.
-    :param acked: messages up to it have been acknowledged, all of them.
-    :param lag: messages behind ``sent``.
-    :param in_flight: messages delivered and not acknowledged, which come again with ``redeliver``.
-    :param previous_session: session that held the queue before; none when nobody did.
-    :param is_clamped: ``start`` lies outside what the queue has, as :class:`RewindReport` has it, and the nearest place
-        was taken.
+    :param fence: argument of the consumer's calls; valid until the next subscription or rewind.
+    :param sequence: sequence number of the newest append.
+    :param sent: all messages up to this sequence number have been delivered.
+    :param acked: cursor: all messages up to this sequence number have been acknowledged.
+    :param lag: messages not delivered yet.
+    :param in_flight: messages delivered and not acknowledged; the first fetches return them again.
+    :param previous_session: session that held the queue before; none when no session did.
+    :param is_clamped: the queue has no message at ``start``, so the nearest position was taken; see
+        :class:`RewindReport`.
     """
 
     client_id: str
@@ -105,11 +106,11 @@ class Subscription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AckReport:
-    """What acknowledgements did.
+    """Result of acknowledgements.
 
-    :param acked: messages that they took out of flight.
-    :param unknown: numbers that were not in flight: acknowledged before, overwritten, or never delivered.
-    :param acked_up_to: cursor: all messages up to it have been acknowledged.
+    :param acked: messages that were in flight and are acknowledged now.
+    :param unknown: sequence numbers that were not in flight: acknowledged before, overwritten, or never delivered.
+    :param acked_up_to: cursor: all messages up to this sequence number have been acknowledged.
     :param in_flight: messages still in flight.
     """
 
@@ -124,9 +125,9 @@ class Fetched:
     """Messages to handle, in order.
 
     :param lag: messages that have not been delivered yet.
-    :param in_flight: messages delivered and not acknowledged, these included.
-    :param acks: what the acknowledgements did that came with the fetch.
-    :param more_to_resend: not all was looked at yet of what comes again: fetch on, also when nothing came.
+    :param in_flight: messages delivered and not acknowledged, including those of this fetch.
+    :param acks: result of the acknowledgements that were sent with the fetch.
+    :param more_to_resend: there may be more messages to redeliver: fetch again, even if this fetch returned none.
     """
 
     messages: tuple[CompactedMessage, ...]
@@ -138,7 +139,11 @@ class Fetched:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """What waits for a consumer whose lease was prolonged."""
+    """Result of a heartbeat.
+
+    :param lag: messages not delivered yet.
+    :param in_flight: messages delivered and not acknowledged.
+    """
 
     lag: int
     in_flight: int
@@ -146,15 +151,15 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewindReport:
-    """Where a queue is read from now.
+    """Result of a rewind.
 
-    :param old_acked: cursor before.
-    :param new_acked: cursor now; the next message is the first one behind it.
-    :param to_deliver: messages that will be delivered, again or for the first time.
-    :param is_clamped: the position lies outside what the queue has: before its oldest message, behind its newest, or
-        where a message was collected or purged from between others.
-    :param oldest_sequence: number of the oldest message; none when there is none.
-    :param fence: that takes the place of the one before.
+    :param old_acked: cursor before the rewind.
+    :param new_acked: cursor after the rewind; the first message behind it is delivered next.
+    :param to_deliver: messages behind the cursor, delivered before or not.
+    :param is_clamped: the queue has no message at the position: it lies before the oldest message or behind the newest,
+        or its message was collected or purged.
+    :param oldest_sequence: sequence number of the oldest message; none when the queue is empty.
+    :param fence: new fence, which replaces the consumer's.
     """
 
     old_acked: int
@@ -167,23 +172,23 @@ class RewindReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueView:
-    """Where a queue stands.
+    """State of a queue.
 
-    :param exists: whether there is such a queue; if not, all else is 0 or none.
-    :param sequence: number given out last.
-    :param sent: messages up to it have been delivered.
-    :param acked: messages up to it have been acknowledged.
-    :param acked_ms: when something was acknowledged last.
+    :param exists: whether the queue exists; if not, all other fields are 0 or none.
+    :param sequence: sequence number of the newest append.
+    :param sent: all messages up to this sequence number have been delivered.
+    :param acked: cursor: all messages up to this sequence number have been acknowledged.
+    :param acked_ms: time of the last acknowledgement in milliseconds since 1970; none when there was none.
     :param live: keys with a value or a tombstone.
-    :param tombstones: those of them with a tombstone.
+    :param tombstones: keys with a tombstone.
     :param lag: messages not delivered yet.
-    :param size_bytes: of all keys and stored values.
-    :param session: consumer of the last subscription.
-    :param lease_left_ms: how long it still holds the queue; 0 when the lease is over.
-    :param counters: what has happened since the queue was made, by name.
-    :param last_lost_sequence: newest message that went without having been acknowledged; none when none did.
-    :param retention: of this queue; none when it has the collector's.
-    :param estimated_memory_bytes: what its keys take in Redis, by samples.
+    :param size_bytes: size of all keys and stored values.
+    :param session: session of the last subscription; none when there was none.
+    :param lease_left_ms: time until the session's lease ends; 0 when it has ended.
+    :param counters: counts since the queue was made, by name.
+    :param last_lost_sequence: newest message that was removed before it was acknowledged; none when none was.
+    :param retention: the queue's own retention; none when the collector's applies.
+    :param estimated_memory_bytes: memory of the queue's keys in Redis, estimated from samples.
     """
 
     client_id: str
@@ -214,10 +219,11 @@ class QueueView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PurgeReport:
-    """What a purge removed; in a dry run, what it would.
+    """What a purge removed, or in a dry run would remove.
 
-    :param unacked: those of ``messages`` that had not been acknowledged.
-    :param tombstones: those of ``messages`` that were tombstones.
+    :param messages: removed messages.
+    :param unacked: removed messages that were not acknowledged.
+    :param tombstones: removed tombstones.
     """
 
     client_id: str
@@ -230,12 +236,12 @@ class PurgeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropReport:
-    """What went with a queue; in a dry run, what would.
+    """What was removed with a queue, or in a dry run would be.
 
-    :param existed: whether there was such a queue.
-    :param lag: messages that had not been delivered.
-    :param in_flight: messages that had been delivered and not acknowledged.
-    :param incarnation: which of the queues it was that have had this name; none when nothing says so.
+    :param existed: whether the queue existed.
+    :param lag: messages that were not delivered.
+    :param in_flight: messages that were delivered and not acknowledged.
+    :param incarnation: incarnation of the queue, see :class:`Fence`; none when the queue's state does not hold it.
     """
 
     client_id: str
@@ -250,11 +256,11 @@ class DropReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Violation:
-    """Something in a queue's keys that should not be.
+    """A rule that the Redis keys of a queue break.
 
-    :param rule: name of the rule that is broken.
-    :param key: key of the message, where it is about one.
-    :param sequence: its number, where there is one.
+    :param rule: name of the rule.
+    :param key: key of the message that breaks the rule; none when the rule is about the whole queue.
+    :param sequence: sequence number of the message; none when it is not known.
     """
 
     rule: str
@@ -264,11 +270,11 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyReport:
-    """Whether a queue's keys agree with each other.
+    """Whether the Redis keys of a queue are consistent.
 
-    :param checked: members of its keys that were looked at.
-    :param violations: what was found, at most :data:`MAX_VIOLATIONS`.
-    :param found: how many there are.
+    :param checked: members of the Redis keys that were read.
+    :param violations: the first 1,000 violations.
+    :param found: number of all violations.
     """
 
     client_id: str
@@ -278,7 +284,7 @@ class VerifyReport:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no violations."""
         return not self.found
 
 
@@ -288,14 +294,14 @@ MAX_VIOLATIONS = 1_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairReport:
-    """What a repair did; in a dry run, only what it found.
+    """What a repair found and changed; a dry run changes nothing.
 
-    :param found: violations before.
-    :param indexed: keys put in their places again.
-    :param dropped: keys of which nothing is left.
-    :param strays: numbers that were in flight and cannot be.
-    :param numbers: numbers of the queue that were put right.
-    :param remaining: violations afterwards.
+    :param found: violations before the repair.
+    :param indexed: keys put back into their places in the order.
+    :param dropped: keys removed because they have no value, or one with another sequence number.
+    :param strays: messages taken out of flight because they cannot be in flight.
+    :param numbers: numbers of the queue's state that were corrected.
+    :param remaining: violations after the repair.
     """
 
     client_id: str
@@ -310,10 +316,10 @@ class RepairReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DueRow:
-    """A message that retention removes.
+    """A message that is due for collection.
 
-    :param size_bytes: of key and stored value.
-    :param stored: the value as it is stored, for :meth:`restore`; none when it was not asked for.
+    :param size_bytes: size of key and stored value.
+    :param stored: the stored value, which ``restore`` needs; none without ``with_values``.
     """
 
     key: bytes
@@ -327,13 +333,13 @@ class DueRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DuePage:
-    """What of a queue is due for collection, oldest first.
+    """A page of a queue's messages that are due for collection, oldest first.
 
-    :param retention: what was applied, the queue's own or the one asked for.
-    :param more: whether there may be more than these.
-    :param next_after_sequence: pass it to the next call; it has moved past rows that stay, too.
-    :param looked_at: rows that were looked at, due or not.
-    :param next_due_ms: when more will be due, as far as is known now; none when nothing ever will.
+    :param retention: the retention that was applied: the queue's own, or the one that was passed.
+    :param more: whether there may be more messages behind this page.
+    :param next_after_sequence: ``after_sequence`` of the next page.
+    :param looked_at: messages that were read, due or not.
+    :param next_due_ms: time at which the next message is due, as far as is known; none when none ever will be.
     """
 
     rows: tuple[DueRow, ...]
@@ -346,15 +352,16 @@ class DuePage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectReport:
-    """What a collection removed.
+    """Result of a collection.
 
-    :param kept: rows that stayed: their key has a newer value, they are gone, or they are not due.
-    :param kept_sequences: the numbers by which those were named.
-    :param unacked: those of ``collected`` that had not been acknowledged.
-    :param tombstones: those of ``collected`` that were tombstones.
-    :param producers: producers whose last append was forgotten.
-    :param live: keys of the queue now.
-    :param next_due_ms: when the queue is due again; none when nothing of it ever will be.
+    :param collected: removed messages.
+    :param kept: rows not removed: their key has a newer value, the message is gone already, or it is not due.
+    :param kept_sequences: sequence numbers of these rows.
+    :param unacked: removed messages that were not acknowledged.
+    :param tombstones: removed tombstones.
+    :param producers: producers whose last append the queue has forgotten, see ``producer_ms``.
+    :param live: number of keys in the queue after the collection.
+    :param next_due_ms: time at which the next message is due; none when none ever will be.
     """
 
     collected: int
@@ -370,12 +377,13 @@ class CollectReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestoreReport:
-    """What a restoration brought back.
+    """Result of a restoration.
 
-    :param present: rows left out because their key has a value.
-    :param refused: rows left out because they do not fit: their number is taken or was never given out, or their value
-        was damaged.
-    :param to_deliver: those of ``restored`` that the consumer is still to get.
+    :param restored: messages brought back.
+    :param present: rows left out because their key has a value now.
+    :param refused: rows left out because their sequence number is taken or was never given out, or their value is
+        damaged.
+    :param to_deliver: restored messages that will still be delivered to the consumer.
     """
 
     restored: int

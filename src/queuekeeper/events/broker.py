@@ -32,7 +32,7 @@ _Ops = EventOperations
 
 @shows(server=lambda broker: address(broker._connection))
 class _Methods:
-    """What both forms do."""
+    """Methods of both classes."""
 
     publish, publish_many = Both(_Ops.publish), Both(_Ops.publish_many)
     send, schedule = Both(_Ops.send), Both(_Ops.schedule)

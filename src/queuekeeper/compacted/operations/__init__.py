@@ -1,7 +1,7 @@
 """The operations of compacted queues, as steps of script calls.
 
-A step is a list of calls; its answer is the list of their replies, in order, with an exception in the place of a reply
-that is an error. The calls of one queue are never in flight together.
+A step is a list of calls. The answer to a step is the list of the replies, in order; an error is an exception in the
+list. An operation waits for the answer to each step before the next one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,12 @@ __all__ = ["BYTES_PER_CALL", "ENTRIES_PER_CALL", "NOTED_QUEUES", "CompactedOpera
 class CompactedOperations(
     ProduceOperations, ConsumeOperations, UpkeepOperations, RepairOperations, RetentionOperations
 ):
-    """What can be done to compacted queues, as operations; an instance may be shared by threads.
-
-    A queue belongs to one client, and is made by the first append or subscription. Of what producers append at once,
-    each append has its place in one order. Whoever consumes has a fence, and one that is old is refused
-    (:class:`StaleEpoch`).
+    """All operations of compacted queues; threads may share an instance.
 
     :param prefix: put before every key.
-    :param rules: bounds of each queue.
-    :param clock: none for the server's time.
-    :param noted_queues: queues that are remembered to be known to the collector; each takes about 200 bytes.
-    :param is_cluster: whether keys lie where their hash slot is; then an id that it cannot serve is refused before the
-        collector is told of it.
+    :param rules: limits of each queue; none for the defaults.
+    :param clock: none for the server's clock.
+    :param noted_queues: queues remembered as known to the collector; each takes about 200 bytes.
+    :param is_cluster: whether the server is a cluster; a client id that a cluster cannot serve is then refused.
     :raises UsageError: for a prefix with a brace, or a number that is out of range.
     """
