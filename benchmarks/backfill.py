@@ -43,9 +43,10 @@ from watch import Watch, empty_redis, memory_of
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import PostgresServer, RedisServer, java_home
+from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import QueuekeeperError
+from queuekeeper.java import java_home
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, MigrationPlan, PlanState

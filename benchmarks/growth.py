@@ -37,8 +37,9 @@ from rich.console import Console
 from watch import Watch, peak_mib
 
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import PostgresServer, RedisServer, java_home
+from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError
+from queuekeeper.java import java_home
 from queuekeeper.keyspace import payload_key
 from queuekeeper.postgres import Connection, connect, statement
 

@@ -41,7 +41,8 @@ from watch import Watch, memory_of
 
 from queuekeeper import redis_client
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import PostgresServer, RedisServer, java_home
+from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.java import java_home
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark.session import build_session

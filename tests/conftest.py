@@ -19,11 +19,12 @@ import redis
 from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
 
-from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
+from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.schema import install
+from queuekeeper.java import java_home
 from queuekeeper.postgres import connect, migrate
 from tests import spark_java
 from tests.object_store import ObjectStore, forget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from queuekeeper.embedded import java_home
+from queuekeeper.java import java_home
 
 _HOME = Path(__file__).parents[1] / "var" / "spark"
 _CLASSES = _HOME / "classes.jsa"

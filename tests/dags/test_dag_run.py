@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import java_home
+from queuekeeper.java import java_home
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState, code_version
 from queuekeeper.migration.preflight import source_fingerprint

@@ -20,8 +20,8 @@ from queuekeeper.airflow.lineage import parquet_files
 from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
+from queuekeeper.java import java_home
 from queuekeeper.maintenance.partitions.model import ArchiveWish
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from tests.dags.test_approval import make_plan

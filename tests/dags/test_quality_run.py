@@ -20,10 +20,10 @@ from queuekeeper.airflow.run_index import report_of
 from queuekeeper.clock import system_clock
 from queuekeeper.compacted.model import Append
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.embedded import java_home
 from queuekeeper.events.schema import install
 from queuekeeper.fanout.model import NewMessage as FanoutMessage
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.java import java_home
 from queuekeeper.keyspace import compacted_keys, fanout_keys, session_keys
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import NewMessage, SessionSave

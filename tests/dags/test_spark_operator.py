@@ -26,8 +26,8 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkHook, QueuekeeperSparkOperator
-from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
+from queuekeeper.java import java_home
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.migration.ledger.parameters import PlanChoice
 from tests.patience import PATIENCE_S

@@ -19,9 +19,10 @@ import psycopg
 import pytest
 import redis
 
-from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
+from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.errors import RefusedError, ServerUnavailable
+from queuekeeper.java import java_home
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]

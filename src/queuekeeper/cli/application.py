@@ -13,6 +13,7 @@ from queuekeeper import __version__
 from queuekeeper.cli import doctor, explain, metrics, sample, servers
 from queuekeeper.cli.command import CONFIRMS, command
 from queuekeeper.cli.context import CommandGroup, begin
+from queuekeeper.cli.here import show_next_steps
 
 EPILOG = """
 Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the plan is stale, 4 refused.
@@ -24,7 +25,7 @@ the private servers that `queuekeeper up` started.
 app = typer.Typer(
     name="queuekeeper",
     cls=CommandGroup,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     epilog=EPILOG,
@@ -65,14 +66,20 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     *,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
-    """Move, maintain and prove message queues that live in Redis and PostgreSQL."""
+    """Move, maintain and prove message queues that live in Redis and PostgreSQL.
+
+    Without a command: what to do next in this place.
+    """
     begin(debug=debug)
+    if context.invoked_subcommand is None:
+        show_next_steps()
 
 
 command(app)(servers.up)

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
 
-from queuekeeper.embedded.airflow_client import AirflowClient
 from queuekeeper.embedded.files import HOST, demand_free, free_port, noted_port, write_private
 from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.java import java_home
+
+if TYPE_CHECKING:
+    from queuekeeper.embedded.airflow_client import AirflowClient
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "api-server": ("airflow", "api-server"),
@@ -116,6 +119,8 @@ class AirflowServer:
 
     def client(self, user: str = "admin") -> AirflowClient:
         """Return a REST client that acts as this user."""
+        from queuekeeper.embedded.airflow_client import AirflowClient  # noqa: PLC0415 - its HTTP client takes a while
+
         return AirflowClient(self.url, user=user, password=self.user(user).password)
 
     def start(self, *, report: Callable[[str], None] = lambda _: None) -> ProcessRecord:

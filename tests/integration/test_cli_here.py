@@ -1,0 +1,146 @@
+"""``queuekeeper`` alone tells what to do next, whatever there is in this place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from queuekeeper import postgres
+from queuekeeper.clock import system_clock
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
+from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
+from queuekeeper.postgres import Connection
+from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.redis_client import connect
+from queuekeeper.sessions.sample import SampleParameters, fill
+from tests.integration.command_line import CommandLine
+from tests.run_kinds import KINDS, planned
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def control(named_postgres: str, named_redis: str, control_schema: None) -> Iterator[Connection]:
+    """Schema ``queuekeeper`` and an empty Redis, named by the environment."""
+    with postgres.connect(named_postgres, autocommit=True) as connection:
+        yield connection
+
+
+def steps() -> dict[str, list[str]]:
+    """Return what is said, and the commands below it."""
+    result = CommandLine().run()
+    assert result.exit_code == 0, result.output
+    said: dict[str, list[str]] = {}
+    for line in result.stdout.splitlines():
+        if line.startswith("  "):
+            said[list(said)[-1]].append(line.strip())
+        elif line:
+            said[line] = []
+    assert said.popitem() == ("All commands: queuekeeper --help", [])
+    return said
+
+
+def test_without_servers_it_says_how_to_start_some_and_how_to_name_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for store in ("POSTGRES", "REDIS"):
+        monkeypatch.delenv(f"QUEUEKEEPER_{store}_URL", raising=False)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+
+    assert steps() == {
+        "There are no servers here. To try Queuekeeper, start private ones:": ["queuekeeper up"],
+        "To use servers of your own, name them in the environment and have them examined:": [
+            "export QUEUEKEEPER_POSTGRES_URL=postgresql://user:password@host:5432/database",
+            "export QUEUEKEEPER_REDIS_URL=redis://user:password@host:6379",
+            "queuekeeper doctor",
+        ],
+    }
+
+    (tmp_path / "postgres").mkdir()
+    (tmp_path / "postgres" / "postgres.log").touch()
+    assert steps() == {f"The private servers in {tmp_path} are stopped:": ["queuekeeper up"]}
+
+
+def test_server_that_does_not_answer_is_named_with_the_command_that_examines_it(
+    control: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", "redis://:secret@127.0.0.1:1/0")
+
+    ((why, commands),) = steps().items()
+
+    assert "127.0.0.1:1" in why
+    assert "secret" not in why
+    assert commands == ["queuekeeper doctor"]
+
+
+def test_database_without_the_control_schema_is_given_it_first(named_postgres: str, named_redis: str) -> None:
+    ((why, commands),) = steps().items()
+
+    assert "has no control schema `queuekeeper`" in why
+    assert commands == ["queuekeeper database migrate"]
+
+
+def test_empty_stores_are_to_be_filled_and_a_source_is_to_be_planned_and_checked(
+    control: Connection, named_redis: str
+) -> None:
+    assert list(steps().values()) == [["queuekeeper sample"]]
+
+    with connect(named_redis) as client:
+        client.set("key", "value")
+    assert steps() == {"The queues have not been checked yet:": ["queuekeeper quality run"]}
+
+    fill(
+        control,
+        SampleParameters(messages=50, sessions=10, long_queues=0, now_ms=system_clock(), create_schema=True),
+    )
+    assert list(steps().values()) == [["queuekeeper migrate plan"], ["queuekeeper quality run"]]
+
+    at = datetime(2026, 11, 27, 12, 0, tzinfo=UTC)
+    store = QualityStore(control)
+    store.begin(quality_run_id="q1", mode="all", suites=[], profile_ids=[], numbers={}, started_at=at)
+    store.finish(quality_run_id="q1", verdict=Verdict.WARNED, results=[], numbers={})
+    assert "The queues were last checked on 2026-11-27 12:00 UTC: warned:" in steps()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in MIGRATIONS])
+def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path: Path, kind: str) -> None:
+    run_id = planned(control, kind, tmp_path)
+    runs = MaintenanceRuns(control)
+
+    assert told() == (f"{kind} {run_id} waits for an approval:", f"queuekeeper run status {run_id}")
+    runs.set_paused(run_id, True, actor="ada")
+    assert told() == (f"{kind} {run_id} is paused:", f"queuekeeper run resume {run_id}")
+    runs.set_paused(run_id, False, actor="ada")
+    runs.set_state(run_id, RunState.RUNNING)
+    assert told() == (f"{kind} {run_id} is at work:", f"queuekeeper run status {run_id}")
+    runs.set_state(run_id, RunState.FAILED)
+    assert told() == (f"{kind} {run_id} has failed and can go on:", f"queuekeeper run status {run_id}")
+    runs.save_report(run_id, {})
+    runs.set_state(run_id, RunState.DONE)
+    assert run_id not in str(told())
+
+
+def test_migration_is_told_until_it_is_verified(control: Connection, tmp_path: Path) -> None:
+    run_id = planned(control, "session_migration", tmp_path)
+    ledger = MigrationLedger(control)
+
+    for state, words in {
+        PlanState.PLANNED: "waits for an approval",
+        PlanState.COPYING: "is at work",
+        PlanState.FAILED: "has failed and can go on",
+    }.items():
+        ledger.set_plan_state(run_id, state)
+        assert told() == (f"session_migration {run_id} {words}:", f"queuekeeper run status {run_id}")
+    for state in (PlanState.VERIFIED, PlanState.REFUSED):
+        ledger.set_plan_state(run_id, state, reason="too many bad rows" if state is PlanState.REFUSED else "")
+        assert run_id not in str(told())
+
+
+def told() -> tuple[str, str]:
+    """Return the first step."""
+    ((why, commands), *_) = steps().items()
+    return why, " ".join(commands)
