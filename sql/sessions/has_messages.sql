@@ -2,4 +2,7 @@
 -- params: none
 -- rows: one: (boolean)
 -- index: none, it ends with the first row
-SELECT EXISTS (SELECT FROM device_publish_msg) AS present
+SELECT exists(
+    SELECT
+    FROM device_publish_msg
+) AS present
