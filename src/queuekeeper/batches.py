@@ -105,7 +105,7 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
     :param most: parts of a batch.
     :param most_bytes: of a batch; a larger part goes alone.
     :param max_pending: parts accepted and not yet stored; further calls wait until there is room.
-    :param max_queues: queues with a batch under way at once; the others wait for their turn.
+    :param max_queues: most queues to which batches are sent at once; other queues wait.
     :param linger_s: how long the first part of a batch that is not full waits for others.
     """
 
@@ -190,7 +190,7 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
         self._wake.set()
 
     async def close(self) -> None:
-        """Take nothing more, and return when every call has its result; those that wait for room still get in."""
+        """Refuse further calls, and return when all earlier calls have their results."""
         self._closed = True
         self.hurry()
         await self._users.gone()

@@ -327,7 +327,7 @@ def test_producer_that_counts_from_the_start_again_is_told_though_its_answer_was
         again = CompactedProducer(queues, name="p", first_number=0)
         # The answer is lost, so that the repetition meets the number: nobody may take it for its own.
         proxy.cuts = 1
-        with pytest.raises(RefusedError, match="producer 'p' had an append for 'a' with number"):
+        with pytest.raises(RefusedError, match="producer 'p' has appended to the queue of 'a' with number"):
             again.append("a", Append(key=b"k", value=b"new"))
         assert proxy.cuts == 0
         with pytest.raises(NumberReused):
@@ -348,7 +348,7 @@ def test_number_that_the_name_has_used_before_stores_nothing(valkey_url: str) ->
     with opened_blocking(valkey_url) as queues:
         CompactedProducer(queues, name="p", first_number=10).append("a", Append(key=b"", value=b"0"))
         for first_number in (9, 10):
-            with pytest.raises(RefusedError, match="producer 'p' had an append for 'a' with number"):
+            with pytest.raises(RefusedError, match="producer 'p' has appended to the queue of 'a' with number"):
                 CompactedProducer(queues, name="p", first_number=first_number).append("a", Append(key=b""))
         CompactedProducer(queues, name="p").append("a", Append(key=b"", value=b"1"))
         assert values(queues.peek("a")) == [b"1"]

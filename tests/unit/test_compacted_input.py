@@ -46,7 +46,7 @@ def entries(count: int) -> list[Append]:
         (lambda q: q.fetch(C, fence=FENCE, window=501), UsageError, "window is 501"),
         (lambda q: q.fetch(C, fence=FENCE, refill="often"), InvalidPolicy, "on_empty, sliding"),
         (lambda q: q.fetch(C, fence=FENCE, max_bytes=0), UsageError, "max_bytes is 0"),
-        (lambda q: q.fetch(C, fence=(1, 1)), UsageError, "must be that of a subscription"),
+        (lambda q: q.fetch(C, fence=(1, 1)), UsageError, "must be the fence of a subscription"),
         (lambda q: q.ack(C, fence=FENCE, sequences=[]), UsageError, "0 numbers"),
         (lambda q: q.ack(C, fence=FENCE, sequences=["1"]), UsageError, "must be an integer"),
         (lambda q: q.get(C, key="text"), UsageError, "key is a str"),

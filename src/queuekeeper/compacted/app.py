@@ -1,4 +1,4 @@
-"""An app of compacted queues: handlers of several queues that one process runs."""
+"""An app of compacted queues: the handlers of several queues, which one process runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from queuekeeper.text_form import shows
 class App(service.App):
     """Handlers of queues, which ``queuekeeper compacted work MODULE:NAME`` runs together.
 
-    :param rules: of each worker's consumer that has none of its own.
-    :param middleware: looks on or wraps, whichever handler works.
+    :param rules: rules of the consumers of handlers that are given none.
+    :param middleware: called around the work of all handlers.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -30,7 +30,7 @@ class App(service.App):
 
     @checked
     def handler(self, client_id: str, *, rules: ConsumerRules | None = None) -> Callable[[service.W], service.W]:
-        """Have the function below work on a client's queue; the parameters are those of :class:`CompactedWorker`."""
+        """Decorate a function as the handler of a client's queue; parameters as for :class:`CompactedWorker`."""
         return self._takes(client_id=client_id, rules=rules or self._rules, middleware=self._middleware)
 
     def services(self, queues: AsyncCompactedQueues) -> list[service.Service]:

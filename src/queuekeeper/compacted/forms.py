@@ -1,4 +1,4 @@
-"""What people write to say where to begin, what to remove and how long to keep, as values of ``model``."""
+"""Read positions, purges and retentions that people write as text, for the command line and for Airflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from queuekeeper.errors import UsageError
 
 
 def position(text: str) -> Position:
-    """Return the position that a text names.
+    """Read a position.
 
     :param text: ``earliest``, ``latest``, a sequence number, or an instant such as ``2026-11-22T08:00:00Z``.
     :raises UsageError: for anything else.
@@ -32,9 +32,9 @@ def position(text: str) -> Position:
 
 
 def purge(text: str) -> Purge:
-    """Return what a text says is to be removed.
+    """Read which messages a purge removes.
 
-    :param text: ``all``, ``acked``, or a sequence number: everything up to it.
+    :param text: ``all``, ``acked``, or the last sequence number to remove.
     :raises UsageError: for anything else.
     """
     if _is_number(text):
@@ -51,13 +51,13 @@ def retention(
     retention: str | None = None,
     tombstone_life: str | None = None,
 ) -> Retention:
-    """Return a retention with the parts that are named; the others are as before.
+    """Return a retention in which some parts are changed.
 
-    :param before: none for the defaults.
+    :param before: retention whose other parts stay; none for the defaults.
     :param policy: which messages the collector may remove once they are older than ``retention``.
     :param retention: age at which a message may be removed: 10s, 30m, 1h, 7d, or a number of milliseconds.
     :param tombstone_life: age at which an acknowledged tombstone may be removed.
-    :raises UsageError: for a policy that does not exist, or what is no duration.
+    :raises UsageError: for a policy that does not exist, or a text that is no duration.
     """
     known = before or Retention()
     return Retention(

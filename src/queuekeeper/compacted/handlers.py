@@ -1,4 +1,4 @@
-"""Handlers of a compacted queue: which function works on its messages, one at a time, and what follows a failure."""
+"""Handlers: functions that work on the messages of a compacted queue, one at a time, with the rules for failures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from queuekeeper.service.aio import stopped_by_signals
 from queuekeeper.text_form import shows
 
 Work: TypeAlias = Callable[[CompactedMessage], Any]
-"""Works on a message: a coroutine function in the event loop, any other in a thread. It fails when it raises. What it
-returns is awaited where it can be."""
+"""Function that works on a message. A coroutine function runs in the event loop, any other function in a thread; an
+awaitable that it returns is awaited. An exception means that the work has failed."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRules:
-    """What becomes of a message that a handler has failed on: it comes again before any later one.
+    """Delays and time limit of a handler. After a failure, the handler gets the same message again before later ones.
 
-    :param first_delay_ms: until the second attempt; each further delay is twice as long.
-    :param max_delay_ms: the longest.
-    :param time_limit_ms: time that a handler may take for a message; then it has failed with
-        :class:`~queuekeeper.errors.TimeLimitExceeded`. None for no limit. A thread is stopped when it is in Python
-        code, not in a query or a sleep.
+    :param first_delay_ms: delay before the second attempt, 100 by default; each further delay is twice as long.
+    :param max_delay_ms: longest delay between two attempts, 60,000 by default.
+    :param time_limit_ms: time that a handler may take for a message; longer work fails with
+        :class:`~queuekeeper.errors.TimeLimitExceeded`. None, the default, for no limit. The limit stops a thread only
+        while it runs Python code, not during a query or a sleep.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -50,23 +50,23 @@ class RetryRules:
         service.check_time_limit(self)
 
     def is_final(self, message: CompactedMessage, error: BaseException) -> bool:
-        """Never: a compacted queue has no dead letters."""
+        """Return false: a compacted queue has no dead letters."""
         del message, error
         return False
 
     def delay_s(self, attempt: int) -> float:
-        """Return how long to wait after a failed attempt.
+        """Return how long to wait after a failed attempt, in seconds.
 
-        :param attempt: which it was, from 1.
+        :param attempt: number of the failed attempt, from 1.
         """
         return Backoff(first_s=self.first_delay_ms / 1_000, longest_s=self.max_delay_ms / 1_000).after(attempt - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(service.Handler[CompactedMessage]):
-    """What works on a queue's messages, with the rules for its failures; it can be called as what it holds.
+    """A function that works on messages, with the rules for its failures; a call of the handler calls the function.
 
-    :param work: a coroutine function works in the event loop, any other in a thread.
+    :param work: a coroutine function runs in the event loop, any other function in a thread.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -85,32 +85,30 @@ handler = service.with_rules(RetryRules, _made, example="first_delay_ms=500, tim
 
 
 class Middleware(service.Middleware[CompactedMessage]):
-    """Looks on while messages are worked on, or wraps the work; called in the thread or task of the handler.
+    """Methods that are called before, around and after the work on each message, in the handler's thread or task.
 
-    What ``before``, ``after`` and ``error`` raise is logged and changes nothing. No failure is final: the message comes
-    again.
+    Exceptions of ``before``, ``after`` and ``error`` are logged, and change nothing. A failure is never final: the
+    handler gets the message again.
     """
 
 
 @shows(queues="_queues", client_id="_client_id")
 class CompactedWorker:
-    """Has a handler work on the messages of a queue, in order, until it is stopped.
+    """Calls a handler with the messages of a queue, in order, until it is stopped.
 
     ::
 
         await CompactedWorker(queues, "device-1", show).run()
 
-    A message that the handler fails on comes to it again, after a pause that grows, before any later one, until it is
-    skipped or the queue is lost. A value that was appended meanwhile comes after it. While another consumer holds the
-    queue, the worker waits for its turn: of several workers one works; another continues where it stopped. A server
-    that has answered once is waited for.
+    After a failure the handler gets the same message again, after a growing delay, before any later message. This ends
+    when the message is skipped or the queue is lost. While another consumer holds the queue, the worker waits. So of
+    several workers of a queue one works; when it ends, another one continues behind the last acknowledged message.
 
-    :param work: gets each message, a coroutine function in the event loop and any other in a thread. It fails when it
-        raises or takes longer than its limit; a plain function has the default rules, others come with a
-        :class:`Handler`. What it returns is awaited where it can be.
-    :param rules: of the consumer; by default a queue is not taken from another. ``start`` holds for the first time that
-        the worker has the queue.
-    :param middleware: looks on or wraps; see :class:`~queuekeeper.compacted.handlers.Middleware`.
+    :param work: function that is called with each message, see :data:`Work`, or a :class:`Handler` with rules for its
+        failures. A plain function has the default rules.
+    :param rules: rules of the consumer; by default without ``takeover``. ``start`` applies only to the first
+        subscription of the worker.
+    :param middleware: called around the work, see :class:`~queuekeeper.compacted.handlers.Middleware`.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -139,14 +137,14 @@ class CompactedWorker:
         self._has_answered = False
 
     def stop(self) -> None:
-        """End when the handler has done what it is at; call it in the event loop."""
+        """End after the work on the present message; call it in the event loop."""
         self._stopped.set()
 
     async def run(self) -> None:
         """Work until :meth:`stop` or, in the main thread, the first SIGTERM or Ctrl-C.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
-        :raises UnreadableRecord: when a message's record was damaged, as the rules have it.
+        :raises ServerUnavailable: when the server is unavailable at the start; later on the worker waits for it.
+        :raises UnreadableRecord: when a message's record is damaged and the rules say ``stop``.
         """
         attempt = 0
         with stopped_by_signals(self.stop):
@@ -170,7 +168,7 @@ class CompactedWorker:
         consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)
         async with consumer:
             self._has_answered = True
-            # A worker that had the queue before continues at its position, and does not begin again.
+            # Later subscriptions continue behind the last acknowledged message.
             self._rules = replace(self._rules, start=None)
             ending = asyncio.ensure_future(self._stopped.wait())
             ending.add_done_callback(lambda _: consumer.stop())
@@ -184,10 +182,10 @@ class CompactedWorker:
                 ending.cancel()
 
     async def _is_done(self, message: CompactedMessage, is_held: Callable[[CompactedMessage], bool]) -> bool:
-        """Have the handler work on a message until it has done it.
+        """Call the handler with a message until it succeeds.
 
-        :returns: false when the worker was stopped before, or the message is not its own any more: somebody has skipped
-            it, or has the queue, or has moved its cursor.
+        :returns: false when the worker was stopped first, or the message can no longer be acknowledged: it was skipped,
+            or the queue was lost.
         """
         attempt = 0
         while True:

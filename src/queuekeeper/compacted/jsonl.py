@@ -1,4 +1,4 @@
-"""Messages of compacted queues as JSON Lines: what a file is appended from, and what a consumer's output is."""
+"""Messages of compacted queues as JSON Lines: write messages as lines, and append the lines of a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from queuekeeper.compacted.queue import CompactedQueues
 
 LINES_PER_APPEND = 200
-"""As many as a queue stores as a whole or not at all."""
+"""Lines of a file that are appended together, which the queue stores whole or not at all."""
 
 _APPENDED = frozenset(
     {
@@ -30,21 +30,22 @@ _APPENDED = frozenset(
     }
 )  # fmt: skip
 _TOLD = frozenset({"appended_ms", "is_readable", "property_count", "redelivered", "sequence", "value_bytes"})
-"""What a message has besides, and a line that was written of one: passed over when it is read."""
+"""Fields of a written message that an append does not need; ignored when a line is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppendLinesReport:
-    """Outcomes of the lines of a file.
+    """Result of appending the lines of a file.
 
-    :param appended: lines that were stored.
-    :param replayed: lines that had been stored before, by the same producer under the same number.
-    :param replaced: lines that took the place of a value.
+    :param appended: lines stored.
+    :param replayed: lines not stored, because the same producer had stored them under the same number before.
+    :param replaced: lines that replaced the value of a key.
     :param evicted: messages removed because the queue was full.
-    :param evicted_unacked: those of them that had not been acknowledged.
-    :param last_sequence: number of the last line; none when there was none, or when it is not known any more.
-    :param live: keys of the queue now; none when there was no line.
-    :param next_number: for the producer's next append; none without a producer.
+    :param evicted_unacked: evicted messages that were not acknowledged.
+    :param last_sequence: sequence number of the last line; none when the file has no lines.
+    :param live: number of keys in the queue after the last append; none when the file has no lines or the last ones
+        were replayed.
+    :param next_number: number for the producer's next append; none without a producer.
     """
 
     client_id: str
@@ -59,7 +60,10 @@ class AppendLinesReport:
 
 
 def message_facts(message: CompactedMessage, *, content: bool) -> dict[str, Any]:
-    """Return a message by its fields; value and properties only when asked for."""
+    """Return the fields of a message as JSON values.
+
+    :param content: also return value and properties.
+    """
     facts: dict[str, Any] = {
         "sequence": message.sequence,
         **encoded("key", message.key),
@@ -80,13 +84,13 @@ def message_line(message: CompactedMessage, *, content: bool) -> bytes:
 
 
 def rewind_facts(client_id: str, report: RewindReport) -> dict[str, Any]:
-    """Return what a rewind did by its fields; the fence is its consumer's alone."""
+    """Return the fields of a rewind's result as JSON values, without the fence, which is only for the consumer."""
     facts = {each.name: getattr(report, each.name) for each in fields(report) if each.name != "fence"}
     return {"client_id": client_id} | facts
 
 
 def verify_facts(report: VerifyReport) -> dict[str, Any]:
-    """Return what a verification says by its fields, with keys that are text."""
+    """Return the fields of a verification's result as JSON values."""
     return {
         **attributes(report, "client_id checked healthy found"),
         "violations": [
@@ -97,18 +101,18 @@ def verify_facts(report: VerifyReport) -> dict[str, Any]:
 
 
 def read_entries(lines: Iterable[bytes]) -> Iterator[Append]:
-    """Read entries to append, line by line; empty ones are passed over.
+    """Read entries to append from lines; empty lines are ignored.
 
-    :raises UsageError: naming the number of the line and what is wrong with it, never its content.
+    :raises UsageError: naming the number of the line and its error, never its content.
     """
     return read_lines(lines, _append, member="key", known=_APPENDED | _TOLD, purpose="appended")
 
 
 def _append(given: dict[str, Any]) -> Append:
     if given.get("is_readable") is False:
-        raise ValueError("its value could not be read, and is none to append")
+        raise ValueError("is_readable is false: the value of a damaged message cannot be appended")
     tombstone = given.get("tombstone", False)
-    # A line that was written without content must not become an empty value.
+    # A line that was written without its value must not become an empty value.
     if ("value" in given) is (tombstone is True):
         raise ValueError("it must have a value, or be a tombstone")
     return Append(
@@ -123,7 +127,7 @@ def _append(given: dict[str, Any]) -> Append:
 
 
 def _properties(given: Any) -> Any:
-    """Return properties that are written as pairs, where a name comes several times, or as they are."""
+    """Return properties from an object, or from a list of pairs, which may contain a name several times."""
     if not isinstance(given, list):
         return given
     if not all(isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in given):
@@ -132,7 +136,7 @@ def _properties(given: Any) -> Any:
 
 
 def _batches(entries: Iterator[Append]) -> Iterator[list[Append]]:
-    """Yield what is appended at once; where a sequence is expected, no more than is stored as a whole."""
+    """Cut entries into appends of 200; those with an ``expected_sequence`` also by size, so that none is cut later."""
     while batch := list(islice(entries, LINES_PER_APPEND)):
         if any(entry.expected_sequence is not None for entry in batch):
             yield from portions(batch, size=stored_bytes, most=BYTES_PER_CALL)
@@ -148,12 +152,12 @@ def append_lines(
     producer: str | None = None,
     number: int | None = None,
 ) -> AppendLinesReport:
-    """Append the lines of a file, 200 at a time, or 1 MB; memory is bounded by 200.
+    """Append the lines of a file, 200 at a time; no more of them are in memory.
 
-    :param producer: who numbers the appends, so that the file can be appended again after a failure.
-    :param number: of the first 200 lines; the next ones have the next number.
-    :raises RefusedError: when the producer has gone on behind the file's last number.
-    :raises QueuekeeperError: as :meth:`CompactedQueues.append` does; it says how many lines are stored.
+    :param producer: name under which the appends are numbered, so that the file can be appended again after a failure.
+    :param number: number of the append of the first 200 lines; each further append has the next number.
+    :raises RefusedError: when the producer has used a number greater than the file's last one.
+    :raises QueuekeeperError: errors of :meth:`CompactedQueues.append`, with the number of lines stored before.
     """
     entries = read_entries(lines)
     done = appended = replaced = evicted = evicted_unacked = 0
@@ -192,8 +196,8 @@ def append_lines(
 
 
 def gone_on(producer: str | None) -> RefusedError:
-    """Return the exception for a number below the producer's last: the queue no longer knows that append."""
+    """Return the exception for a number below the producer's last one, whose append the queue no longer knows."""
     return RefusedError(
-        f"producer {producer!r} has appended under a greater number since, and nothing was stored now: give the number "
-        "behind its last one"
+        f"producer {producer!r} has appended under a greater number since, and nothing was stored now: give a number "
+        "above its last one"
     )

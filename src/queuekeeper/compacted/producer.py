@@ -1,7 +1,7 @@
-"""Appending for many tasks at once: what arrives together is stored together, each call with its own result.
+"""Producers: number appends and repeat them after lost replies. The asyncio form stores the values of many tasks.
 
-A batch whose answer was lost is sent again under the same number, and is stored once. The module ``batches`` decides
-how batches gather.
+A batch whose reply was lost is sent again under the same number, and is stored once. The module ``batches`` puts the
+values of many tasks into batches; each task gets the result of its own value.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ RETRY_FOR_S = 30.0
 
 
 class Appended(NamedTuple):
-    """Where a value is.
+    """Result of storing one value.
 
-    :param sequence: its number; greater than those of all that the queue took before.
-    :param replaced: number of the value that it took the place of; none when the key had none, or when it is not
-        known because the answer was lost.
+    :param sequence: sequence number of the value; greater than all earlier ones of the queue.
+    :param replaced: sequence number of the value that it replaced; none when the key had no value, or when the number
+        is unknown because a reply was lost.
     """
 
     sequence: int
@@ -45,10 +45,11 @@ class Appended(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Deliveries:
-    """Numbers appends and repeats those whose answer was lost; what producers of both kinds share.
+    """Numbers appends, and repeats those whose reply was lost, for the blocking and the asyncio producer.
 
-    :param name: of the producer.
-    :param number: of its next append, greater than all that it has used before.
+    :param name: name of the producer.
+    :param number: number of its next append, greater than all that the name has used before.
+    :param retry_for_s: how long an append whose reply was lost is repeated.
     """
 
     operations: CompactedOperations
@@ -59,7 +60,7 @@ class Deliveries:
     now_s: Callable[[], float]
 
     def deliver(self, client_id: str, appends: Sequence[Append]) -> Operation[AppendReport]:
-        """Store values under the next number, however often that has to be asked for."""
+        """Store values under the next number; repeat that after lost replies."""
         number = self.number
         self.number += 1
         give_up_at_s = self.now_s() + self.retry_for_s
@@ -80,8 +81,8 @@ class Deliveries:
                 break
         if report is None or report.is_forgotten or (report.is_replay and attempt == 0):
             raise RefusedError(
-                f"producer {self.name!r} had an append for {client_id!r} with number {number} or more before: nothing "
-                "was stored. Let one producer at a time use the name, with a greater first_number"
+                f"producer {self.name!r} has appended to the queue of {client_id!r} with number {number} or a greater "
+                "one before: nothing was stored. Use each name in one producer at a time, with a greater first_number"
             )
         return report
 
@@ -105,12 +106,12 @@ def _deliveries(
 
 @shows(queues="_queues")
 class CompactedProducer(AnswersByQueues):
-    """Appends for blocking callers; threads may share it, and take turns.
+    """Appends for blocking callers; threads may share a producer, which does one append at a time.
 
-    :param name: under which its appends are numbered; a random one if left out. No two producers may use a name at
-        the same time.
-    :param first_number: greater than all that the name has used before; microseconds since 1970 if left out.
-    :param retry_for_s: how long an append is repeated whose answer was lost, before its error is raised.
+    :param name: name of the producer; random by default. Only one producer at a time may use a name.
+    :param first_number: number of the first append, greater than all that the name has used before; by default the
+        microseconds since 1970.
+    :param retry_for_s: how long an append whose reply was lost is repeated before its error is raised, in seconds.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -129,18 +130,18 @@ class CompactedProducer(AnswersByQueues):
 
     @checked
     def append(self, client_id: str, append: Append) -> Appended:
-        """Store a value; errors are those of :meth:`append_many`."""
+        """Store a value; raises the errors of :meth:`append_many`."""
         report = self.append_many(client_id, [append])
         return _result(report, 0)
 
     def append_many(self, client_id: str, appends: Sequence[Append]) -> AppendReport:
-        """Store values in order: up to 200 and 1 MB of them all or none.
+        """Store values in order. Up to 200 values and 1 MB are stored together or not at all.
 
         :raises QueueFull: when the queue has reached its limits; nothing was stored.
-        :raises SequenceConflict: when a key's value has not the number that was expected; nothing was stored.
+        :raises SequenceConflict: when the value of a key does not have the expected number; nothing was stored.
         :raises StoreFull: when Redis has no memory left; nothing was stored.
-        :raises ServerUnavailable: when there was no answer: it is unknown whether they were stored.
-        :raises RefusedError: when the name has used a greater number before; nothing was stored.
+        :raises ServerUnavailable: when the server did not answer; the values may have been stored.
+        :raises RefusedError: when the name has used this number or a greater one before; nothing was stored.
         """
         with self._turn:
             return self._deliver(client_id, appends)
@@ -150,13 +151,13 @@ class CompactedProducer(AnswersByQueues):
 
 @shows(queues="_queues")
 class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
-    """Appends of many tasks to many queues; to be used in one event loop, best with ``async with``.
+    """Appends values of many tasks to many queues, in one event loop; use it with ``async with``, or close it.
 
-    Values for one queue are stored in the order in which ``append`` was called. A queue has one batch under way.
+    Values for one queue are stored in the order in which ``append`` was called, one batch at a time.
 
-    :param name: as of :class:`CompactedProducer`, and ``first_number`` and ``retry_for_s`` too.
-    :param max_pending: values accepted and not yet stored; further calls wait until there is room.
-    :param max_queues: queues with a batch under way at once; the others wait for their turn.
+    :param name: see :class:`CompactedProducer`, also for ``first_number`` and ``retry_for_s``.
+    :param max_pending: most values accepted and not yet stored; further calls wait.
+    :param max_queues: most queues to which batches are sent at once; other queues wait.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -185,20 +186,20 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
         )
 
     async def append(self, client_id: str, append: Append) -> Appended:
-        """Store a value and return when it is stored; what is wrong with others does not touch it.
+        """Store a value, and return when it is stored; also raises the errors of :meth:`CompactedProducer.append_many`.
 
-        A call that is cancelled takes its value back if it has not been sent yet.
+        An invalid value of another task does not affect the call. A cancelled call does not store its value, unless it
+        was sent already.
 
-        :raises RefusedError: when the producer is closed; else errors are those of
-            :meth:`CompactedProducer.append_many`.
+        :raises RefusedError: when the producer is closed.
         """
         check_client_id(client_id)
-        # What the rules of a queue allow is known to the queues, which say so when it is stored.
+        # The limits of the queue's rules are checked when the value is stored.
         check_entry("append", append, MAX_VALUE_BYTES)
         return await self._batches.put(client_id, append)
 
     async def close(self) -> None:
-        """Take nothing more, and return when every call has its result; those that wait for room still get in."""
+        """Refuse further calls, and return when all earlier calls have their results."""
         await self._batches.close()
 
     async def _store(self, client_id: str, appends: Sequence[Append]) -> list[Appended | Exception]:
@@ -216,7 +217,7 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
         except (QueueFull, SequenceConflict, UsageError) as error:
             if len(appends) == 1:
                 return [error]
-            # One of them is the reason. The others have nothing to do with it.
+            # One value caused the error: store each by itself, so that the others do not fail.
             results: list[Appended | Exception] = []
             for append in appends:
                 try:
@@ -230,9 +231,10 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
 
 
 def _parts(appends: Sequence[Append]) -> Iterator[Sequence[Append]]:
-    """Cut a batch where a condition is on a key that comes before in the same part.
+    """Cut a batch before each entry that has a condition on a key that occurs earlier in the same part.
 
-    Conditions of one append are on what was there before all of it, and those of two calls are not.
+    All conditions of one append refer to the values before it; a later call's condition refers to the earlier call's
+    value.
     """
     start, keys = 0, set[bytes]()
     for at, append in enumerate(appends):

@@ -1,7 +1,8 @@
-"""How a value and what goes with it are written into one record; scripts know how long its head is at most.
+"""Records: how a value, its properties, content type and time are stored as bytes.
 
-A record begins with ``=`` when nothing but the value follows. Else it begins with ``+``, the length of a JSON object as
-four bytes, and that object, the head, whose fields are ``published_ms``, ``content_type`` and ``properties``.
+A record without properties, content type and time is ``=`` and the value. Any other record is ``+``, the length of the
+head as four bytes, the head, and the value. The head is a JSON object with the fields ``published_ms``,
+``content_type`` and ``properties``.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def record_of(append: Append) -> bytes:
 
 
 def stored_bytes(append: Append) -> int:
-    """Return the bytes of an entry's key and record, with all that goes with the value."""
+    """Return the size in bytes of an entry's key and record."""
     is_plain = not append.properties and append.content_type is None and append.published_ms is None
     return len(append.key) + (len(_PLAIN) + len(append.value) if is_plain else len(record_of(append)))
 
 
 def digest_of(entries: Iterable[bytes | str | int]) -> str:
-    """Return what tells one append's entries from those of another, as they are written in a script's arguments."""
+    """Return a digest of an append's entries, given as the arguments of the script."""
     texts: list[bytes] = []
     for part in entries:
         text = part if type(part) is bytes else str(part).encode()
@@ -59,10 +60,11 @@ def digest_of(entries: Iterable[bytes | str | int]) -> str:
 def message_of(
     client_id: str, *, key: bytes, sequence: int, appended_ms: int, redelivered: bool, stored: bytes
 ) -> CompactedMessage:
-    """Return the message that is stored as number, flag of a tombstone and record, with spaces between them.
+    """Return a message from its stored value: sequence number, flag of a tombstone and record, separated by spaces.
 
-    The number is that of the queue's order; a value that has another is for a look at the whole queue to find. What
-    cannot be read comes as it is stored, and is flagged: it must not hold up the messages behind it.
+    A value that cannot be read gives a message with ``is_readable`` false, so that the messages behind it can be read.
+
+    :param sequence: sequence number in the queue's order; ``verify`` finds a value that has another one.
     """
     words = stored.split(b" ", 2)
     parts = _parts(words[2]) if len(words) == 3 and words[0].isdigit() and words[1] in _FLAGS else None
@@ -92,12 +94,12 @@ def message_of(
 
 
 def is_head(text: bytes) -> bool:
-    """Return whether a head can be read, and with it the message."""
+    """Return whether a head can be read."""
     return _head(text) is not None
 
 
 def _parts(record: bytes) -> tuple[dict[str, Any], bytes] | None:
-    """Return head and value of a record; none when it is none of ours."""
+    """Return head and value of a record; none when the record cannot be read."""
     if record.startswith(_PLAIN):
         return _NO_HEAD, record[1:]
     start = 1 + _LENGTH_BYTES
@@ -109,7 +111,7 @@ def _parts(record: bytes) -> tuple[dict[str, Any], bytes] | None:
 
 
 def _head(text: bytes) -> dict[str, Any] | None:
-    """Return the fields of a head; none when they are not what they should be."""
+    """Return the fields of a head; none when it is no JSON object or a field has a wrong type."""
     try:
         head = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The configuration of EMQX's exclusive compacted queue, by its names and limits."""
+"""Settings of EMQX's exclusive compacted queue (ECQ), with the names and limits that they have there."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from queuekeeper.durations import duration_ms
 from queuekeeper.errors import InvalidPolicy, UsageError
 
 MAX_READER_BATCH_SIZE = 31
-"""Below 32, which is what EMQX lets a client have in flight: other subscriptions keep room."""
+"""EMQX lets a client have 32 messages in flight; at least one is left for other subscriptions."""
 
 MAX_WRITER_POOL_SIZE = 10_240
 
 MAX_TIMEOUT_MS = int(1_000 * DAY_S)
-"""As long as a producer repeats an append."""
+"""A day, the longest time for which a producer repeats an append."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EcqSettings:
-    """What can be configured of the original.
+    """Settings of ECQ.
 
-    :param writer_pool_size: number of clients whose values are stored at once, up to 10,240; 0 for the default.
-    :param data_retention_ms: age at which messages are collected, acknowledged or not.
-    :param gc_interval_ms: time between two collections; it is read and checked, and no queue uses it:
-        it is for the schedule of the collector.
-    :param reader_batch_size: largest number of messages that a consumer has in flight, 1 to 31.
-    :param write_timeout_ms: time within which a value must be stored, a day at most.
-    :param read_timeout_ms: time within which the store must answer a read, a day at most.
+    :param writer_pool_size: most clients whose values are stored at once, up to 10,240; 0 for the default of 1,000.
+    :param data_retention_ms: age at which messages are collected, acknowledged or not; 7 days by default.
+    :param gc_interval_ms: time between two collections, an hour by default. Queues do not use it: set the schedule of
+        the collector to it.
+    :param reader_batch_size: most messages that a consumer has in flight, 1 to 31; 5 by default.
+    :param write_timeout_ms: time within which a value must be stored, 5 s by default and at most a day.
+    :param read_timeout_ms: time within which Redis must answer a read, 5 s by default and at most a day.
     :raises UsageError: naming setting, value and limits.
     """
 
@@ -51,9 +51,9 @@ class EcqSettings:
     @classmethod
     @checked
     def parse(cls, settings: Mapping[str, Any]) -> EcqSettings:
-        """Read settings under the names that the original gives them.
+        """Read settings under the names that ECQ gives them, such as ``data_retention: 7d``.
 
-        :raises UsageError: for a name that it does not have, or a value out of its limits.
+        :raises UsageError: for a name that ECQ does not have, or a value outside its limits.
         """
         names = {field.name.removesuffix("_ms"): field.name for field in fields(cls)}
         unknown = sorted(map(repr, settings.keys() - names.keys()))
@@ -68,5 +68,5 @@ class EcqSettings:
 
     @property
     def retention(self) -> Retention:
-        """What the original's only policy does: age removes every message, also the last one of a key."""
+        """Retention by ECQ's only policy, which removes every message by its age, also the newest value of a key."""
         return Retention(policy=RetentionPolicy.DELETE, retention_ms=self.data_retention_ms)

@@ -1,10 +1,10 @@
-"""Topics of compacted queues, taken apart and put together in one place.
+"""MQTT topics of compacted queues: build and parse them.
 
 =========================  ===========================================================
 ``$ECQ/w/{client}/{key}``  producers publish a value for a key of a client's queue
 ``$ECQ/{client}/#``        the client subscribes to its queue
 ``$ECQ/{client}/{key}``    the client receives the value of a key
-``$ECQ-refused/..``        what was published under ``$ECQ/w/..`` and could not be stored
+``$ECQ-refused/..``        the door publishes refusals of what was published to ``$ECQ/w/..``
 =========================  ===========================================================
 
 The client id ends at the first slash, so a key may hold slashes, and may be empty. ``$ECQ`` can be another prefix.
@@ -36,9 +36,9 @@ class TopicKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueTopic:
-    """A topic that was taken apart.
+    """A parsed topic.
 
-    :param key: of the message; none for a subscription, which is to all keys.
+    :param key: key of the message; none for a subscription, which matches all keys.
     """
 
     kind: TopicKind
@@ -50,9 +50,9 @@ class QueueTopic:
 class Topics:
     """The topics under a prefix.
 
-    :param prefix: one level or more; with a ``$`` at its front no subscription to ``#`` matches what is under it
-        (MQTT 5 section 4.7.2).
-    :raises InvalidTopic: for a prefix that is empty, has a wildcard, or is the broker's own.
+    :param prefix: first level or levels of the topics, ``$ECQ`` by default. If it begins with ``$``, subscriptions to
+        ``#`` do not match the topics (MQTT 5 section 4.7.2).
+    :raises InvalidTopic: for a prefix that is empty, has a wildcard, or is reserved for the broker.
     """
 
     prefix: str = PREFIX
@@ -63,38 +63,46 @@ class Topics:
         if not self.prefix or "" in self.prefix.split("/"):
             raise InvalidTopic(f"topic prefix {self.prefix!r} has an empty level: write it without slashes at its ends")
         if self.prefix.split("/")[0] in _TAKEN:
-            raise InvalidTopic(f"topic prefix {self.prefix!r} is the broker's own: choose another, such as {PREFIX}")
+            raise InvalidTopic(
+                f"topic prefix {self.prefix!r} is reserved for the broker: choose another, such as {PREFIX}"
+            )
 
     @property
     def write_filter(self) -> str:
-        """What matches every topic that producers publish to."""
+        """Topic filter that matches all topics to which producers publish."""
         return f"{self.prefix}/{WRITE_LEVEL}/#"
 
     @checked
     def covers(self, topic: str) -> bool:
-        """Return whether a topic or filter is under the prefix, well formed or not."""
+        """Return whether a topic or filter is under the prefix, even if it does not parse."""
         return topic == self.prefix or topic.startswith(f"{self.prefix}/")
 
     def write(self, client_id: str, key: bytes) -> str:
-        """Return the topic on which a key's value is published.
+        """Return the topic to which producers publish the value of a key.
 
-        :raises InvalidTopic: when no topic can hold the client id or the key.
+        :raises InvalidTopic: when a topic cannot contain the client id or the key.
         """
         return _short(f"{self.prefix}/{WRITE_LEVEL}/{_level(client_id)}/{_text(key)}")
 
     def delivery(self, client_id: str, key: bytes) -> str:
-        """Return the topic on which the client receives a key's value; likewise."""
+        """Return the topic on which the client receives the value of a key.
+
+        :raises InvalidTopic: when a topic cannot contain the client id or the key.
+        """
         return _short(f"{self.prefix}/{_level(client_id)}/{_text(key)}")
 
     def subscription(self, client_id: str) -> str:
-        """Return the filter to which the client subscribes; likewise."""
+        """Return the topic filter to which the client subscribes.
+
+        :raises InvalidTopic: when a topic cannot contain the client id.
+        """
         return _short(f"{self.prefix}/{_level(client_id)}/#")
 
     @checked
     def refusal(self, topic: str) -> str:
-        """Return the topic that reports the refusal of a publish; the publish's own topic need not be well formed.
+        """Return the topic to which the door publishes a refusal; ``$ECQ-refused`` if the topic would be too long.
 
-        A topic that would be too long is replaced by the topic above all others.
+        :param topic: topic of the refused publish, which need not parse.
         """
         above = f"{self.prefix}-refused"
         refusal = f"{above}{topic.removeprefix(f'{self.prefix}/{WRITE_LEVEL}')}"
@@ -102,10 +110,10 @@ class Topics:
 
     @checked
     def parse(self, topic: str) -> QueueTopic | None:
-        """Take a topic or filter apart.
+        """Parse a topic or a topic filter.
 
         :returns: none when it is not under the prefix.
-        :raises InvalidTopic: when it is, and means nothing; the message says why.
+        :raises InvalidTopic: when it is under the prefix and is none of the topics of a queue, with the reason.
         """
         if not self.covers(topic):
             return None
@@ -117,10 +125,12 @@ class Topics:
             client_id = head
             kind = TopicKind.SUBSCRIPTION if rest == "#" else TopicKind.DELIVERY
         if not slash:
-            raise InvalidTopic(f"topic {_shown(topic)} has no slash behind the client id: a key follows there, or #")
+            raise InvalidTopic(
+                f"topic {_shown(topic)} has no slash behind the client id: write a slash and a key, or /#"
+            )
         if kind is TopicKind.WRITE and rest == "#":
             raise InvalidTopic(
-                f"topic {_shown(topic)} reads what producers publish: only {self.prefix}/CLIENTID/# does"
+                f"topic {_shown(topic)} subscribes to what producers publish: subscribe to {self.prefix}/CLIENTID/#"
             )
         _short(topic)
         _level(client_id)
@@ -131,7 +141,7 @@ class Topics:
 
 
 def _level(client_id: Any) -> str:
-    """Return a client id that can be a level of a topic."""
+    """Check that a client id can be a level of a topic, and return it."""
     if client_id == "":
         raise InvalidTopic("client id is empty: a queue belongs to a client")
     if isinstance(client_id, str):
@@ -139,9 +149,9 @@ def _level(client_id: Any) -> str:
     check_client_id(client_id)
     assert isinstance(client_id, str)
     if "/" in client_id:
-        raise InvalidTopic(f"client id {_shown(client_id)} holds a slash: in a topic it would end there")
+        raise InvalidTopic(f"client id {_shown(client_id)} holds a slash: in a topic, a client id ends at a slash")
     if client_id == WRITE_LEVEL:
-        raise InvalidTopic(f"client id {WRITE_LEVEL!r} cannot be told from the topics that producers publish to")
+        raise InvalidTopic(f"client id {WRITE_LEVEL!r} is reserved: producers publish to topics with this level")
     return client_id
 
 
@@ -156,14 +166,14 @@ def _text(key: bytes) -> str:
 
 
 def _check_characters(text: str, *, what: str) -> None:
-    """Refuse what no topic name may hold (MQTT 5 sections 1.5.4 and 4.7.1)."""
+    """Check that a text has no characters that a topic name must not have (MQTT 5 sections 1.5.4 and 4.7.1)."""
     for character, name in (("+", "the wildcard +"), ("#", "the wildcard #"), ("\0", "a zero character")):
         if character in text:
-            raise InvalidTopic(f"{what} {_shown(text)} holds {name}: no topic can have that there")
+            raise InvalidTopic(f"{what} {_shown(text)} holds {name}, which no topic can have there")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidTopic(f"{what} {_shown(text)} holds half a surrogate pair: it is no UTF-8") from None
+        raise InvalidTopic(f"{what} {_shown(text)} holds half a surrogate pair, which UTF-8 cannot encode") from None
 
 
 def _short(topic: str) -> str:

@@ -1,4 +1,4 @@
-"""What the operations of compacted queues share: steps, keys, and telling the collector of a queue."""
+"""Shared by all operations of compacted queues: steps, Redis keys, limits of a call, and the collector's registry."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from queuekeeper.portions import portions
 
 ENTRIES_PER_CALL = 200
 ROWS_PER_CALL = 100
-"""Most rows that a call looks at, removes or brings back: a slow server is kept from all others for about 2 ms."""
+"""Most messages that a call reads, removes or restores, so that it blocks a slow server for about 2 ms."""
 
 BYTES_PER_CALL = 1_000_000
-"""Most bytes of values that one call stores or returns; a single larger one goes alone."""
+"""Most bytes of values that one call stores or returns; a larger value has a call of its own."""
 
 NOTED_QUEUES = 100_000
 NOTED_FOR_S = 3_600.0
-"""How long it is taken for granted that the collector knows of a queue."""
+"""How long an instance does not tell the collector of a queue again."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ Steps: TypeAlias = Generator[Step, lua.Replies, T]
 
 
 class _Noted:
-    """Queues that the collector knows of; each is believed for a while only, as a server may lose what it was told."""
+    """Queues that are in the collector's registry, each for an hour only, since a server may lose its registry."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -67,7 +67,7 @@ class _Noted:
 
 
 class CommonOperations:
-    """What every kind of operation needs; see ``CompactedOperations``."""
+    """Base class of the operations; see ``CompactedOperations``."""
 
     def __init__(
         self,
@@ -86,13 +86,14 @@ class CommonOperations:
         self._noted = _Noted(noted_queues)
 
     def wake_key(self, client_id: str) -> str:
-        """Return the key that a consumer with nothing to do waits for."""
+        """Return the Redis key at which a consumer waits for a wake-up."""
         return self._keys(client_id).wake
 
     def _note(self, client_id: str, which: str) -> Steps[bool]:
-        """Tell the collector of a queue; before anything is appended to it, so that none is ever missed.
+        """Put a queue into the collector's registry, before the first append, so that the collector misses no queue.
 
-        :returns: whether it was taken for granted that the collector knows of it.
+        :param which: ``new``, or ``earlier`` to have the collector visit the queue at its next run.
+        :returns: whether nothing was sent, because the queue was put there less than an hour ago.
         """
         if which == "new" and client_id in self._noted:
             return True
@@ -109,7 +110,7 @@ class CommonOperations:
         return keys
 
     def _now(self, given_ms: int | None = None) -> lua.Value:
-        """Return what a script takes as now: empty for the server's time."""
+        """Return the argument ``now`` of a script; empty for the server's time."""
         if given_ms is not None:
             check_integer("now_ms", given_ms, 0, MAX_SEQUENCE, "milliseconds since 1970")
             return given_ms
@@ -117,12 +118,12 @@ class CommonOperations:
 
 
 def ask(call: lua.Call) -> Steps[Any]:
-    """Return the reply of one call, by the names in the script's header."""
+    """Send one call, and return its reply with the field names of the script's header."""
     return call.script.read((yield [call]).or_raise()[0])
 
 
 def parts_of(rows: Iterable[tuple[lua.Value, ...]], *, most: int = ENTRIES_PER_CALL) -> Iterator[list[lua.Value]]:
-    """Cut rows into the arguments of calls, in the same way whenever it is repeated."""
+    """Cut rows into the arguments of several calls; the same rows are always cut in the same way."""
     for part in portions(rows, size=_bytes_of, most=BYTES_PER_CALL, most_items=most):
         yield list(chain.from_iterable(part))
 
@@ -136,21 +137,21 @@ def _bytes_of(row: tuple[lua.Value, ...]) -> int:
 
 
 def or_none(number: int) -> int | None:
-    """Return a number of a script, where -1 stands for none."""
+    """Return a number of a script's reply, in which -1 means none."""
     return None if number == -1 else number
 
 
 def check_retention(retention: Any) -> None:
-    """Refuse what is no retention.
+    """Check that a value is a :class:`Retention`.
 
-    :raises UsageError: saying what it is.
+    :raises UsageError: naming the value.
     """
     if type(retention) is not Retention:
         raise UsageError(f"retention is {retention!r}: it must be a Retention")
 
 
 def retention_of(policy: bytes, retention_ms: Any, tombstone_ms: Any) -> Retention:
-    """Return a retention as scripts answer it."""
+    """Return a retention from the fields of a script's reply."""
     return Retention(
         policy=RetentionPolicy(policy.decode()), retention_ms=int(retention_ms), tombstone_ms=int(tombstone_ms)
     )

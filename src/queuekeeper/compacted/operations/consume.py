@@ -1,4 +1,4 @@
-"""Consuming: a session subscribes, fetches, and acknowledges what it has done."""
+"""Operations of consumers: subscribe, fetch, acknowledge; and of operators: rewind, skip."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation
 
 FETCHED_PER_CALL = 100
-"""Most messages of one call, likewise; larger fetches take several."""
+"""Most messages of one call, so that it does not block the server for long; larger fetches take several calls."""
 
 _GOING_ON = "going_on"
 
@@ -44,13 +44,13 @@ class ConsumeOperations(CommonOperations):
         lease_ms: int = 60_000,
         start: Position | None = None,
     ) -> Operation[Subscription]:
-        """Become the queue's only consumer; the one before is fenced off.
+        """Become the queue's only consumer; the fence of the consumer before becomes invalid.
 
-        :param session: name of the consumer, for others to see.
-        :param takeover: also while another session holds its lease.
-        :param lease_ms: how long the queue is held without a further call.
-        :param start: none for where the consumer before ended.
-        :raises QueueBusy: when another session holds its lease, without ``takeover``.
+        :param session: name of the consumer, which inspections show.
+        :param takeover: take the queue even while another session holds a lease on it.
+        :param lease_ms: how long the consumer holds the queue without a heartbeat, at most a day.
+        :param start: position of the first message; none to continue behind the last acknowledged one.
+        :raises QueueBusy: without ``takeover``, when another session holds a lease on the queue.
         """
         check_text("session", session, most_bytes=MAX_TEXT_BYTES, filled=True)
         _check_lease(lease_ms)
@@ -92,14 +92,15 @@ class ConsumeOperations(CommonOperations):
     ) -> Operation[Fetched]:
         """Acknowledge messages, then return the next ones in order.
 
-        After a subscription, messages come first that are in flight from before, flagged; those that were overwritten
-        meanwhile are left out.
+        After a subscription, the first fetches redeliver the messages in flight, with ``redelivered`` set. Messages
+        whose key has a newer value are left out.
 
-        :param limit: most messages, at most ``window``.
-        :param window: most messages in flight.
-        :param max_bytes: of keys and values; one message is returned whatever its size.
-        :param redeliver: begin again with what is in flight, all of it; to be said in one call only.
-        :param acks: numbers to acknowledge before, as :meth:`ack` does.
+        :param limit: most messages to return, at most ``window``.
+        :param window: most messages in flight, at most 500.
+        :param max_bytes: most bytes of keys and values; a larger message comes alone.
+        :param refill: when to return new messages: if all in flight are acknowledged, or whenever the window has room.
+        :param redeliver: redeliver all messages in flight, from the first; continue with fetches that do not set it.
+        :param acks: sequence numbers to acknowledge first, at most 1,000.
         """
         check_integer("window", window, 1, MAX_WINDOW, "messages in flight")
         check_integer("limit", limit, 1, window, "at most the window")
@@ -118,7 +119,7 @@ class ConsumeOperations(CommonOperations):
                         epoch=fence.epoch,
                         window=window,
                         limit=min(most, FETCHED_PER_CALL),
-                        # A single message is bounded by itself.
+                        # A call for a single message needs no limit of bytes.
                         max_bytes=left_bytes if most == 1 else min(left_bytes, BYTES_PER_CALL),
                         refill=how,
                         redeliver=int(redeliver),
@@ -133,7 +134,7 @@ class ConsumeOperations(CommonOperations):
         again = _come_again(reply)
         left = limit - len(rows)
         left_bytes = max_bytes
-        # What one call would keep the server too long for comes by several, as long as the last has brought new ones.
+        # A large fetch takes several calls, so that none blocks the server for long, until one returns nothing new.
         while again and not again[-1] and reply.lag and reply.in_flight < window and left > 0:
             left_bytes -= _fetched_bytes(reply.messages)
             if left_bytes <= 0:
@@ -169,9 +170,10 @@ class ConsumeOperations(CommonOperations):
     def ack(
         self, client_id: str, *, fence: Fence, sequences: Sequence[int], up_to: bool = False
     ) -> Operation[AckReport]:
-        """Acknowledge messages in any order; repeated and unknown numbers change nothing.
+        """Acknowledge messages in any order; numbers that are not in flight change nothing.
 
-        :param up_to: acknowledge everything in flight up to the greatest of the numbers.
+        :param sequences: sequence numbers, 1 to 1,000.
+        :param up_to: acknowledge all messages in flight up to the greatest of the numbers.
         """
         _check_sequences(sequences, least=1)
         keys = self._keys(client_id)
@@ -187,7 +189,10 @@ class ConsumeOperations(CommonOperations):
         return _ack_report((yield from ask(call)))
 
     def heartbeat(self, client_id: str, *, fence: Fence, lease_ms: int = 60_000) -> Operation[Heartbeat]:
-        """Hold the queue for longer, and learn what waits."""
+        """Prolong the lease on a queue, and return its counts of waiting messages.
+
+        :param lease_ms: how long the consumer holds the queue from now on.
+        """
         _check_lease(lease_ms)
         keys = self._keys(client_id)
         _check_fence(fence)
@@ -199,19 +204,20 @@ class ConsumeOperations(CommonOperations):
         return Heartbeat(lag=reply.lag, in_flight=reply.in_flight)
 
     def release(self, client_id: str, *, fence: Fence) -> Operation[bool]:
-        """Give the queue up, so that another session may subscribe at once; what is in flight stays so.
+        """End the lease on a queue, so that another session can subscribe at once; messages in flight stay so.
 
-        :returns: whether the fence still held it.
+        :returns: whether the fence was still valid.
         """
         keys = self._keys(client_id)
         _check_fence(fence)
         return bool((yield from ask(scripts.release(keys, incarnation=fence.incarnation, epoch=fence.epoch))))
 
     def rewind(self, client_id: str, *, to: Position, fence: Fence | None = None) -> Operation[RewindReport]:
-        """Move the cursor, back or forward; then nothing is in flight, and the consumer's fence is old.
+        """Move the cursor back or forward; then no message is in flight, and the consumer's fence is invalid.
 
-        :param fence: of the consumer that asks; none for an operator.
-        :raises UnknownQueue: when there is no such queue.
+        :param to: position of the message to deliver next.
+        :param fence: fence of the consumer that calls; none for an operator.
+        :raises UnknownQueue: when the queue does not exist.
         """
         keys = self._keys(client_id)
         if fence is not None:
@@ -234,11 +240,9 @@ class ConsumeOperations(CommonOperations):
         )
 
     def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
-        """Acknowledge a message that its consumer cannot acknowledge.
+        """Acknowledge, as an operator, a message in flight that its consumer cannot handle; it stays in the queue.
 
-        It is for operators. The message stays in the queue.
-
-        :raises UnknownQueue: when there is no such queue.
+        :raises UnknownQueue: when the queue does not exist.
         """
         _check_sequences([sequence], least=1)
         keys = self._keys(client_id)
@@ -246,12 +250,12 @@ class ConsumeOperations(CommonOperations):
 
 
 def _come_again(reply: Any) -> list[bool]:
-    """Tell of each message of a fetch whether it was delivered before."""
+    """Return, for each message of a fetch, whether it was delivered before."""
     return [True] * reply.redelivered + [False] * (len(reply.messages) - reply.redelivered)
 
 
 def _fetched_bytes(rows: Sequence[Any]) -> int:
-    """Return what messages of a fetch count for against its limit: keys, and values as they are stored."""
+    """Return the bytes of keys and stored values, which a fetch limits."""
     return sum(len(row.key) + len(row.value) for row in rows)
 
 
@@ -261,7 +265,7 @@ def _ack_report(reply: Any) -> AckReport:
 
 def _check_fence(fence: Any) -> None:
     if type(fence) is not Fence:
-        raise UsageError(f"fence is {fence!r}: it must be that of a subscription")
+        raise UsageError(f"fence is {fence!r}: it must be the fence of a subscription")
 
 
 def _position(position: Position | None) -> str:
@@ -280,7 +284,7 @@ def _check_lease(lease_ms: Any) -> None:
 def _check_sequences(sequences: Sequence[Any], *, least: int) -> None:
     if not least <= len(sequences) <= MAX_ACKS:
         raise UsageError(f"{len(sequences)} numbers are to be acknowledged: it must be {least} to {MAX_ACKS}")
-    # Held to the rule all at once first: they come with every call, up to a thousand of them.
+    # Check all numbers together first: a call may have a thousand of them.
     if {*map(type, sequences)} != {int} or not 0 <= min(sequences) <= max(sequences) <= MAX_SEQUENCE:
         for sequence in sequences:
             check_integer("sequence", sequence, 0, MAX_SEQUENCE, "the number of a message")

@@ -1,4 +1,4 @@
-"""Looking at a compacted queue and its messages, without changing anything."""
+"""Operations that read a compacted queue and its messages without a change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation
 
 SAMPLES = 20
-"""Members of each key that its memory is estimated by."""
+"""Members of each Redis key from which Redis estimates its memory."""
 
 _NUMBER = re.compile(rb"-?\d{1,16}")
 
@@ -44,7 +44,7 @@ class LookOperations(CommonOperations):
     """Get, peek, inspect."""
 
     def get(self, client_id: str, *, key: bytes) -> Operation[CompactedMessage | None]:
-        """Return a key's value, or its tombstone, without consuming; none when the key has neither."""
+        """Return the value or tombstone of a key, without consuming it; none when the key has neither."""
         check_key(key)
         found = yield from ask(scripts.get(self._keys(client_id), key=key))
         return None if found is None else _message(client_id, key, found)
@@ -52,12 +52,13 @@ class LookOperations(CommonOperations):
     def peek(
         self, client_id: str, *, after_sequence: int = 0, limit: int = 100
     ) -> Operation[tuple[CompactedMessage, ...]]:
-        """Look at messages in order, and consume nothing.
+        """Return messages in order, without consuming them.
 
-        Acknowledged messages come too, until retention or a newer value of their key removes them.
+        This includes acknowledged messages that retention or a newer value of their key has not removed.
 
-        :param after_sequence: number of the message behind which to begin; 0 for the first.
-        :param limit: at most; fewer come when they have more than a megabyte together, and none behind the last one.
+        :param after_sequence: return the messages behind this sequence number; 0 to begin with the first message.
+        :param limit: most messages, 1 to 500. Messages of more than 1 MB together are cut off; an empty result means
+            that there are no more.
         """
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "the number of a message, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "read longer queues page by page")
@@ -70,11 +71,9 @@ class LookOperations(CommonOperations):
         return tuple(_message(client_id, row.key, row) for row in rows)
 
     def inspect(self, client_id: str) -> Operation[QueueView]:
-        """Say where a queue stands.
+        """Return the state of a queue: counts and ages of its messages, its consumer, and its counters.
 
-        It says what waits and for how long, who consumes, and what was lost. Nothing is changed.
-
-        :raises ScriptError: when its state is damaged.
+        :raises ScriptError: when the queue's state is damaged.
         """
         reply = yield from ask(scripts.inspect(self._keys(client_id), samples=SAMPLES, now=self._now()))
         if reply is None:
@@ -86,7 +85,7 @@ class LookOperations(CommonOperations):
 
 
 def _message(client_id: str, key: bytes, row: Any) -> CompactedMessage:
-    """Return a message that was only looked at."""
+    """Return a message of ``get`` or ``peek``."""
     return message_of(
         client_id, key=key, sequence=row.sequence, appended_ms=row.ms, redelivered=False, stored=row.value
     )
@@ -104,7 +103,7 @@ def _view(client_id: str, reply: Any) -> QueueView:
             raise ValueError(f"{name.decode()} is no integer of 53 bits")
         return int(found)
 
-    # Told to nobody; appends need them.
+    # The view does not have these fields, but appends need them: check them, too.
     number(b"last_ms"), number(b"largest_bytes")
     return QueueView(
         client_id=client_id,

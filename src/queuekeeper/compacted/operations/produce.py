@@ -1,4 +1,4 @@
-"""Producing: entries are appended, each in the place of the one that its key had."""
+"""Operation of producers: append entries, each of which replaces the value of its key."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class ProduceOperations(CommonOperations):
     def append(
         self, client_id: str, appends: Sequence[Append], *, producer: str | None = None, number: int | None = None
     ) -> Operation[AppendReport]:
-        """Store values, each in the place of its key's value before, at the end of the order.
+        """Store values at the end of the queue; each replaces the value of its key.
 
-        Up to 200 entries and 1 MB are stored as a whole or not at all. A larger append is cut into such parts; when
-        one fails, those before it are stored. One in which an entry has an ``expected_sequence`` is never cut, as all
-        of it is stored only if that holds: where it is larger, it is refused, and nothing is stored.
+        Up to 200 entries and 1 MB are stored together or not at all. A larger append is cut into such parts; if one of
+        them fails, the parts before it are stored. An append with an ``expected_sequence`` is never cut: if it is
+        larger, it is refused, and nothing is stored.
 
-        :param producer: who numbers the appends. An append whose answer was lost is repeated with the same number
-            and entries, which stores nothing twice. A producer's numbers grow, and it has one append per queue in
-            flight.
-        :param number: of the append, 0 or more.
-        :raises QueueFull: when the queue has reached its limits and rejects what is over them.
-        :raises SequenceConflict: when a key's value has not the number that was expected.
+        :param producer: name under which appends are numbered. If a reply is lost, repeat the append with the same
+            number and entries, which stores nothing twice. The numbers of a producer grow, and it appends to a queue
+            one append at a time.
+        :param number: number of the append, 0 or more.
+        :raises QueueFull: when the queue has reached its limits and ``when_full`` is ``reject``.
+        :raises SequenceConflict: when the value of a key does not have the expected number.
         :raises NumberReused: when the producer's last append had the same number and other entries.
         :raises StoreFull: when Redis has no memory left.
-        :raises UsageError: when it is too large for its conditions.
+        :raises UsageError: when an append with an ``expected_sequence`` has more than 200 entries or 1 MB.
         """
         check_appends(appends, self._rules)
         if (producer is None) != (number is None):
             raise UsageError("producer and number go together: name both or neither")
         if producer is not None:
             check_text("producer", producer, most_bytes=MAX_TEXT_BYTES, filled=True)
-            check_integer("number", number, 0, MAX_SEQUENCE, "a number of the producer's, which grows")
+            check_integer("number", number, 0, MAX_SEQUENCE, "greater than the producer's numbers before")
         keys = self._keys(client_id)
         rows = map(_entry, appends)
-        # A single entry, the hot path, is not cut.
+        # A single entry, which is the frequent case, needs no cutting.
         parts: Iterable[list[lua.Value]] = parts_of(rows) if len(appends) > 1 else map(list, rows)
         if len(appends) > 1 and any(append.expected_sequence is not None for append in appends):
             parts = list(islice(parts, 2))
@@ -60,7 +60,7 @@ class ProduceOperations(CommonOperations):
         was_known = yield from self._note(client_id, "new")
         reports: list[AppendReport] = []
         for part, entries in enumerate(parts):
-            # Each part is an append of its own to the script, so that each is recognised when it is repeated.
+            # Each part is an append of its own to the script, which recognises a repeated part.
             name = "" if producer is None else f"{producer}\0{part}" if part else producer
             # So is one that is another append under a number that was used before.
             numbered = "" if number is None else f"{number}:{digest_of(entries)}"
@@ -77,18 +77,18 @@ class ProduceOperations(CommonOperations):
             replies = (yield [call]).or_raise()
             report, is_first = _append_report(call.script.read(replies[0]), len(entries) // 4, replies.replicated[0])
             if was_known and is_first:
-                # The queue was lost since the collector was told of it, and with it, maybe, what the collector knew.
+                # The queue was lost since it was put into the collector's registry, which may be lost, too.
                 self._noted.forget(client_id)
                 was_known = yield from self._note(client_id, "new")
             reports.append(report)
             if report.is_forgotten:
-                # The producer has gone on: what comes behind would be stored late, and said not to be.
+                # The producer has used a greater number: the next parts would be stored after it, out of order.
                 break
         return reports[0] if len(reports) == 1 else _together(reports)
 
 
 def _entry(append: Append) -> tuple[lua.Value, ...]:
-    """Return what a script takes of an entry."""
+    """Return the arguments of a script for an entry."""
     expected = append.expected_sequence
     return append.key, record_of(append), int(append.tombstone), "" if expected is None else expected
 

@@ -1,4 +1,4 @@
-"""Verification and repair: what breaks the rules of a compacted queue is found and put right."""
+"""Operations that check whether the Redis keys of a compacted queue are consistent, and repair them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ REPAIR_ROUNDS = 3
 
 @dataclass
 class _Survey:
-    """What a look at all of a queue has found.
+    """Result of checking a whole queue.
 
-    :ivar wrong_bytes: bytes that the queue says it has and those that it has; none when they agree or are not known.
+    :ivar wrong_bytes: size in the queue's state, and size of its messages; none when both agree or the queue changed
+        during the check.
     """
 
     checked: int
@@ -36,10 +37,7 @@ class RepairOperations(LookOperations):
     """Verify, repair."""
 
     def verify(self, client_id: str) -> Operation[VerifyReport]:
-        """Check that the keys of a queue agree.
-
-        Nothing is changed, and what others change meanwhile is looked at again. It takes bounded steps.
-        """
+        """Check that the Redis keys of a queue are consistent, in calls of bounded size; change nothing."""
         survey = yield from self._survey(client_id)
         return VerifyReport(
             client_id=client_id,
@@ -49,14 +47,14 @@ class RepairOperations(LookOperations):
         )
 
     def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
-        """Put right what `verify` finds.
+        """Put keys back into their places, remove keys that have no value, and correct counts, as :meth:`verify` found.
 
-        Entries that lead nowhere are dropped, and counts are made again.
+        :param dry_run: change nothing, and report the violations; true by default.
         """
         survey = yield from self._survey(client_id)
         found = len(survey.violations)
         indexed = dropped = strays = numbers = 0
-        # What a key took with it shows only when the bytes are counted again.
+        # A repair that removes keys makes the size in the state wrong, which the next round finds and corrects.
         rounds = 0 if dry_run else REPAIR_ROUNDS
         while survey.violations and rounds:
             rounds -= 1
@@ -81,7 +79,7 @@ class RepairOperations(LookOperations):
         keys = self._keys(client_id)
         names: dict[tuple[str, bytes], None] = {}
         for violation in survey.violations:
-            # What only its producer can put right stays.
+            # Only the producer can repair an unreadable value, by appending its key again.
             if violation.key is not None and violation.rule != UNREADABLE:
                 names["in_flight" if violation.rule == STRAY_IN_FLIGHT else "key", violation.key] = None
         wrong_bytes, size_bytes = survey.wrong_bytes or ("", "")
@@ -95,7 +93,7 @@ class RepairOperations(LookOperations):
         return replies
 
     def _survey(self, client_id: str) -> Steps[_Survey]:
-        """Look at all of a queue. Bytes are compared only when it has stood still meanwhile."""
+        """Check a whole queue; compare its size only if the queue did not change during the check."""
         keys = self._keys(client_id)
         before = yield from self.inspect(client_id)
         survey = _Survey(checked=0, violations=[], wrong_bytes=None)
@@ -129,5 +127,5 @@ class RepairOperations(LookOperations):
 
 
 def _standing(view: QueueView) -> tuple[Any, ...]:
-    """Return what changes whenever a message comes or goes."""
+    """Return the fields of which at least one changes with each message that is appended or removed."""
     return view.incarnation, view.sequence, view.live, view.size_bytes, dict(view.counters)

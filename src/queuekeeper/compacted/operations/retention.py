@@ -1,4 +1,4 @@
-"""Retention: what is due is found, collected, and can be restored."""
+"""Operations of the collector: find messages that are due, remove them, restore them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from queuekeeper.operation import Operation
 from queuekeeper.portions import portions
 
 DUE_BYTES_PER_CALL = 262_144
-"""Most bytes of keys and values that one call finds due, or removes; more would keep the server for over 2 ms."""
+"""Most bytes of keys and values that one call finds or removes, so that it blocks the server for at most 2 ms."""
 
 
 class RetentionOperations(CommonOperations):
@@ -42,12 +42,13 @@ class RetentionOperations(CommonOperations):
     ) -> Operation[DuePage]:
         """Return a page of the messages that retention would remove, oldest first, and change nothing.
 
-        :param retention: for a queue that has none of its own.
-        :param override: use it also for a queue that has.
-        :param after_sequence: from the page before, for a caller that collects nothing between pages.
-        :param limit: most rows looked at, at most 500.
-        :param with_values: also return values as they are stored, for :meth:`restore`.
-        :param now_ms: none for the server's time.
+        :param retention: retention for a queue that has none of its own.
+        :param override: use ``retention`` even if the queue has its own.
+        :param after_sequence: ``next_after_sequence`` of the page before, for a caller that does not collect between
+            pages; 0 to begin with the oldest message.
+        :param limit: most messages to read, due or not, at most 500.
+        :param with_values: also return the stored values, which :meth:`restore` needs.
+        :param now_ms: time in milliseconds since 1970; none for the server's time.
         """
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "from the page before, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "rows of a page")
@@ -96,10 +97,10 @@ class RetentionOperations(CommonOperations):
         producer_ms: int = PRODUCER_MS,
         now_ms: int | None = None,
     ) -> Operation[CollectReport]:
-        """Remove rows that :meth:`find_due` returned, those only that are due still and have no newer value.
+        """Remove those messages of :meth:`find_due` that are still due and whose key has no newer value.
 
-        :param rows: may be none.
-        :param producer_ms: how long a producer that appends nothing can repeat its last append.
+        :param rows: messages to remove; may be empty.
+        :param producer_ms: how long after its last append a producer can repeat it, 7 days by default.
         """
         check_integer("producer_ms", producer_ms, 0, MAX_SEQUENCE, "an age in milliseconds")
         check_retention(retention)
@@ -143,18 +144,18 @@ class RetentionOperations(CommonOperations):
     def restore(
         self, client_id: str, *, rows: Sequence[DueRow], incarnation: int | None = None
     ) -> Operation[RestoreReport]:
-        """Bring back rows that were collected, those only whose key has no value now.
+        """Restore collected messages whose key has no value now.
 
-        :param rows: with their values.
-        :param incarnation: of the queue that they are of; none when it is not known.
-        :raises UnknownQueue: when there is no such queue.
-        :raises StaleEpoch: when the queue was dropped and made anew since.
+        :param rows: collected rows, with their values.
+        :param incarnation: incarnation of the queue from which they were collected; none to restore into any.
+        :raises UnknownQueue: when the queue does not exist.
+        :raises StaleEpoch: when the queue has been dropped and made again since.
         """
         keys = self._keys(client_id)
         values: list[tuple[lua.Value, ...]] = []
         for row in rows:
             if row.stored is None:
-                raise UsageError(f"row {row.sequence} has no value: find what is to be restored with_values")
+                raise UsageError(f"row {row.sequence} has no value: find rows to restore by find_due with with_values")
             values.append((row.key, row.sequence, row.appended_ms, row.stored))
         restored = present = refused = to_deliver = 0
         for part in parts_of(values, most=ROWS_PER_CALL):
@@ -165,13 +166,13 @@ class RetentionOperations(CommonOperations):
             refused += reply.refused
             to_deliver += reply.to_deliver
         if restored:
-            # What is due again shall not wait for what the collector meant to do when it was gone.
+            # Restored messages may be due earlier than the collector's next visit of the queue.
             yield from self._note(client_id, "earlier")
         return RestoreReport(restored=restored, present=present, refused=refused, to_deliver=to_deliver)
 
 
 def _removable(rows: Sequence[DueRow]) -> Iterator[Sequence[DueRow]]:
-    """Cut rows into what a call may remove, by number and size; one empty part of none."""
+    """Cut rows into parts that one call may remove, by number and size; no rows give one empty part."""
     yield from portions(rows, size=lambda row: row.size_bytes, most=DUE_BYTES_PER_CALL, most_items=ROWS_PER_CALL)
     if not rows:
         yield []

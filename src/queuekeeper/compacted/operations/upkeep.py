@@ -1,4 +1,4 @@
-"""Upkeep of a compacted queue: its retention is set, and what is unwanted goes."""
+"""Operations that set the retention of a compacted queue, purge its messages, or drop it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ class UpkeepOperations(LookOperations):
     """Configure, purge, drop."""
 
     def configure(self, client_id: str, *, retention: Retention | None) -> Operation[None]:
-        """Give a queue a retention of its own; none for the collector's. The queue is made if it is not there."""
+        """Set the retention of a queue, which is made if it does not exist.
+
+        :param retention: none for the collector's retention.
+        """
         keys = self._keys(client_id)
         if retention is None:
             call = scripts.configure(keys, policy="", retention_ms="", tombstone_ms="")
@@ -28,13 +31,16 @@ class UpkeepOperations(LookOperations):
                 tombstone_ms=retention.tombstone_ms,
             )
         yield from ask(call)
-        # What is due has changed, also for a queue that the collector meant to leave alone for long.
+        # Messages may be due earlier now than the collector's next visit of the queue.
         yield from self._note(client_id, "earlier")
 
     def purge(self, client_id: str, *, what: Purge, dry_run: bool = False) -> Operation[PurgeReport]:
-        """Remove messages of a queue.
+        """Remove messages of a queue, in calls of bounded size.
 
-        The queue's numbers and cursor stay, and so do messages that are appended meanwhile. It takes bounded steps.
+        The queue keeps its sequence numbers, its cursor, and messages appended after the purge began.
+
+        :param what: which messages to remove.
+        :param dry_run: remove nothing, and report what would be removed.
         """
         if type(what) is not Purge:
             raise UsageError(f"what to purge is {what!r}: it must be a Purge")
@@ -68,10 +74,12 @@ class UpkeepOperations(LookOperations):
         )
 
     def drop(self, client_id: str, *, dry_run: bool = False, incarnation: int | None = None) -> Operation[DropReport]:
-        """Remove a queue with its numbers and cursor; the next append makes a new queue.
+        """Remove a queue with its sequence numbers and cursor; the next append makes a new queue.
 
-        :param incarnation: the one that may go, as a dry run or :meth:`inspect` has told; none for any.
-        :raises StaleEpoch: when the queue is another one, or gone.
+        :param dry_run: remove nothing, and report what would be removed.
+        :param incarnation: drop the queue only if it has this incarnation, as :meth:`inspect` or a dry run returned it;
+            none for any.
+        :raises StaleEpoch: when the queue has another incarnation, or does not exist.
         """
         reply = yield from ask(
             scripts.drop(
