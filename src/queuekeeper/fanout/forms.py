@@ -1,4 +1,4 @@
-"""What people write to say how a queue or a consumer behaves, as values of ``model``."""
+"""Options of queues and consumers, made from the texts of the command line."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def consumer_options(
     dead_retention: str | None = None,
     idle_expiry: str | None = None,
 ) -> ConsumerOptions:
-    """Return a consumer's options with those that are named; the others are as before.
+    """Return a consumer's options, with those that are given changed.
 
-    :param before: none for the defaults.
+    :param before: present options; the defaults when absent.
     :param mode: ``fifo``: workers handle many messages at once. ``ordered``: each lane hands out one message at a time.
         [default: fifo]
     :param when_failed: what an ordered consumer does after a message has become a dead letter: go on, or stop until
         `fanout resume`. [default: skip]
     :param lanes: number of lanes of an ordered consumer, 1 to 64. The order key chooses the lane. [default: 1]
-    :param max_length: largest number of messages that may wait in a lane; 0 is no limit. [default: 0]
+    :param max_length: largest number of messages that may wait in a lane; 0 sets no limit. [default: 0]
     :param when_full: what a publish does when ``max_length`` is reached. [default: reject]
     :param dead_retention: time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]
     :param idle_expiry: time without a sign of life after which upkeep may remove the consumer; none is never.
@@ -65,8 +65,9 @@ def queue_options(
     max_held: int | None = None,
     deduplication_window: str | None = None,
 ) -> QueueOptions:
-    """Return a queue's options with those that are named; the others are as before.
+    """Return a queue's options, with those that are given changed.
 
+    :param before: present options.
     :param when_nobody: what a publish to the queue does while no consumer is registered.
     :param max_held: largest number of messages that the queue holds while no consumer is registered.
     :param deduplication_window: time for which the queue remembers deduplication ids.
@@ -83,9 +84,9 @@ def queue_options(
 
 
 def start(text: str) -> Start:
-    """Return what a new consumer is to get of earlier messages: ``new``, ``held`` or ``retained``.
+    """Return the :class:`Start` for a text: ``new``, ``held`` or ``retained``.
 
-    :raises UsageError: for anything else.
+    :raises UsageError: for any other text.
     """
     return _choice(Start, "start", text)
 

@@ -1,4 +1,4 @@
-"""Messages of fan-out queues as JSON Lines: what a file is published from, and what a consumer's output is."""
+"""Messages of fan-out queues as JSON Lines, in files to publish and in the output of a consumer."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _PUBLISHED = frozenset(
     }
 )  # fmt: skip
 _TOLD = frozenset({"attempt", "body_bytes", "expires_at_ms", "header_count", "id", "published_ms", "stalls"})
-"""What a message has besides, and a line that was written of one: passed over when it is read."""
+"""Other fields that the line of a message may have; they are ignored when it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishLinesReport:
-    """Outcomes of the lines of a file.
+    """Result of publishing the lines of a file.
 
-    :param published: lines that are messages now.
-    :param duplicates: lines that had been published before, under the same deduplication id.
-    :param held: those of the first that nobody is registered for yet.
-    :param dropped: messages that full consumers have lost for them.
-    :param last_id: of the last line's message; none when there was no line.
+    :param published: number of messages that were published.
+    :param duplicates: number of messages that were published before, with the same deduplication id.
+    :param held: number of published messages that the queue holds, since no consumer is registered.
+    :param dropped: number of messages that full consumers have lost.
+    :param last_id: id of the last message; ``None`` when there was no line.
     """
 
     queue: str
@@ -51,7 +51,10 @@ class PublishLinesReport:
 
 
 def message_facts(message: FanoutMessage, *, content: bool) -> dict[str, Any]:
-    """Return a message by its fields; body and headers only when asked for."""
+    """Return the fields of a message.
+
+    :param content: whether body and headers are among them.
+    """
     facts: dict[str, Any] = {
         **attributes(message, "id published_ms expires_at_ms attempt stalls content_type order_key"),
         "body_bytes": len(message.body),
@@ -64,18 +67,21 @@ def message_facts(message: FanoutMessage, *, content: bool) -> dict[str, Any]:
 
 
 def message_line(message: FanoutMessage, *, content: bool) -> bytes:
-    """Return the line of a message, with its line end."""
+    """Return the JSON line of a message."""
     return orjson.dumps(message_facts(message, content=content), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def letter_facts(letter: DeadLetter, *, content: bool) -> dict[str, Any]:
-    """Return a dead letter by its fields; what its message holds only when asked for."""
+    """Return the fields of a dead letter.
+
+    :param content: whether body and headers of its message are among them.
+    """
     message = None if letter.message is None else message_facts(letter.message, content=content)
     return {**attributes(letter, "id died_ms reason attempts stalls"), "message": message}
 
 
 def verify_facts(queue: str, report: VerifyReport) -> dict[str, Any]:
-    """Return what a verification says by its fields, with keys that are text."""
+    """Return the fields of a verification as values of JSON."""
     return {
         "queue": queue,
         **attributes(report, "checked healthy found"),
@@ -87,13 +93,13 @@ def verify_facts(queue: str, report: VerifyReport) -> dict[str, Any]:
 def read_messages(
     lines: Iterable[bytes], *, ttl_ms: int = DAY_MS, deduplicate_as: str | None = None
 ) -> Iterator[NewMessage]:
-    """Read messages to publish, line by line; empty lines are passed over.
+    """Read messages to publish, line by line; empty lines are ignored.
 
-    :param ttl_ms: of lines that have none of their own.
-    :param deduplicate_as: makes deduplication ids with the number of the message, for those that have none.
+    :param ttl_ms: life in ms of messages whose line has no ``ttl_ms``, a day by default.
+    :param deduplicate_as: makes deduplication ids, with the number of the message, for messages without one.
     :raises UsageError: naming the number of the line and what is wrong with it, never its content.
     """
-    # A life is refused by the first line that would have it; here it is refused without one, too.
+    # Refuse a wrong ttl_ms even if there is no line.
     NewMessage(body=b"", ttl_ms=ttl_ms)
 
     def make(given: dict[str, Any]) -> NewMessage:
@@ -134,12 +140,13 @@ def publish_lines(
     ttl_ms: int = DAY_MS,
     deduplicate_as: str | None = None,
 ) -> PublishLinesReport:
-    """Publish the lines of a file, 100 at a time, in order; memory is bounded by 100.
+    """Publish the lines of a file in order, 100 at a time; at most 100 messages are in memory.
 
-    :param to: a consumer, for it alone.
-    :param ttl_ms: of lines that have none of their own.
-    :param deduplicate_as: name of the file, so that it can be published again after a failure.
-    :raises QueuekeeperError: as :meth:`FanoutProducer.publish_many` does; it says how many lines are published.
+    :param to: consumer that alone gets the messages; all consumers when absent.
+    :param ttl_ms: life in ms of messages whose line has no ``ttl_ms``, a day by default.
+    :param deduplicate_as: makes deduplication ids, with the number of the message; the file can then be published again
+        after a failure.
+    :raises QueuekeeperError: as :meth:`FanoutProducer.publish_many`, with the number of messages that are published.
     """
     producer = FanoutProducer(queues)
     messages = read_messages(lines, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)

@@ -1,7 +1,7 @@
-"""Publishing so that a message whose answer was lost is sent again and is one message.
+"""Producers of fan-out queues: they repeat a publish without an answer, and its messages are still stored once.
 
-Every message that has no deduplication id gets one, so that the queue knows it again. The module ``batches`` decides
-how batches of many tasks gather.
+Each message without a deduplication id gets one, by which the queue recognises a repetition. The module ``batches``
+makes batches of what many tasks publish.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ MAX_PENDING = 10_000
 RETRY_FOR_S = 30.0
 
 REMEMBERED_MS = 600_000
-"""How long a message's name is remembered that was made up here, behind the time for which it may be repeated.
+"""Time in ms for which the queue remembers an id made here after the last repetition.
 
-Nobody else knows the name, and a call that is under way ends long before.
+Nobody else uses the id, and a call that is still in flight ends long before.
 """
 
 
@@ -47,9 +47,11 @@ def _new_id() -> str:
 
 
 class Deliveries:
-    """Names messages and repeats those whose answer was lost; what producers of both kinds share.
+    """Gives messages ids and repeats publishes without an answer; both classes of producers use it.
 
-    :param new_id: makes up deduplication ids.
+    :param retry_for_s: longest time in seconds for which a publish is repeated.
+    :param new_id: makes deduplication ids.
+    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Deliveries:
         self._now_s = now_s
 
     def named(self, message: NewMessage) -> NewMessage:
-        """Return a message that the queue knows again."""
+        """Return a message with a deduplication id."""
         if message.deduplication_id is not None:
             return message
         remembered_ms = int(min(MAX_MS, REMEMBERED_MS + 1_000 * self._retry_for_s))
@@ -76,7 +78,7 @@ class Deliveries:
     def publish(
         self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
     ) -> Operation[list[PublishReport]]:
-        """Publish messages in order, however often that has to be asked for."""
+        """Publish messages in order, with repetitions."""
         named = [self.named(message) for message in messages]
         reports = yield from self.deliver(queue, named, to=to)
         return [
@@ -85,7 +87,7 @@ class Deliveries:
         ]
 
     def deliver(self, queue: str, named: Sequence[NewMessage], *, to: str | None) -> Operation[list[PublishReport]]:
-        """Publish messages that have a name."""
+        """Publish messages that have deduplication ids."""
         reports: list[PublishReport] = []
         give_up_at_s = self._now_s() + self._retry_for_s
         attempt = 0
@@ -105,8 +107,8 @@ class Deliveries:
             if error is None:
                 continue
             lost = error if isinstance(error, ServerUnavailable) else lost
-            # A server without memory does not say whether it has the message already, and a queue whose members have
-            # changed does not look.
+            # These errors do not say whether the queue has the message already: a full server refuses before it looks,
+            # and so does a queue whose consumers have changed.
             is_open = isinstance(error, ServerUnavailable | StoreFull | MembershipChanged)
             is_gone = isinstance(error, UnknownConsumer | UnknownQueue)
             wait_s = SERVER_BACKOFF.after(attempt)
@@ -121,7 +123,7 @@ class Deliveries:
 
 
 def _as_asked(report: PublishReport, asked: NewMessage) -> PublishReport:
-    """Return a report without what repetitions of ours have done to it."""
+    """Return a report that does not count our own repetitions as duplicates."""
     return report if asked.deduplication_id is not None else replace(report, duplicate=False)
 
 
@@ -129,11 +131,11 @@ def _as_asked(report: PublishReport, asked: NewMessage) -> PublishReport:
 class FanoutProducer(AnswersByQueues):
     """Publishes for blocking callers; threads may share it.
 
-    The queue remembers deduplication ids, which costs memory: those that are made up here for ten minutes longer than
-    repetitions go on, others for as long as its options say.
+    Each message without a deduplication id gets one. The queue remembers that id, which costs memory, for ten minutes
+    longer than ``retry_for_s``.
 
-    :param retry_for_s: how long a publish is repeated whose answer was lost, before its error is raised.
-    :param new_id: makes up deduplication ids; no two producers may make up the same.
+    :param retry_for_s: time in seconds for which a publish without an answer is repeated, 30 by default.
+    :param new_id: makes deduplication ids, which no two producers may share; random ids by default.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -146,7 +148,7 @@ class FanoutProducer(AnswersByQueues):
 
     @checked
     def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
-        """Publish a message to all consumers or to one; errors are those of :meth:`publish_many`."""
+        """Publish a message to all consumers, or to the consumer ``to``; errors are those of :meth:`publish_many`."""
         return self.publish_many(queue, [message], to=to)[0]
 
     @checked
@@ -162,13 +164,14 @@ class FanoutProducer(AnswersByQueues):
 
 @shows(queues="_queues")
 class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
-    """Publishes for many tasks; to be used in one event loop, best with ``async with``.
+    """Publishes for the tasks of one event loop, best with ``async with``.
 
-    What arrives together is published together, in the order in which ``publish`` was called.
+    Messages that tasks publish at the same time are sent in batches, in the order of the calls of ``publish``.
 
-    :param retry_for_s: as of :class:`FanoutProducer`, and ``new_id`` too.
-    :param max_pending: messages accepted and not yet published; further calls wait until there is room.
-    :param max_queues: queues with a batch under way at once; the others wait for their turn.
+    :param retry_for_s: as for :class:`FanoutProducer`, like ``new_id``.
+    :param max_pending: largest number of messages that are accepted and not yet published, 10,000 by default; further
+        calls wait for room.
+    :param max_queues: largest number of queues to which batches are sent at once, 1,000 by default; others wait.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -197,11 +200,11 @@ class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
 
     @checked
     async def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
-        """Publish a message and return when it is published; what is wrong with others does not touch it.
+        """Publish a message and return when it is published; errors of other messages do not affect it.
 
-        A call that is cancelled takes its message back if it has not been sent yet.
+        The message of a cancelled call is not sent, unless it has been sent already.
 
-        :raises RefusedError: when the producer is closed; else errors are those of
+        :raises RefusedError: when the producer is closed; other errors are those of
             :meth:`FanoutProducer.publish_many`.
         """
         check_queue(queue)
@@ -218,7 +221,7 @@ class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
     publish_many = awaited(Deliveries.publish)
 
     async def close(self) -> None:
-        """Take nothing more, and return when every call has its result; those that wait for room still get in."""
+        """Refuse new calls, and return when every call, also one that waits for room, has its result."""
         await self._batches.close()
 
     async def _store(
@@ -236,7 +239,7 @@ class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
             except QueuekeeperError as refused:
                 if len(part) == 1:
                     results.append(refused)
-                # One of them is the reason. The others have nothing to do with it.
+                # One message is the reason: each is sent by itself, so that the others are published.
                 most = 1
             else:
                 published = [report for report in reports if report.error is None]
@@ -245,7 +248,7 @@ class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
                 if isinstance(error, ServerUnavailable):
                     results += [error] * (len(messages) - len(results))
                 elif error is not None:
-                    # The first that failed is tried again, by itself, and those behind it were not tried.
+                    # The first message that failed is sent again by itself; those after it have not been sent.
                     most = 1
         return results
 

@@ -1,7 +1,7 @@
-"""The record that a message is stored as, and JSON as its body; the server never looks inside.
+"""Records, the form in which messages are stored, and JSON as their body; the server never reads a record.
 
-A byte that names the format, the size of the header in four bytes, the header as JSON with what the message has of
-``content_type``, ``order_key`` and ``headers``, then the body as it came.
+A record is one byte for the format, four bytes for the size of the header, the header, and the body. The header is a
+JSON object with those of ``content_type``, ``order_key`` and ``headers`` that the message has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIELDS = {"content_type": str, "order_key": str, "headers": dict}
 
 
 class Record(NamedTuple):
-    """What a record holds."""
+    """Contents of a record."""
 
     body: bytes
     content_type: str | None
@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
 
 def write_record(message: NewMessage) -> bytes:
-    """Return a message as it is stored."""
+    """Return the record of a message."""
     fields: dict[str, Any] = {}
     if message.content_type is not None:
         fields["content_type"] = message.content_type
@@ -50,9 +50,9 @@ def write_record(message: NewMessage) -> bytes:
 
 
 def read_record(raw: bytes) -> Record:
-    """Return what was stored.
+    """Return the contents of a record.
 
-    :raises ValueError: when it is no record.
+    :raises ValueError: when the bytes are no record.
     """
     start = len(_FORMAT) + _SIZE_BYTES
     end = start + int.from_bytes(raw[len(_FORMAT) : start])
@@ -69,19 +69,19 @@ def read_record(raw: bytes) -> Record:
 
 
 def json_message(value: Any, **fields: Any) -> NewMessage:
-    """Return a message whose body is a value as JSON.
+    """Return a message whose body is the JSON of a value.
 
     :param fields: the other fields of :class:`NewMessage`.
-    :raises UsageError: when JSON does not have such a value.
+    :raises UsageError: when JSON cannot hold the value.
     """
     return NewMessage(body=json_bytes("value", value), content_type=JSON_CONTENT_TYPE, **fields)
 
 
 @checked
 def read_json(message: FanoutMessage) -> Any:
-    """Return the value whose JSON is the body of a message.
+    """Return the value that a message's body holds as JSON.
 
-    :raises UsageError: when the body is no JSON.
+    :raises UsageError: when the body is not JSON.
     """
     try:
         return orjson.loads(message.body)

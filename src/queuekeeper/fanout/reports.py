@@ -1,4 +1,4 @@
-"""What fan-out queues say: messages, views and reports."""
+"""Results of calls of fan-out queues: messages, views and reports."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from queuekeeper.quick_init import quick_init
 
 
 class Outcome(StrEnum):
-    """What a failed message has become."""
+    """What a nack did with its message."""
 
     RETRY = "retry"  # it will be handed out again
     DEAD = "dead"  # it is a dead letter
-    STALE = "stale"  # the lease is no longer the caller's; nothing has changed
+    STALE = "stale"  # the caller no longer has the lease; nothing was changed
 
 
 class Problem(StrEnum):
-    """What can be wrong inside a queue."""
+    """Kinds of faults of a queue."""
 
-    MISSING_PAYLOAD = "missing_payload"  # somebody owes an ack for a message that is gone
-    UNREFERENCED_PAYLOAD = "unreferenced_payload"  # a message that nobody owes an ack for
-    WRONG_COUNT = "wrong_count"  # the number of those who owe an ack has drifted
-    WRONG_EXPIRY = "wrong_expiry"  # a message whose life does not end, or the end of a life that nothing has
-    LOST_LEASE = "lost_lease"  # a lease without a token, which nobody can end but its deadline
+    MISSING_PAYLOAD = "missing_payload"  # a consumer owes an ack for a message that is gone
+    UNREFERENCED_PAYLOAD = "unreferenced_payload"  # no consumer owes an ack for a message
+    WRONG_COUNT = "wrong_count"  # the stored number of consumers that owe an ack is wrong
+    WRONG_EXPIRY = "wrong_expiry"  # a message without expiry, or an expiry without message
+    LOST_LEASE = "lost_lease"  # a lease without token, which ends only at its deadline
     DOUBLED = "doubled"  # a consumer has a message twice
-    LEFT_NOTES = "left_notes"  # notes on a message that the consumer no longer has
+    LEFT_NOTES = "left_notes"  # a consumer has notes on a message that it does not have
 
 
 @quick_init
@@ -36,11 +36,11 @@ class Problem(StrEnum):
 class FanoutMessage:
     """A message as a consumer gets it.
 
-    :param id: number within the queue; a message published later has a greater one.
-    :param published_ms: when it was published, or was due if it was published for later.
-    :param attempt: how often it was handed to this consumer, this time included.
-    :param stalls: how often its lease ran out.
-    :param expires_at_ms: end of its life, which ends sooner or later than that once somebody has begun on it.
+    :param id: number within the queue; a message that is published later has a greater one.
+    :param published_ms: instant at which the message was published, or was due if it was published for later.
+    :param attempt: number of times that this consumer got the message, this time included.
+    :param stalls: number of its leases that ran out.
+    :param expires_at_ms: instant at which the message expires for consumers that have not begun on it.
     """
 
     queue: str
@@ -58,12 +58,12 @@ class FanoutMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """What registering a consumer did.
+    """Result of registering a consumer.
 
-    :param created: false when it was registered before.
-    :param options: those that it has; a consumer that was registered before keeps its own.
-    :param adopted: messages that were there already and now wait for it.
-    :param version: number of the membership.
+    :param created: false when the consumer was registered already.
+    :param options: its options; a consumer that was registered already has kept its own.
+    :param adopted: number of earlier messages that it got.
+    :param version: number that grows whenever the consumers of the queue change.
     """
 
     queue: str
@@ -76,10 +76,10 @@ class Registration:
 
 @dataclass(frozen=True, kw_only=True)
 class UnregisterReport:
-    """What removing a consumer did; in a dry run, what it would do.
+    """Result of removing a consumer; in a dry run, what the removal would do.
 
-    :param released: messages that it no longer owes an ack.
-    :param freed: those of them that nobody else owed one, and that are gone; none in a dry run.
+    :param released: number of messages that the consumer had yet to acknowledge.
+    :param freed: number of those that were removed, since no other consumer needed them; ``None`` in a dry run.
     """
 
     queue: str
@@ -92,14 +92,15 @@ class UnregisterReport:
 @quick_init
 @dataclass(frozen=True, kw_only=True)
 class PublishReport:
-    """Outcome of one message.
+    """Result of publishing one message.
 
-    :param id: none when it was not published.
-    :param consumers: how many got it.
-    :param held: nobody was registered; it waits for a consumer that adopts it.
-    :param duplicate: its deduplication id was published before; ``id`` is that message's, and nothing was stored.
-    :param dropped: oldest messages that full consumers have lost for it, and for those that were published in one go
-        with it.
+    :param id: id of the message; ``None`` when it was not published.
+    :param consumers: number of consumers that got it.
+    :param held: whether the queue holds it, since no consumer is registered.
+    :param duplicate: whether its deduplication id was published before; then ``id`` is that of the earlier message, and
+        nothing was stored.
+    :param dropped: number of messages that full consumers lost; of messages that one call of the server stores, the
+        last one's report has the number of all.
     :param error: why the message was not published, or why that is unknown; then no other field is set.
     """
 
@@ -115,14 +116,14 @@ class PublishReport:
 class Claimed:
     """Messages under one lease.
 
-    :param messages: in order.
-    :param token: proves the lease to ack, nack, extend and return.
-    :param deadline_ms: when the lease runs out; what is not done by then is handed out again.
-    :param wait_until_ms: when the next message is due if nothing is published before; none when nothing is foreseen.
-    :param more: whether there may be more to claim at once.
-    :param skipped: messages whose life was over, or that were gone.
-    :param stalled: messages taken back from leases that had run out.
-    :param dead: messages that became dead letters, since their lease ran out too often or nobody can read them.
+    :param messages: the messages, in order.
+    :param token: proof of the lease, for ``ack``, ``nack``, ``extend`` and ``return_claimed``.
+    :param deadline_ms: instant at which the lease runs out; messages that are not done then are handed out again.
+    :param wait_until_ms: instant at which the next lease ends or message is due; ``None`` when there is none.
+    :param more: whether more messages may be ready.
+    :param skipped: number of messages that had expired or were gone.
+    :param stalled: number of messages whose lease had run out.
+    :param dead: number of messages that became dead letters, since they stalled too often or cannot be read.
     """
 
     messages: tuple[FanoutMessage, ...]
@@ -137,11 +138,11 @@ class Claimed:
 
 @dataclass(frozen=True, kw_only=True)
 class AckReport:
-    """What acknowledgements did.
+    """Result of acknowledgements, as numbers of messages.
 
     :param acked: messages that this consumer is done with.
-    :param stale: ids whose lease was not the caller's any more.
-    :param freed: messages that nobody owes an ack any more, and that are gone.
+    :param stale: messages whose lease the caller no longer had.
+    :param freed: messages that were removed, since no consumer needs them any more.
     """
 
     acked: int
@@ -151,9 +152,10 @@ class AckReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NackReport:
-    """What reporting a failure did.
+    """Result of reporting a failure.
 
-    :param due_ms: when it will be handed out again; none unless it is to be retried.
+    :param outcome: what became of the message.
+    :param due_ms: instant of the retry; ``None`` if there is none.
     """
 
     outcome: Outcome
@@ -162,10 +164,10 @@ class NackReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtendReport:
-    """What extending a lease did.
+    """Result of extending a lease.
 
-    :param deadline_ms: of those that were extended.
-    :param stale: ids whose lease is not the caller's any more; stop work on them.
+    :param deadline_ms: instant at which the extended leases run out.
+    :param stale: ids of messages whose lease the caller no longer has; stop work on them.
     """
 
     deadline_ms: int
@@ -174,10 +176,10 @@ class ExtendReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ReturnReport:
-    """What giving messages back did.
+    """Result of giving messages back, as numbers of messages.
 
-    :param returned: they are the next to be handed out, and the attempt does not count.
-    :param stale: ids whose lease was not the caller's any more.
+    :param returned: messages that are next in line again, without the attempt.
+    :param stale: messages whose lease the caller no longer had.
     """
 
     returned: int
@@ -186,13 +188,13 @@ class ReturnReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ReapReport:
-    """What taking back leases that had run out did.
+    """Result of ``reap``.
 
-    :param requeued: messages whose lease had run out and that are to be handed out again.
-    :param dead: messages that had stalled too often.
-    :param skipped: ids that waited though their messages were gone.
-    :param gone_in_line: messages that were put in line again though they are gone, or their time is over.
-    :param revived: dead letters whose time was over, and who live on as such.
+    :param requeued: number of messages whose lease had run out and that are in line again.
+    :param dead: number of messages that became dead letters, since they had stalled too often.
+    :param skipped: number of ids without a message that were removed.
+    :param gone_in_line: number of requeued messages that are gone or have expired.
+    :param revived: ids of messages that had expired and became dead letters, which keeps them stored.
     """
 
     requeued: int
@@ -204,11 +206,13 @@ class ReapReport:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """A message that was given up.
+    """A message that a consumer has given up.
 
-    :param died_ms: when.
-    :param reason: as ``nack`` was told, or ``stalled``.
-    :param message: none when its payload is gone or cannot be read.
+    :param died_ms: instant at which the message became a dead letter.
+    :param reason: reason that ``nack`` was given, ``stalled`` or ``unreadable``.
+    :param attempts: number of times that the consumer got the message.
+    :param stalls: number of its leases that ran out.
+    :param message: ``None`` when it is gone or cannot be read.
     """
 
     id: int
@@ -223,7 +227,8 @@ class DeadLetter:
 class DeadPage:
     """A page of dead letters, oldest first.
 
-    :param next_offset: of the next page; none at the end.
+    :param total: number of dead letters on all pages.
+    :param next_offset: offset of the next page; ``None`` on the last page.
     """
 
     letters: tuple[DeadLetter, ...]
@@ -233,10 +238,10 @@ class DeadPage:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryReport:
-    """What retrying dead letters did.
+    """Result of retrying dead letters.
 
-    :param retried: messages that wait again, with their counts of attempts and stalls at zero.
-    :param missing: ids that were no dead letters, or whose payload was gone.
+    :param retried: number of messages that wait again, with attempts and stalls at zero.
+    :param missing: number of ids that are no dead letters, or whose message is gone.
     """
 
     retried: int
@@ -245,10 +250,10 @@ class RetryReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PurgeReport:
-    """What removing messages did; in a dry run, what it would do.
+    """Result of removing messages from consumers; in a dry run, what the removal would do.
 
-    :param released: acks that are no longer owed.
-    :param freed: messages that are gone since nobody else owed one; none in a dry run.
+    :param released: number of removed messages, once for each consumer that had them.
+    :param freed: number of messages that are gone, since no other consumer needs them; ``None`` in a dry run.
     """
 
     released: int
@@ -258,10 +263,10 @@ class PurgeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpireReport:
-    """What removing messages at the end of their life did.
+    """Result of ``expire``.
 
-    :param expired: messages that are gone.
-    :param dead: dead letters whose retention was over.
+    :param expired: number of expired messages that were removed.
+    :param dead: number of dead letters that were removed after their retention.
     """
 
     expired: int
@@ -272,22 +277,23 @@ class ExpireReport:
 class ConsumerView:
     """State of a consumer.
 
-    :param options: none while it is being removed.
-    :param adopting: it gets messages of before, and claims nothing meanwhile.
-    :param last_seen_ms: when it registered, claimed or was touched last.
-    :param ready: messages that can be claimed now or when their lane is free.
-    :param leased: messages that somebody works on.
-    :param overdue: those of them whose lease has run out.
-    :param delayed: messages that wait for their time: for a retry, or as they were published for later.
-    :param dead: dead letters.
-    :param oldest_ready_ms: when the oldest of those that are next in line was published, or due.
-    :param next_deadline_ms: earliest end of a lease.
-    :param next_due_ms: earliest time of those.
-    :param oldest_dead_ms: when the oldest dead letter died.
-    :param blocked_until_ms: lanes of an ordered consumer wait for the retry of their first message; the earliest one.
-    :param sampled: number of next messages that ``only_holder`` is based on.
-    :param only_holder: those that nobody else owes an ack for.
-    :param counters: what has been counted since it registered.
+    :param options: ``None`` while the consumer is being removed.
+    :param paused: whether it gets no messages until it is resumed.
+    :param adopting: whether it is still getting earlier messages; it can claim none meanwhile.
+    :param last_seen_ms: instant at which it last registered, claimed or was touched.
+    :param ready: number of messages that can be claimed, now or when their lane is free.
+    :param leased: number of messages under lease.
+    :param overdue: number of messages under lease whose lease has run out.
+    :param delayed: number of messages that are not due: they wait for a retry, or were published for later.
+    :param dead: number of dead letters.
+    :param oldest_ready_ms: instant at which the oldest message that is next in a lane was published, or due.
+    :param next_deadline_ms: instant at which the next lease runs out.
+    :param next_due_ms: instant at which the next delayed message is due.
+    :param oldest_dead_ms: instant at which the oldest dead letter died.
+    :param blocked_until_ms: earliest instant at which a lane that waits for a retry goes on.
+    :param sampled: number of messages next in line that were looked at for ``only_holder``.
+    :param only_holder: number of sampled messages that only this consumer has yet to acknowledge.
+    :param counters: counters since the registration.
     """
 
     consumer: str
@@ -314,15 +320,16 @@ class ConsumerView:
 class QueueView:
     """State of a queue and of its consumers.
 
-    :param exists: whether anything was ever registered or published.
-    :param version: number of the membership.
-    :param last_id: number of the message that was published last; 0 before the first.
-    :param messages: messages that are stored.
-    :param held: messages that wait for a consumer that adopts them.
-    :param deduplications: deduplication ids that are remembered.
+    :param exists: whether a consumer was ever registered or a message published.
+    :param paused: whether no consumer gets messages until the queue is resumed.
+    :param version: number that grows whenever the consumers of the queue change.
+    :param last_id: id of the message that was published last; 0 before the first.
+    :param messages: number of stored messages.
+    :param held: number of messages that wait for a consumer that adopts them.
+    :param deduplications: number of remembered deduplication ids.
     :param stored_bytes: size of the stored messages.
-    :param next_expiry_ms: earliest end of a life; none when nothing is stored.
-    :param counters: what has been counted since the queue exists.
+    :param next_expiry_ms: instant at which the next message expires; ``None`` when no message is stored.
+    :param counters: counters since the first use of the queue.
     """
 
     queue: str
@@ -342,10 +349,12 @@ class QueueView:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong.
+    """A fault of a message.
 
-    :param consumer: whose; none when it is the queue's.
-    :param expected: what a count should be; none where there is no count.
+    :param id: id of the message.
+    :param consumer: consumer whose keys are wrong; ``None`` for keys of the queue.
+    :param found: stored count; ``None`` without one.
+    :param expected: correct count; ``None`` where no count is wrong.
     """
 
     problem: Problem
@@ -357,12 +366,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What a look at all of a queue found.
+    """Result of ``verify``.
 
-    :param checked: messages that were looked at.
-    :param findings: the first of them, up to the limit that was asked for.
-    :param counts: all findings by kind.
-    :param expired_references: ids in consumers' lists whose messages have expired; these are no findings.
+    :param checked: number of messages that were checked.
+    :param findings: first findings, up to the limit of the call.
+    :param counts: number of all findings by kind.
+    :param expired_references: number of ids in lists of consumers whose messages have expired; these are no findings.
     """
 
     checked: int
@@ -372,22 +381,22 @@ class VerifyReport:
 
     @property
     def found(self) -> int:
-        """How many findings there are of all kinds."""
+        """Number of findings of all kinds."""
         return sum(self.counts.values())
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no findings."""
         return not self.found
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepairReport:
-    """What a repair changed; in a dry run, what it would change.
+    """Result of ``repair``; in a dry run, what the repair would do.
 
-    :param checked: messages that were looked at.
-    :param repaired: findings by kind.
-    :param freed: payloads that were removed.
+    :param checked: number of messages that were checked.
+    :param repaired: number of repaired findings by kind.
+    :param freed: number of messages that were removed.
     """
 
     checked: int
@@ -397,5 +406,5 @@ class RepairReport:
 
     @property
     def found(self) -> int:
-        """How many findings there are of all kinds."""
+        """Number of findings of all kinds."""
         return sum(self.repaired.values())

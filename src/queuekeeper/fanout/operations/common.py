@@ -1,4 +1,4 @@
-"""Shared parts of the operations of fan-out queues: steps, registered consumers, reading queues and consumers."""
+"""Shared parts of the operations of fan-out queues: steps, registered consumers, views of queues and consumers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, check_prefix, f
 from queuekeeper.lua.scripts import fanout as scripts
 
 IDS_PER_CALL = 500
-"""Most messages that one call moves or gives up."""
+"""Largest number of messages that one call moves or removes."""
 
 IDS_PER_WALK = 1_000
 BYTES_PER_CALL = 1_000_000
-"""Most that one publish stores; a single larger message is stored alone."""
+"""Largest number of bytes that one call publishes; a larger message is published alone."""
 
 TRIES = 5
-"""Tries with a membership that others change meanwhile."""
+"""Largest number of repetitions of a call because the consumers of the queue have changed."""
 
 RECENT_QUEUES = 10_000
 MAX_STALLS = 1_000_000
@@ -52,7 +52,7 @@ Reply: TypeAlias = Any
 
 
 class Wake(NamedTuple):
-    """A step that waits until a consumer may have something to claim."""
+    """Step: wait until a consumer may have something to claim; the answer is whether a wake-up came."""
 
     key: str
     timeout_s: float
@@ -64,7 +64,7 @@ _ConsumerCall: TypeAlias = Callable[[FanoutKeys, FanoutConsumerKeys], lua.Call]
 
 
 class Member(NamedTuple):
-    """A consumer as the membership has it; its options are none while it is being removed."""
+    """A registered consumer; its options are ``None`` while it is being removed."""
 
     options: ConsumerOptions | None
     last_seen_ms: int
@@ -72,9 +72,11 @@ class Member(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """Who is registered, and what a publish to all of them names.
+    """The consumers of a queue, with the keys and arguments of a publish to all of them.
 
-    :ivar publish_keys: none while a consumer has several lanes: then it is for messages to say.
+    :ivar number: number that grows whenever the consumers change.
+    :ivar joined: number of consumers that are not being removed.
+    :ivar publish_keys: ``None`` while a consumer has several lanes: the keys then depend on the messages.
     """
 
     number: int
@@ -85,7 +87,7 @@ class Membership(NamedTuple):
     publish_args: list[str]
 
     def keys_of_all(self, order_hashes: Sequence[int], *, for_later: bool) -> list[str]:
-        """Return what a publish to all of them names; see :func:`publish_keys_of`."""
+        """Return the keys of a publish to all consumers; see :func:`publish_keys_of`."""
         if self.publish_keys is not None and not for_later:
             return self.publish_keys
         joined = (member for member in self.members.values() if member.options is not None)
@@ -93,7 +95,7 @@ class Membership(NamedTuple):
 
 
 class CommonOperations:
-    """What every kind of operation needs; see ``FanoutOperations``."""
+    """Shared parts of all operations; ``FanoutOperations`` describes the parameters."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class CommonOperations:
         self._size = size
         self._memberships: OrderedDict[str, Membership] = OrderedDict()
         self._lock = threading.Lock()
-        # To put the names together takes as long as all else that a call of one message does here.
+        # Making these names takes as long as the rest of a call with one message.
         self._keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_keys, prefix=self._prefix))
         self._own_keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_consumer_keys, prefix=self._prefix))
 
@@ -125,15 +127,15 @@ class CommonOperations:
         return self._keys_of(queue)
 
     def _own_keys(self, queue: str, consumer: str) -> tuple[FanoutKeys, FanoutConsumerKeys]:
-        """Return the keys of a queue and of a consumer, for those who need no lanes."""
+        """Return the keys of a queue and of a consumer, with the list of its first lane only."""
         check_consumer(consumer)
         return self._keys(queue), self._own_keys_of(queue, consumer)
 
     def _ask_with_lanes(self, queue: str, consumer: str, make: _ConsumerCall) -> Steps[Reply]:
-        """Ask what needs the list of every lane of a consumer; how many it has is read when it was not known."""
+        """Make a call that needs the lists of all lanes of a consumer; read their number when it was wrong."""
         keys, own = self._own_keys(queue, consumer)
         for tries in range(TRIES + 1):
-            # One that nothing is known of most likely has one lane, and to read all members may take long.
+            # Assume one lane for an unknown consumer: that is likely, and reading all consumers may take long.
             member = self._recent_member(queue, consumer)
             if tries:
                 member = (yield from self._membership(queue, fresh=True)).members.get(consumer)
@@ -150,9 +152,9 @@ class CommonOperations:
         return None if membership is None else membership.members.get(consumer)
 
     def _membership(self, queue: str, *, fresh: bool = False) -> Steps[Membership]:
-        """Return the registered consumers, as far as this process knows.
+        """Return the registered consumers, as this process has read them last.
 
-        :param fresh: ask the server.
+        :param fresh: read them from the server.
         """
         if not fresh:
             with self._lock:
@@ -184,18 +186,18 @@ class CommonOperations:
     def _member(self, queue: str, consumer: str) -> Steps[Member]:
         """Return a consumer as it is now.
 
-        :raises UnknownConsumer: when there is none of this name; ``UnknownQueue`` when there is no queue either.
+        :raises UnknownConsumer: when it is not registered; ``UnknownQueue`` when there is no such queue.
         """
         check_consumer(consumer)
         member = (yield from self._membership(queue, fresh=True)).members.get(consumer)
         if member is not None:
             return member
         yield from self._consumer_view(queue, consumer, sample=0)
-        # Registered just now.
+        # It was registered between the two calls.
         return (yield from self._member(queue, consumer))
 
     def _queue_facts(self, queue: str) -> Steps[QueueView]:
-        """Describe a queue without its consumers."""
+        """Return the view of a queue without its consumers."""
         keys = self._keys(queue)
         reply = yield from ask(scripts.inspect(keys))
         state = _texts(reply.fields)
@@ -222,7 +224,7 @@ class CommonOperations:
         )
 
     def _consumer_facts(self, queue: str, consumer: str, *, sample: int) -> Steps[Reply]:
-        """Return what the script says of a consumer."""
+        """Return the reply of the script for a consumer."""
         return (
             yield from self._ask_with_lanes(
                 queue,
@@ -234,9 +236,9 @@ class CommonOperations:
         )
 
     def _consumer_view(self, queue: str, consumer: str, *, sample: int) -> Steps[ConsumerView]:
-        """Describe a consumer.
+        """Return the view of a consumer.
 
-        :param sample: messages next in line to look at for ``only_holder``.
+        :param sample: number of messages next in line to look at for ``only_holder``.
         """
         reply = yield from self._consumer_facts(queue, consumer, sample=sample)
         details, lanes = _texts(reply.fields), reply.lanes
@@ -264,12 +266,15 @@ class CommonOperations:
         )
 
     def _forget(self, queue: str) -> None:
-        """Have the membership read again, since it has changed."""
+        """Forget the consumers of a queue, which have changed; the next call reads them."""
         with self._lock:
             self._memberships.pop(queue, None)
 
     def _walk_ids(self, key: str, *, most: int = IDS_PER_WALK) -> Steps[list[int]]:
-        """Return the ids that a key holds."""
+        """Return the ids that a key holds.
+
+        :param most: largest number of ids per call.
+        """
         found: list[int] = []
         cursor: lua.Value = 0
         while True:
@@ -281,7 +286,7 @@ class CommonOperations:
                 return found
 
     def _walk_values(self, key: str) -> Steps[dict[int, bytes]]:
-        """Return what a hash has of each id."""
+        """Return the value of each id in a hash."""
         found: dict[int, bytes] = {}
         cursor: lua.Value = 0
         while True:
@@ -294,7 +299,7 @@ class CommonOperations:
 
 
 def ask(call: lua.Call) -> Steps[Reply]:
-    """Return the reply of one call by the names of its header, or raise what stands in its place."""
+    """Return the reply of one call, with the names of the script's header; raise it if it is an error."""
     [reply] = yield [call]
     if isinstance(reply, QueuekeeperError):
         raise reply
@@ -302,9 +307,10 @@ def ask(call: lua.Call) -> Steps[Reply]:
 
 
 def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
-    """Return ids as calls take them.
+    """Return ids in parts, one per call.
 
-    :raises UsageError: when one is no id.
+    :param most: largest number of ids in a part.
+    :raises UsageError: when one is not an id.
     """
     for message_id in ids:
         check_integer("id", message_id, 1, MAX_ID)
@@ -312,13 +318,14 @@ def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
 
 
 def _texts(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the fields of a hash, as scripts answer them, in text."""
+    """Return the fields of a hash as text."""
     return {name.decode(): value.decode() for name, value in fields}
 
 
 def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:
-    """Return what a publish to a consumer names; only lists of lanes that the messages are of are among it.
+    """Return the keys of a publish to a consumer, with only the lists of the lanes that the messages go to.
 
+    :param order_hashes: hash of the order key of each message, which chooses its lane.
     :param for_later: whether one of the messages has a due time.
     """
     own = member.keys
@@ -329,7 +336,7 @@ def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_l
 
 
 def written_options(options: ConsumerOptions) -> str:
-    """Return options as the membership has them."""
+    """Return options as the server stores them."""
     return (
         f"{options.mode} {options.when_failed} {options.lanes} {options.max_length or 0} {options.when_full} "
         f"{options.dead_retention_ms} {options.idle_expiry_ms or 0}"
@@ -341,7 +348,7 @@ def _lanes(text: bytes) -> int:
 
 
 def read_options(text: bytes) -> ConsumerOptions | None:
-    """Return the options of a member; none while it is being removed."""
+    """Return the options of a consumer from their stored text; ``None`` while it is being removed."""
     mode, when_failed, lanes, max_length, when_full, dead_retention_ms, idle_expiry_ms = text.decode().split()
     if mode == LEAVING:
         return None
@@ -359,7 +366,7 @@ def read_options(text: bytes) -> ConsumerOptions | None:
 def read_message(
     queue: str, consumer: str, message_id: int, raw: bytes, *, attempt: int, stalls: int
 ) -> FanoutMessage | None:
-    """Return a message as its consumer gets it; none when nobody can read it."""
+    """Return a message as its consumer gets it; ``None`` when it is not a valid record."""
     try:
         published_ms, expires_at_ms, _, stored = raw.split(b":", 3)
         record = read_record(stored)

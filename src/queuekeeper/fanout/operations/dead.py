@@ -1,4 +1,4 @@
-"""Dead letters of a fan-out queue's consumers."""
+"""Dead letters of the consumers of a fan-out queue."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from queuekeeper.operation import Operation
 
 
 class DeadOperations(CommonOperations):
-    """List, retry, purge dead letters."""
+    """List, retry and purge dead letters."""
 
     def list_dead(
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE
     ) -> Operation[DeadPage]:
         """List a consumer's dead letters and why they died, oldest first.
 
-        :param offset: number of dead letters to pass over before the first one.
-        :param limit: at most.
+        :param offset: number of dead letters to skip before the first one.
+        :param limit: largest number of dead letters to list.
         """
         check_page(offset, limit, most=MAX_PAGE)
         keys, own = self._own_keys(queue, consumer)
@@ -49,7 +49,7 @@ class DeadOperations(CommonOperations):
                 ),
             )
             for letter in reply.letters
-            # Whatever others put there is no letter.
+            # Skip entries of other programs.
             if letter.id.isdigit()
         )
         reached = offset + len(reply.letters)
@@ -57,15 +57,17 @@ class DeadOperations(CommonOperations):
         return DeadPage(letters=letters, total=reply.total, next_offset=reached if goes_on else None)
 
     def retry_dead(self, queue: str, *, consumer: str, ids: Sequence[int] | None = None) -> Operation[RetryReport]:
-        """Put dead letters back in line, with their counts at zero: behind the others, or ahead if it is ordered.
+        """Put dead letters back in line, with attempts and stalls at zero.
 
-        :param ids: none for all of them.
+        They go behind the waiting messages, or ahead of them if the consumer is ordered.
+
+        :param ids: ids of the dead letters; all of the consumer's when absent.
         """
         member = yield from self._member(queue, consumer)
         wanted = sorted((yield from self._walk_ids(member.keys.dead)) if ids is None else ids)
         parts = parts_of(wanted, IDS_PER_CALL)
         if member.options is not None and member.options.mode is Mode.ORDERED:
-            # Each part goes to the head.
+            # Each part goes to the head: the first part last.
             parts.reverse()
         retried = missing = 0
 
@@ -81,9 +83,10 @@ class DeadOperations(CommonOperations):
     def purge_dead(
         self, queue: str, *, consumer: str, ids: Sequence[int] | None = None, dry_run: bool = False
     ) -> Operation[PurgeReport]:
-        """Give dead letters up for good.
+        """Remove dead letters.
 
-        :param ids: none for all of them.
+        :param ids: ids of the dead letters; all of the consumer's when absent.
+        :param dry_run: whether to only count them.
         """
         parts = parts_of(ids or (), IDS_PER_CALL)
         member = yield from self._member(queue, consumer)
@@ -102,7 +105,7 @@ class DeadOperations(CommonOperations):
     def _purge_dead(
         self, queue: str, consumer: str, *, died_before_ms: int | None = None, ids: Sequence[int] = ()
     ) -> Steps[PurgeReport]:
-        """Give up the dead letters that are named, or else all of a time."""
+        """Remove the dead letters with these ids, or without ids those that died before an instant."""
         keys, own = self._own_keys(queue, consumer)
         released = freed = behind = 0
         more = 1

@@ -1,4 +1,4 @@
-"""Delivery of a fan-out queue's messages: a consumer's leases from the claim to their end."""
+"""Delivery of a fan-out queue's messages: leases, from the claim to their end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from queuekeeper.operation import Operation
 MAX_REASON_BYTES = 1_000
 MAX_WAIT_S = 86_400.0
 UNREADABLE = "unreadable"
-"""Reason of a dead letter whose record nobody can read."""
+"""Reason of a dead letter that is not a valid record."""
 
 
 class DeliverOperations(CommonOperations):
-    """Claim, ack, nack, extend, return, reap; and wait for more."""
+    """Claim, ack, nack, extend, return, reap; wait for messages."""
 
     def claim(
         self,
@@ -43,12 +43,14 @@ class DeliverOperations(CommonOperations):
         lease_ms: int = DEFAULT_LEASE_MS,
         max_stalls: int = DEFAULT_MAX_STALLS,
     ) -> Operation[Claimed]:
-        """Take the next messages under a lease; an attempt is counted.
+        """Take the next messages under a lease, and count an attempt of each.
 
-        Leases of others that have run out end here, and messages whose retry is due are next in line.
+        The call also ends leases that have run out, and puts messages that are due in line.
 
-        :param count: at most; fewer come when they have more than a megabyte together, and ``more`` says so.
-        :param max_stalls: a message whose lease has run out more often becomes a dead letter.
+        :param count: largest number of messages, 1 by default; fewer come when they are longer than 1,000,000 bytes
+            together, and then ``more`` is set.
+        :param lease_ms: time in ms until the lease runs out, 30,000 by default.
+        :param max_stalls: number of leases that may run out before a message becomes a dead letter, 3 by default.
         """
         check_integer("count", count, 1, MAX_CLAIM)
         check_integer("lease_ms", lease_ms, 1, MAX_MS)
@@ -75,8 +77,8 @@ class DeliverOperations(CommonOperations):
             if message is not None:
                 messages.append(message)
                 continue
-            # Nobody will be able to read it later, either. The others are leased by now: they are not lost with a lost
-            # connection, and this one comes again.
+            # No retry will make the record valid. If the connection is lost here, this message comes again; the others
+            # are leased and must still be returned.
             with suppress(ServerUnavailable):
                 yield from self.nack(
                     queue, consumer=consumer, token=token, message_id=int(raw_id), max_attempts=1, reason=UNREADABLE
@@ -94,7 +96,10 @@ class DeliverOperations(CommonOperations):
         )
 
     def ack(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[AckReport]:
-        """End work on messages; a message that nobody owes an ack any more is removed."""
+        """Acknowledge messages; the last acknowledgement of a message removes it.
+
+        :param token: token of the lease.
+        """
         keys, own = self._own_keys(queue, consumer)
         acked = freed = stale = 0
         for part in parts_of(ids):
@@ -117,8 +122,12 @@ class DeliverOperations(CommonOperations):
     ) -> Operation[NackReport]:
         """Report a failure: the message is retried, or becomes a dead letter.
 
-        :param delay_ms: until the retry; other messages go first meanwhile, unless the consumer is ordered.
-        :param max_attempts: it becomes a dead letter when it has had so many; none for never.
+        :param token: token of the lease.
+        :param delay_ms: time in ms until the retry, 0 by default; meanwhile other messages are handed out, unless the
+            consumer is ordered.
+        :param max_attempts: number of attempts after which the message becomes a dead letter; ``None``, the default,
+            means never.
+        :param reason: reason in the dead letter, of which it keeps 1,000 bytes.
         """
         check_integer("delay_ms", delay_ms, 0, MAX_MS)
         if max_attempts is not None:
@@ -146,7 +155,11 @@ class DeliverOperations(CommonOperations):
     def extend(
         self, queue: str, *, consumer: str, token: str, ids: Sequence[int], lease_ms: int = DEFAULT_LEASE_MS
     ) -> Operation[ExtendReport]:
-        """Keep messages for longer, from now on."""
+        """Let the lease of messages run out later.
+
+        :param token: token of the lease.
+        :param lease_ms: time in ms from now until the lease runs out, 30,000 by default.
+        """
         check_integer("lease_ms", lease_ms, 1, MAX_MS)
         keys, own = self._own_keys(queue, consumer)
         deadline_ms = 0
@@ -160,13 +173,16 @@ class DeliverOperations(CommonOperations):
         return ExtendReport(deadline_ms=deadline_ms, stale=tuple(stale))
 
     def return_claimed(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[ReturnReport]:
-        """Give messages back that were not begun; they are next in line, and the attempt does not count."""
+        """Give messages back that were not begun: they are next in line, and the attempt does not count.
+
+        :param token: token of the lease.
+        """
         returned = stale = 0
 
         def call(part: Sequence[int], _: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
             return scripts.return_claimed(own, token=token, ids=part)
 
-        # The first ones last, since each part goes to the head.
+        # Each part goes to the head: the first part last.
         for part in reversed(parts_of(sorted(ids))):
             reply = yield from self._ask_with_lanes(queue, consumer, partial(call, part))
             returned += reply.returned
@@ -174,20 +190,22 @@ class DeliverOperations(CommonOperations):
         return ReturnReport(returned=returned, stale=stale)
 
     def reap(self, queue: str, *, consumer: str, max_stalls: int = DEFAULT_MAX_STALLS) -> Operation[ReapReport]:
-        """Do for a consumer that nobody claims for what claims do bit by bit, in bounded steps.
+        """Do the upkeep of a consumer without claims, in bounded steps.
 
-        Leases that have run out end, retries that are due get in line, and ids go whose messages have expired.
+        It ends leases that have run out, puts messages that are due in line, and removes ids of messages that are gone.
+
+        :param max_stalls: number of leases that may run out before a message becomes a dead letter, 3 by default.
         """
         return (yield from self._reap(queue, consumer, max_stalls, "all"))
 
     def reap_leases(self, queue: str, *, consumer: str, max_stalls: int) -> Operation[ReapReport]:
-        """End leases that have run out and put retries in line; lists are not looked through."""
+        """Do the first half of ``reap``: end leases that have run out, and put messages that are due in line."""
         return (yield from self._reap(queue, consumer, max_stalls, "leases"))
 
     def reap_lists(self, queue: str, *, consumer: str, lives_on: Collection[int] = ()) -> Operation[ReapReport]:
-        """Take ids off lists whose messages are gone, or over as an ``expire`` finds them.
+        """Remove ids of messages that are gone or have expired from the lists of a consumer.
 
-        :param lives_on: messages whose time is over and that ``reap_leases`` has made dead letters, or would have.
+        :param lives_on: ids of expired messages that stay: ``reap_leases`` has made them dead letters, or would do so.
         """
         return (yield from self._reap(queue, consumer, DEFAULT_MAX_STALLS, "lists", list(lives_on)[:MAX_CLAIM]))
 
@@ -230,8 +248,8 @@ class DeliverOperations(CommonOperations):
     def await_wake(self, queue: str, *, consumer: str, timeout_s: float) -> Operation[bool]:
         """Wait until there may be something to claim.
 
-        :param timeout_s: how long at most; more than 0.
-        :returns: whether it was woken; the caller claims in both cases.
+        :param timeout_s: longest time in seconds, more than 0 and at most 86,400.
+        :returns: whether a wake-up came; claim in both cases.
         """
         _, own = self._own_keys(queue, consumer)
         if not 0 < timeout_s <= MAX_WAIT_S:
@@ -241,5 +259,5 @@ class DeliverOperations(CommonOperations):
 
 
 def _cut(reason: str) -> bytes:
-    """Return a reason as far as a dead letter keeps it."""
+    """Return the part of a reason that a dead letter keeps."""
     return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()

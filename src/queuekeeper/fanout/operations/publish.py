@@ -35,23 +35,23 @@ _MS = timedelta(milliseconds=1)
 
 
 class PublishOperations(CommonOperations):
-    """Publish, and take back what is not due."""
+    """Publish messages, and cancel those that are not due."""
 
     def publish(
         self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
     ) -> Operation[list[PublishReport]]:
-        """Publish messages, in order, each to all consumers at once or to nobody.
+        """Publish messages in order, each to all consumers or to none.
 
-        An exception is raised when not a single one was published; else the reports of those that were not hold it.
-        After the first that fails the others are not tried, so that order is kept.
+        After the first message that fails, the others are not sent, so that the order is kept. If no
+        message was published, the call raises the error; otherwise the reports of those not published hold it.
 
-        :param to: a consumer, for it alone.
+        :param to: consumer that alone gets the messages; all consumers when absent.
         :returns: a report for each message, in order.
-        :raises QueueFull: naming the consumer that has no room, or when too many messages are held.
-        :raises NoConsumer: when nobody is registered, and the queue holds nothing for later.
-        :raises PayloadTooLarge: nothing was published then.
-        :raises ServerUnavailable: where a reply is lost, nobody knows whether the message was published. With a
-            deduplication id it can be repeated, and is one message.
+        :raises QueueFull: naming the consumer that has no room; also when the queue holds ``max_held`` messages.
+        :raises NoConsumer: when no consumer is registered and the queue holds no messages.
+        :raises PayloadTooLarge: when a body is too large; no message was published.
+        :raises ServerUnavailable: when the server does not answer; messages may have been published. A message with a
+            deduplication id can be published again, and is stored once.
         """
         keys = self._keys(queue)
         if to is not None:
@@ -78,7 +78,7 @@ class PublishOperations(CommonOperations):
             except QueueFull as error:
                 if end == at + 1:
                     return _given_up(reports, len(messages), error)
-                # Those that there is room for are published all the same, in order.
+                # Publish one by one, so that the messages for which there is room are published.
                 most = 1
             except QueuekeeperError as error:
                 return _given_up(reports, len(messages), error)
@@ -88,11 +88,11 @@ class PublishOperations(CommonOperations):
         return reports
 
     def cancel(self, queue: str, *, message_id: int) -> Operation[bool]:
-        """Take back a message that was published for later, as long as it is not due: nobody gets it.
+        """Remove a message that was published for later and is not due.
 
-        Its deduplication id stays remembered.
+        The queue still remembers its deduplication id.
 
-        :returns: whether it was taken back; it was not when it is due, done or unknown.
+        :returns: whether it was removed; false when it is due, done or unknown.
         """
         check_integer("message_id", message_id, 1, MAX_ID)
         keys = self._keys(queue)
@@ -158,7 +158,7 @@ class PublishOperations(CommonOperations):
                 consumers=published.consumers,
                 held=published.consumers == 0,
                 duplicate=bool(published.is_duplicate),
-                # The report of a call's last message counts what the call has dropped.
+                # The number is that of the call; the report of its last message has it.
                 dropped=reply.dropped if position == last else 0,
             )
             for position, published in enumerate(reply.messages)
@@ -166,24 +166,27 @@ class PublishOperations(CommonOperations):
 
 
 def _given_up(reports: list[PublishReport], count: int, error: QueuekeeperError) -> list[PublishReport]:
-    """Return the reports with the error for those messages that have none; raise it when nothing was published."""
+    """Return the reports, with the error for the other messages; raise it when no message was published."""
     if not reports:
         raise error
     return [*reports, *[PublishReport(error=error)] * (count - len(reports))]
 
 
 def _instant(message: NewMessage) -> str:
-    """Return when a message is due, as a publish takes it; empty for at once."""
+    """Return the due time of a message as the script takes it; empty means at once."""
     if message.delay_ms:
         return f"+{message.delay_ms}"
     if message.due_at is None:
         return ""
-    # A fraction of a millisecond is waited for.
+    # Round up to a millisecond: the message is never due early.
     return str(max(0, -((_EPOCH - message.due_at) // _MS)))
 
 
 def _end_of_chunk(records: Sequence[bytes], start: int, most: int) -> int:
-    """Return the position behind the last record of a call."""
+    """Return the end of the slice of records that one call publishes.
+
+    :param most: largest number of records.
+    """
     size_bytes = len(records[start])
     end = start + 1
     last = min(len(records), start + most)

@@ -1,4 +1,4 @@
-"""Who is registered with a fan-out queue, and how it is set."""
+"""Registration of consumers with a fan-out queue, and options of both."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RegisterOperations(CommonOperations):
     ) -> Operation[Registration]:
         """Register a consumer; it gets every message that is published from then on.
 
-        One that is registered already keeps its options and what waits for it; :meth:`configure` changes the former.
-        Repeat the call when it was interrupted: nothing can be claimed until everything is adopted.
+        A consumer that is registered already keeps its options and messages; :meth:`configure` changes options. Repeat
+        the call if it was interrupted: the consumer can claim nothing until it has all earlier messages of ``start``.
 
-        :param options: none for the defaults.
-        :param start: what it gets of earlier messages; only a consumer that is new gets any.
-        :raises ConsumerLeaving: while one of this name is being removed.
+        :param options: options of a new consumer; defaults when absent.
+        :param start: earlier messages that a new consumer gets, none by default.
+        :raises ConsumerLeaving: while a consumer of this name is being removed.
         """
         keys = self._keys(queue)
         check_consumer(consumer)
@@ -59,25 +59,25 @@ class RegisterOperations(CommonOperations):
         )
 
     def adopt(self, queue: str, *, consumer: str) -> Operation[int]:
-        """End a registration that was interrupted before its consumer had all that it was to get of before.
+        """Finish a registration that was interrupted before its consumer had all earlier messages.
 
-        Until then it claims nothing. Repeating changes nothing, also while the one who registered it is still at it.
+        The consumer can claim nothing until then. The call can be repeated, also while the registration is running.
 
-        :returns: messages that wait for it now.
+        :returns: number of messages that the call gave to the consumer.
         """
         reply = yield from self._consumer_facts(queue, consumer, sample=0)
         adopting: bytes = dict(reply.fields)[b"adopting"]
         return (yield from self._adopt(queue, consumer, adopting.decode())) if adopting else 0
 
     def _adopt(self, queue: str, consumer: str, adopting: str) -> Steps[int]:
-        """Give a new consumer what was there before, newest first.
+        """Give a new consumer earlier messages, newest first.
 
-        :param adopting: which messages, and the id that they are below.
+        :param adopting: its start, and the id that all its earlier messages are below.
         """
         start, below = adopting.split()
         ids: list[int] = []
         if start == Start.RETAINED:
-            # Every message has a count of references, and counts are small to walk through.
+            # Every message has a count of references; reading these hash values is cheaper than reading the messages.
             counts = yield from self._walk_ids(self._keys(queue).references)
             ids = sorted({message_id for message_id in counts if message_id < int(below)}, reverse=True)
         adopted = at = 0
@@ -102,16 +102,16 @@ class RegisterOperations(CommonOperations):
             adopted += reply.adopted
             more = reply.more
             if self._counts_only and start != Start.RETAINED:
-                # What is held has not become less.
+                # Nothing was adopted, so another call would return the same messages.
                 break
         return adopted
 
     def configure(
         self, queue: str, *, consumer: str | None = None, options: ConsumerOptions | QueueOptions
     ) -> Operation[None]:
-        """Give a consumer, or the queue itself, other options.
+        """Replace the options of a consumer, or of the queue when ``consumer`` is absent.
 
-        :raises UsageError: when mode or lanes are to change while messages wait.
+        :raises UsageError: when mode or lanes would change while messages wait.
         """
         check_queue(queue)
         kind = QueueOptions if consumer is None else ConsumerOptions
@@ -140,7 +140,7 @@ class RegisterOperations(CommonOperations):
     def touch(self, queue: str, *, consumer: str) -> Operation[int]:
         """Note that a consumer is alive.
 
-        So it is not removed as idle. A consumer that claims messages does so with every claim.
+        So it is not removed as idle. Every claim notes the same.
 
         :returns: the instant that was noted, in milliseconds.
         """
@@ -151,13 +151,14 @@ class RegisterOperations(CommonOperations):
     def unregister(
         self, queue: str, *, consumer: str, force: bool = False, begun: bool = False, dry_run: bool = False
     ) -> Operation[UnregisterReport]:
-        """Remove a consumer and all that waits for it, its dead letters too, in bounded steps.
+        """Remove a consumer with its messages and dead letters, in bounded steps.
 
-        It gets nothing more from the first step on. Repeat the call when it was interrupted.
+        It gets no more messages from the first step on. Repeat the call if it was interrupted.
 
-        :param force: even while somebody works on messages of it; their acks will be refused.
-        :param begun: only to finish a removal; a consumer that was registered anew since counts as unknown.
-        :raises HasLeases: when somebody does, and it is not forced.
+        :param force: whether to remove it while its messages are under lease; their acks will be refused.
+        :param begun: whether to only finish a removal; a consumer that was registered again since counts as unknown.
+        :param dry_run: whether to only count its messages.
+        :raises HasLeases: when messages are under lease and ``force`` is false.
         """
         if dry_run:
             view = yield from self._consumer_view(queue, consumer, sample=0)
@@ -174,9 +175,10 @@ class RegisterOperations(CommonOperations):
     def unregister_idle(
         self, queue: str, *, idle_expiry_ms: int | None = None, dry_run: bool = False
     ) -> Operation[list[UnregisterReport]]:
-        """Remove the consumers that were not seen for as long as their options allow, and what is left of others.
+        """Remove the consumers whose ``idle_expiry_ms`` is over, and finish removals that were interrupted.
 
-        :param idle_expiry_ms: holds for consumers whose options have none; none lets these stay.
+        :param idle_expiry_ms: time in ms for consumers whose options have none; when absent, these stay.
+        :param dry_run: whether to only count their messages.
         """
         if idle_expiry_ms is not None:
             check_integer("idle_expiry_ms", idle_expiry_ms, 1, MAX_MS)
@@ -184,7 +186,7 @@ class RegisterOperations(CommonOperations):
         now_ms = membership.now_ms if self._clock is None else self._clock()
         reports: list[UnregisterReport] = []
         for consumer, member in membership.members.items():
-            # One that is on its way out needs nobody's leave.
+            # A removal that has begun is finished, whatever the idle time.
             idle_ms = 0 if member.options is None else member.options.idle_expiry_ms or idle_expiry_ms
             if idle_ms is None or member.last_seen_ms > now_ms - idle_ms:
                 continue
@@ -207,7 +209,7 @@ class RegisterOperations(CommonOperations):
         begun: bool = False,
         unseen_since_ms: int | None = None,
     ) -> Steps[UnregisterReport | None]:
-        """Remove a consumer; none when it was seen since."""
+        """Remove a consumer; return ``None`` when it was seen since ``unseen_since_ms``."""
         released = freed = pages = 0
         more = 1
 
@@ -219,7 +221,7 @@ class RegisterOperations(CommonOperations):
                 force=int(force),
                 unseen_since_ms="" if unseen_since_ms is None else unseen_since_ms,
                 limit=self._size(IDS_PER_CALL),
-                # Between pages others may finish the removal, and a new consumer of the name register: that one stays.
+                # Between two pages others may finish the removal and register the name again: that consumer stays.
                 begun=int(begun or pages > 0),
                 now_ms=self._now(),
             )

@@ -1,4 +1,4 @@
-"""Verifying a fan-out queue, message by message, and setting right what is wrong."""
+"""Verification and repair of a fan-out queue, message by message."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from queuekeeper.operation import Operation
 
 SUSPECTS_PER_CALL = 100
 ENTRIES_PER_CALL = 1_000_000
-"""Longest lists that one call looks through for a message."""
+"""Largest number of list entries that one call compares with a message."""
 
 KEYS_PER_CALL = 5_000
 MAX_FINDINGS = 100_000
 
 
 class _Walk(NamedTuple):
-    """What a walk through a queue has seen.
+    """Result of reading all keys of a queue.
 
-    :ivar messages: how many there are.
-    :ivar suspects: ids of which something looks wrong.
-    :ivar held: how many are held.
-    :ivar lengths: consumer -> ids in its lists.
-    :ivar expired_references: ids in lists whose messages have expired.
+    :ivar messages: number of messages.
+    :ivar suspects: ids of messages that look wrong.
+    :ivar held: number of held messages.
+    :ivar lengths: number of ids in the lists of each consumer.
+    :ivar expired_references: number of ids in lists whose messages have expired.
     """
 
     messages: int
@@ -51,10 +51,10 @@ class _Walk(NamedTuple):
 
 
 class _Verdict(NamedTuple):
-    """What is wrong with one message.
+    """Faults of one message.
 
-    :ivar references: its count, less than 0 when there is none.
-    :ivar owed: how many consumers have it, group by group; the list of held messages is left out.
+    :ivar references: its stored count of references; less than 0 when there is none.
+    :ivar owed: number of consumers that have it in each group, without the list of held messages.
     """
 
     id: int
@@ -64,11 +64,11 @@ class _Verdict(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """What a look at some messages found.
+    """Result of checking some messages.
 
-    :ivar judged: how many were looked at, from the first on.
-    :ivar groups: consumers that were looked at together.
-    :ivar wrong: those of which something is wrong.
+    :ivar judged: number of messages that were checked, from the first on.
+    :ivar groups: names of the consumers that each call checked together.
+    :ivar wrong: verdicts on the messages with faults.
     """
 
     judged: int
@@ -78,18 +78,18 @@ class _Judged(NamedTuple):
 
     @property
     def findings(self) -> list[Finding]:
-        """All that is wrong."""
+        """All faults."""
         return [finding for one in self.wrong for finding in one.findings]
 
 
 class RepairOperations(CommonOperations):
-    """Verify, repair."""
+    """Verify and repair a queue."""
 
     def verify(self, queue: str, *, findings: int = DEFAULT_FINDINGS) -> Operation[VerifyReport]:
         """Check that the keys of a queue agree.
 
-        Nothing is changed, and others go on meanwhile: what looks wrong is looked at again, all of it at once, before
-        it is reported. A message that has expired and that consumers will pass over is no finding.
+        The call changes nothing, and the queue may be in use meanwhile: a message that looks wrong is checked again, in
+        one step, before it is reported. A message that has expired and that consumers will skip is no finding.
 
         :param findings: largest number of findings to list.
         """
@@ -111,12 +111,12 @@ class RepairOperations(CommonOperations):
         )
 
     def repair(self, queue: str, *, dry_run: bool = True, over_too: bool = True) -> Operation[RepairReport]:
-        """Put right what `verify` finds.
+        """Repair what `verify` finds.
 
-        Messages for which no acknowledgement is due are freed, entries that lead nowhere are dropped, and counts are
-        set right, in bounded steps.
+        Messages for which no acknowledgement is due are removed, entries without a message are removed, and counts are
+        corrected, in bounded steps.
 
-        :param over_too: whether messages whose time is over are repaired too; otherwise they are left to an ``expire``.
+        :param over_too: whether expired messages are repaired too; otherwise they are left to ``expire``.
         """
         membership = yield from self._membership(queue, fresh=True)
         over_ms = -1 if over_too else membership.now_ms if self._clock is None else self._clock()
@@ -130,7 +130,7 @@ class RepairOperations(CommonOperations):
             try:
                 freed += 0 if dry_run else (yield from self._mend(queue, found))
             except MembershipChanged:
-                # The next pass finds what was repaired in order.
+                # The next try finds no fault where this one has repaired.
                 tries += 1
                 if tries > TRIES:
                     raise
@@ -141,14 +141,14 @@ class RepairOperations(CommonOperations):
         return RepairReport(checked=walk.messages, repaired=dict(counts), freed=freed, dry_run=dry_run)
 
     def _walk_through(self, queue: str) -> Steps[_Walk]:
-        """Walk through all of a queue, and return of which ids something looks wrong.
+        """Read all keys of a queue, and return the ids of messages that look wrong.
 
-        Others go on meanwhile, so that what looks wrong need not be.
+        The queue may change meanwhile, so a message that looks wrong may be right.
         """
         keys = self._keys(queue)
         facts = yield from self._queue_facts(queue)
         membership = yield from self._membership(queue, fresh=True)
-        # The server takes the messages along when it walks through their ids.
+        # The server reads the messages when it lists their ids, so large messages make short pages.
         most = max(1, min(IDS_PER_WALK, BYTES_PER_CALL * facts.messages // max(1, facts.stored_bytes)))
         messages = set((yield from self._walk_ids(keys.messages, most=most)))
         expiries = set((yield from self._walk_ids(keys.expiries)))
@@ -165,7 +165,7 @@ class RepairOperations(CommonOperations):
             for key in own.ready:
                 ready += yield from self._walk_ids(key)
             lengths[name] = len(ready)
-            # What was published since the beginning is among them.
+            # Messages that were published since ``facts`` was read are left out.
             expired_references += sum(
                 one <= facts.last_id and one not in messages and one not in references for one in ready
             )
@@ -186,16 +186,16 @@ class RepairOperations(CommonOperations):
         return _Walk(len(messages), sorted(suspects), len(held), lengths, expired_references)
 
     def _judge(self, queue: str, walk: _Walk, ids: Sequence[int], *, over_ms: int = -1) -> Steps[_Judged]:
-        """Look at ids in all places, and return what is wrong.
+        """Check messages in all keys, and return the faults.
 
-        That is one call where it can be. Where the lists are too long for one, each consumer is looked at in one, and
-        an id of which anything has changed from call to call is being worked on, and not judged.
+        This is one call if it can be. If the lists are too long for one call, consumers are checked in groups, one call
+        each; a message that changes from call to call is in use and not judged.
 
-        :param over_ms: messages whose life ended by then are right as they are.
+        :param over_ms: instant; messages that had expired by then have no faults. -1 for none.
         """
         for tries in range(TRIES + 1):
             membership = yield from self._membership(queue, fresh=bool(tries))
-            # Half of what a call does: lists may grow.
+            # Half of what a call can do, since lists may grow until then.
             entries, keys = self._size(ENTRIES_PER_CALL // 2), self._size(KEYS_PER_CALL)
             groups = _groups(membership, walk, most_entries=entries, most_keys=keys)
             wanted = list(ids)
@@ -204,7 +204,7 @@ class RepairOperations(CommonOperations):
                 for group in groups:
                     reply = yield from self._ask_group(queue, scripts.verify, membership, group, wanted)
                     answers.append({int(row.id): row for row in reply.rows})
-                    # There may be fewer than were asked about.
+                    # A reply may be about the first messages only.
                     wanted = wanted[: len(answers[-1])]
             except MembershipChanged:
                 if tries == TRIES:
@@ -215,7 +215,7 @@ class RepairOperations(CommonOperations):
         raise AssertionError("unreachable")
 
     def _mend(self, queue: str, found: _Judged) -> Steps[int]:
-        """Set right what is wrong, in the lists of one group of consumers after the other; return what was freed."""
+        """Repair faults, one group of consumers after the other; return the number of messages that were removed."""
         freed = 0
         for number, group in enumerate(found.groups):
             wrong = found.wrong
@@ -223,7 +223,7 @@ class RepairOperations(CommonOperations):
             while wrong:
                 values: list[lua.Value] = []
                 for one in wrong:
-                    # The count is right when the last group is.
+                    # The last group sets the count, which needs those of the groups before.
                     elsewhere: lua.Value = sum(one.owed) - one.owed[number] if is_last else "-"
                     values += (one.id, elsewhere, "" if len(found.groups) == 1 else one.references)
                 reply = yield from self._ask_group(queue, scripts.repair, found.membership, group, values)
@@ -234,7 +234,7 @@ class RepairOperations(CommonOperations):
     def _ask_group(
         self, queue: str, script: Bound, membership: Membership, group: Sequence[str], values: Sequence[lua.Value]
     ) -> Steps[Reply]:
-        """Ask what needs the keys of several consumers, those that are being removed, too.
+        """Make a call with the keys of several consumers, also of those that are being removed.
 
         :param script: ``verify`` or ``repair``.
         """
@@ -262,7 +262,7 @@ class RepairOperations(CommonOperations):
 
 
 def _groups(membership: Membership, walk: _Walk, *, most_entries: int, most_keys: int) -> list[list[str]]:
-    """Return the consumers in groups whose lists can be looked through in one call, as far as is known."""
+    """Return the consumers in groups whose lists one call can check, by the lengths that the walk has seen."""
     groups: list[list[str]] = [[]]
     entries = keys = 0
     for name, member in membership.members.items():
@@ -277,11 +277,11 @@ def _groups(membership: Membership, walk: _Walk, *, most_entries: int, most_keys
 
 
 def _judged(message_id: int, groups: Sequence[Sequence[str]], rows: Sequence[Any], over_ms: int) -> _Verdict | None:
-    """Return what is wrong with one message; none when it has changed from call to call.
+    """Return the faults of one message; ``None`` when it has changed from call to call.
 
-    :param rows: what the script says of it, group by group. In each the places have a word per consumer that has
-        something of it: its position in the group, from 1, and a letter per place; ``0h`` when it is held.
-    :param over_ms: messages whose life ended by then are right as they are.
+    :param rows: reply of the script for the message, one row per group. ``places`` has a word for each consumer that
+        has the message: the consumer's position in the group, from 1, and a letter per place; ``0h`` for held.
+    :param over_ms: instant; a message that had expired by then has no faults.
     """
     places: list[tuple[str | None, str]] = []
     owed: list[int] = []
@@ -316,11 +316,11 @@ def _findings(
     owed: int,
     places: Sequence[tuple[str | None, str]],
 ) -> Iterator[Finding]:
-    """Return what is wrong with one message.
+    """Yield the faults of one message.
 
-    :param references: how many owe an ack as far as is counted; less than 0 when nothing is counted.
-    :param owed: how many have it.
-    :param places: a letter per place of each consumer that has something of it.
+    :param references: stored number of consumers that owe an ack; less than 0 when there is none.
+    :param owed: number of consumers that have the message, plus 1 when it is held.
+    :param places: each consumer that has the message, with a letter per place: see ``lua/fanout/verify.lua``.
     """
     for consumer, kinds in places:
         if kinds == "n":

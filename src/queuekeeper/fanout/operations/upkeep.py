@@ -1,4 +1,4 @@
-"""Upkeep of a fan-out queue: what is over or unwanted goes, consumers rest, and one can look."""
+"""Upkeep of a fan-out queue: remove messages, pause consumers, show the state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation
 
 SAMPLE = 100
-"""Messages next in line of each consumer that an inspection looks at."""
+"""Number of messages next in line of each consumer that ``inspect`` looks at."""
 
 
 class UpkeepOperations(DeadOperations):
-    """Expire, purge, pause, resume, peek, size, inspect; dead letters expire, too."""
+    """Expire, purge, pause, resume, peek, size and inspect."""
 
     def expire(self, queue: str, *, messages_first: bool = False) -> Operation[ExpireReport]:
-        """Remove messages whose life and dead letters whose retention is over, in bounded steps.
+        """Remove expired messages, and dead letters after their retention, in bounded steps.
 
-        Consumers pass over what is left in their lists.
+        Ids of removed messages stay in the lists of consumers, which skip them.
 
-        :param messages_first: a message that ends together with its last dead letter counts as expired, too.
+        :param messages_first: whether messages are removed before dead letters; then an expired message that is also a
+            dead letter counts as both.
         """
         membership = yield from self._membership(queue, fresh=True)
         expired = (yield from self._expire_messages(queue)) if messages_first else 0
@@ -61,10 +62,11 @@ class UpkeepOperations(DeadOperations):
     def purge(self, queue: str, *, consumer: str | None = None, dry_run: bool = False) -> Operation[PurgeReport]:
         """Remove waiting messages, of one consumer or of all.
 
-        For all consumers, messages that the queue holds are removed too. Messages that a worker holds stay, and so do
-        dead letters. It takes bounded steps.
+        For all consumers, messages that the queue holds are removed too. Messages under lease and dead letters stay.
+        The removal takes bounded steps.
 
-        :param consumer: none for all of them, and for what is held.
+        :param consumer: all consumers, and the held messages, when absent.
+        :param dry_run: whether to only count the messages.
         """
         keys = self._keys(queue)
         if consumer is None:
@@ -92,9 +94,10 @@ class UpkeepOperations(DeadOperations):
     def pause(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
         """Stop handing out messages, to one consumer or to all.
 
-        Messages that are handed out already can be finished, and publishes go on.
+        Messages under lease can be finished, and publishes go on.
 
-        :returns: whether it was not paused before.
+        :param consumer: the whole queue when absent.
+        :returns: false when it was paused already.
         """
         keys, paused = self._pausable(queue, consumer)
         return bool((yield from ask(scripts.pause(keys, paused=paused, consumer=consumer or ""))))
@@ -104,6 +107,7 @@ class UpkeepOperations(DeadOperations):
 
         This also restarts a consumer that has halted at a dead letter.
 
+        :param consumer: the whole queue when absent.
         :returns: whether it was paused before.
         """
         keys, paused = self._pausable(queue, consumer)
@@ -115,7 +119,7 @@ class UpkeepOperations(DeadOperations):
         return bool((yield from ask(scripts.resume(keys, paused=paused, wakes=wakes, consumer=consumer or ""))))
 
     def _pausable(self, queue: str, consumer: str | None) -> tuple[FanoutKeys, str]:
-        """Return the keys of a queue, and the one that notes a pause."""
+        """Return the keys of a queue, and the key that holds the mark of a pause."""
         if consumer is None:
             keys = self._keys(queue)
             return keys, keys.state
@@ -125,13 +129,13 @@ class UpkeepOperations(DeadOperations):
     def peek(
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE, lane: int = 0
     ) -> Operation[tuple[FanoutMessage, ...]]:
-        """Look at messages that wait, and take none.
+        """Read waiting messages without claiming them.
 
         The next in line comes first.
 
-        :param offset: number of messages to pass over before the first one.
-        :param limit: at most; fewer come when they have more than a megabyte together.
-        :param lane: lane to look at, of an ordered consumer that has several; the first is 0.
+        :param offset: number of messages to skip before the first one.
+        :param limit: largest number of messages; fewer come when they are longer than 1,000,000 bytes together.
+        :param lane: number of the lane, from 0, of an ordered consumer with several lanes.
         """
         check_page(offset, limit, most=MAX_PAGE)
         keys = self._keys(queue)
@@ -158,10 +162,10 @@ class UpkeepOperations(DeadOperations):
         return view.ready + view.leased + view.delayed
 
     def inspect(self, queue: str) -> Operation[QueueView]:
-        """Say where a queue and its consumers stand.
+        """Show the state of a queue and its consumers.
 
-        It says what waits and since when, how much is worked on, what has failed, and how much only one consumer keeps
-        from being freed, also of a queue that does not exist. Nothing is changed.
+        It shows the messages that wait and since when, those under lease, those that have failed, and those that only
+        one consumer keeps from being removed. A queue that does not exist is shown as empty.
         """
         facts = yield from self._queue_facts(queue)
         membership = yield from self._membership(queue, fresh=True)
@@ -173,7 +177,7 @@ class UpkeepOperations(DeadOperations):
 
 
 def _drained(call: lua.Call) -> Steps[PurgeReport]:
-    """Repeat a call that gives messages up until there are no more."""
+    """Repeat a call that removes messages until there are no more."""
     released = freed = 0
     more = 1
     while more:
