@@ -569,7 +569,7 @@ async def test_retry_for_a_handler_that_is_gone_is_a_dead_letter(world: World) -
         async with renamed:
             await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(1,)], what="the dead letter")
     (letter,) = await world.broker.dead_letters()
-    assert letter.reason == "no handler of this name was there for its retry"
+    assert letter.reason == "the consumer had no handler of this name when the retry came"
     assert (letter.handler, letter.event.payload) == ("old name", 1)
 
 

@@ -1,4 +1,4 @@
-"""An app of events: handlers of one group that one consumer runs."""
+"""An app of events: handlers of one group, which one consumer runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from queuekeeper.text_form import shows
 class App(service.App):
     """Handlers of a group's events, which ``queuekeeper events work MODULE:NAME`` runs together.
 
-    All of them are coroutine functions, or none is: one consumer of a group reads.
+    Either all handlers are coroutine functions or none is, since one consumer reads a group.
 
-    :param group_id: whose events they are.
-    :param rules: of reading.
-    :param threads: handlers that work at once, 8 by default, when they are not coroutine functions; each works on one
-        delivery at a time.
-    :param middleware: looks on or wraps, whichever handler works.
+    :param group_id: id of the group.
+    :param rules: how the consumer reads; defaults when absent.
+    :param threads: number of handlers that run at once, 8 by default, if they are not coroutine functions; each works
+        on one delivery at a time.
+    :param middleware: observes or wraps the attempts of all handlers.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -53,11 +53,11 @@ class App(service.App):
         retries_s: Sequence[float] | None = None,
         split: Splitter | None = None,
     ) -> Callable[[service.W], service.W]:
-        """Have the function below work on a subscription's events; parameters are :meth:`EventConsumer.handle`'s."""
+        """Add the decorated function as handler; the parameters are those of :meth:`EventConsumer.handle`."""
         return self._takes(name=name, interest=interest, retries_s=retries_s, split=split)
 
     def check(self) -> None:
-        """Refuse an app that has nothing to do, or that mixes functions with coroutine functions."""
+        """Refuse an app that has no handlers, or that mixes functions with coroutine functions."""
         super().check()
         if len({post.is_awaited for post in self._posts}) > 1:
             raise UsageError(
@@ -66,7 +66,7 @@ class App(service.App):
             )
 
     async def services(self, url: str) -> list[service.Service]:
-        """Return the consumer that has the handlers."""
+        """Return the consumer that runs the handlers."""
         given: dict[str, Any] = {"group_id": self.group_id, "rules": self._rules, "middleware": self._middleware}
         if not self._posts[0].is_awaited:
             consumer = EventConsumer(url, threads=self._threads, **given)

@@ -1,4 +1,4 @@
-"""The event broker over one connection, blocking or asyncio: carries out steps and puts errors into words."""
+"""The event broker on one connection, blocking or asyncio: carries out steps and translates errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from queuekeeper.text_form import shows
 Step: TypeAlias = Query | Statements | Copy
 
 _TRANSIENT_CLASSES = {"40", "53"}
-"""Classes of SQLSTATE that may be over the next time: rolled back for others' sake, and short of something."""
+"""Classes of SQLSTATE that a repeat may cure: transaction rollback (40) and insufficient resources (53)."""
 
 _Ops = EventOperations
 
@@ -50,29 +50,31 @@ class _Methods:
 class EventBroker(_Methods, Blocking):
     """Publishes, subscribes, reads and dispatches, for blocking callers; threads may share it.
 
-    Where the connection is in a transaction already, the work is part of that one: an event is published if and only
-    if the rest is stored.
+    If the connection is in a transaction, each call is part of it: an event is published if and only if the transaction
+    commits.
 
-    :param connection: of a database in which the broker is installed.
+    :param connection: connection to a database in which the broker is installed.
     """
 
     @checked
     def __init__(self, connection: Connection) -> None:
         self.operations = EventOperations()
         self._connection = connection
-        # A transaction takes several steps, and must not take in those of another thread.
+        # A transaction has several statements, and must not include those of another thread.
         self._busy = threading.Lock()
         self._busy_for: int | None = None
 
     def answer(self, step: Step) -> Any:
         """Carry out a step.
 
-        :returns: as the step's class says.
-        :raises UsageError: when what was asked cannot be.
-        :raises RefusedError: when the server refuses it; nothing was stored then.
+        :returns: the answer that the class of the step describes.
+        :raises UsageError: when an argument is not valid.
+        :raises RefusedError: when the server refuses the step; nothing was stored.
         """
         if self._busy_for == threading.get_ident():
-            raise UsageError("what this broker publishes is being read by itself: read it by a broker of its own")
+            raise UsageError(
+                "the events to publish are read by the broker that is publishing them: read them by another broker"
+            )
         with self._busy:
             self._busy_for = threading.get_ident()
             try:
@@ -98,14 +100,14 @@ class EventBroker(_Methods, Blocking):
     def _execute(self, query: Query) -> Rows:
         cursor = self._connection.cursor(row_factory=_named_row)
         cursor.execute(statement(f"events/queries/{query.name}"), query.parameters)
-        # Its description would tell, too, but is made for every column.
+        # rownumber is cheap; description is made anew for every column.
         return [] if cursor.rownumber is None else cursor.fetchall()
 
 
 class AsyncEventBroker(_Methods, Awaiting):
-    """The same for asyncio; tasks may share it.
+    """:class:`EventBroker` for asyncio; tasks may share it.
 
-    :param connection: see :class:`EventBroker`.
+    :param connection: connection to a database in which the broker is installed.
     """
 
     @checked
@@ -138,9 +140,9 @@ class AsyncEventBroker(_Methods, Awaiting):
 
 
 def _named_row(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> RowMaker[Any]:
-    """Make rows as psycopg does that have the names of their columns, but without a function of Python's for each.
+    """Make rows with named columns like psycopg's ``namedtuple_row``, but without calling a Python function per row.
 
-    A row of one column is read by its place.
+    A row of one column is a plain tuple.
     """
     if cursor.pgresult is not None and cursor.pgresult.nfields == 1:
         return tuple_row(cursor)
@@ -150,7 +152,7 @@ def _named_row(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> RowMak
 
 @contextmanager
 def broker_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
-    """Turn what the server answers into words that say what to do."""
+    """Translate errors of the server into errors that say what to do."""
     try:
         with translated_errors(connection, missing="install the event broker there (queuekeeper events install)"):
             yield

@@ -1,7 +1,7 @@
-"""A group's reader: handlers work on its events, listeners hear them.
+"""Consumers of a group: they read its events for handlers and listeners.
 
-What it does is one operation (:class:`~queuekeeper.events.consumption.Consumption`). :class:`EventConsumer` runs it in
-a thread and handlers in others, :class:`AsyncEventConsumer` in the event loop.
+The work of a consumer is one operation (:class:`~queuekeeper.events.consumption.Consumption`). :class:`EventConsumer`
+runs it in a thread and handlers in other threads, :class:`AsyncEventConsumer` runs all in the event loop.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ THREADS = 8
 
 
 def check_threads(threads: int) -> int:
-    """Return a number of threads that is from 1 to 1,000."""
+    """Return the number of threads, which must be from 1 to 1,000."""
     check_integer("threads", threads, 1, 1_000)
     return threads
 
 
 @shows(server=lambda consumer: address_of(consumer._url), group="group_id")
 class EventConsumer(EventService[None]):
-    """Reads a group's events and has handlers work on them in threads of its own.
+    """Reads a group's events and calls handlers in threads of its own.
 
     ::
 
@@ -58,12 +58,14 @@ class EventConsumer(EventService[None]):
         consumer.handle(bill, name="bill", interest=Interest.topics("order.paid"), retries_s=(1, 10, 60))
         consumer.run()  # until stop() is called, in another thread or by a signal
 
-    Or ``with consumer:``, which runs it in a thread until the block's end. Of all consumers of a group one reads;
-    another continues where it stopped, if it ends. Every event reaches each handler of its subscription at least once.
+    Or ``with consumer:``, which runs the consumer in a thread until the block ends. One consumer of a group reads; when
+    it ends, another continues from its cursor. Each handler gets every event of its subscription at least once.
 
-    :param url: of the database.
-    :param threads: handlers that work at once; each works on one delivery at a time.
-    :param middleware: looks on or wraps; see :class:`~queuekeeper.events.handlers.Middleware`.
+    :param url: URL of the database.
+    :param group_id: id of the group.
+    :param rules: how the consumer reads; defaults when absent.
+    :param threads: number of handlers that run at once, 8 by default; each works on one delivery at a time.
+    :param middleware: observes or wraps each attempt; see :class:`~queuekeeper.events.handlers.Middleware`.
     :raises UsageError: when a parameter is out of range.
     """
 
@@ -88,7 +90,7 @@ class EventConsumer(EventService[None]):
 
     @property
     def group_id(self) -> str:
-        """Whose events it reads."""
+        """Id of the group whose events it reads."""
         return self.operations.group_id
 
     @checked
@@ -101,18 +103,18 @@ class EventConsumer(EventService[None]):
         retries_s: Sequence[float] | None = None,
         split: Splitter | None = None,
     ) -> None:
-        """Have a function work on every event of a subscription, at least once and one delivery after the other.
+        """Call a function with every event of a subscription, at least once and one delivery after the other.
 
-        Register before the consumer runs: what is read while nobody handles it is passed over.
+        Add handlers before the consumer runs: events that are read before a handler is added do not reach it.
 
-        :param work: gets each delivery; others than plain functions come with rules of their own, as a
-            :class:`Handler`.
-        :param name: by which a retry finds it, also after a restart; unique in the group.
-        :param interest: every event when absent.
-        :param retries_s: for a plain function, seconds before each retry, during which others and later events go on;
-            after the last failure the events become dead letters. None: the order is kept, and a delivery comes again
-            until it is done. :class:`~queuekeeper.errors.Rejected` makes dead letters at once, either way.
-        :param split: cuts a delivery into parts that are retried by themselves.
+        :param work: function that gets each delivery; a :class:`Handler` brings its own rules.
+        :param name: name by which a retry finds the handler, also after a restart; unique in the group.
+        :param interest: events that the handler gets; every event when absent.
+        :param retries_s: for a plain function, seconds before each retry; later events do not wait for a retry, and
+            after the last failure the events become dead letters. With ``None``, the default, the order is kept: later
+            events wait, and the delivery comes again until it is done. In both cases
+            :class:`~queuekeeper.errors.Rejected` makes dead letters at once.
+        :param split: cuts a delivery into parts that are retried separately; by default it is retried as a whole.
         """
         handler = _handler(work, name, interest, retries_s, split)
         with self._gate:
@@ -123,12 +125,15 @@ class EventConsumer(EventService[None]):
 
     @checked
     def listen(self, interest: Interest | None = None) -> Listener:
-        """Hear events without acknowledging them, from now on. The consumer must run."""
+        """Return a listener, which gets events from now on and acknowledges none. The consumer must run.
+
+        :param interest: events that the listener gets; every event when absent.
+        """
         return self.listen_to(interest or Interest())[0]
 
     @checked
     def listen_to(self, interest: Interest) -> tuple[Listener, Subscription]:
-        """Hear events without acknowledging them, and return the subscription on which that rests, too."""
+        """Return a listener, as :meth:`listen` does, and its subscription."""
 
         def make(subscription_id: str) -> Listener:
             limit = self._rules.listener_events
@@ -139,7 +144,7 @@ class EventConsumer(EventService[None]):
 
     @checked
     def unsubscribe(self, subscription_id: str) -> bool:
-        """Remove a subscription with its handlers and listeners; return whether there was one."""
+        """Remove a subscription with its handlers and listeners; return whether it existed."""
         return bool(self._ask(lambda: self.operations.unsubscribe(subscription_id)))
 
     def _ask(self, operation: Callable[[], Operation[Any]]) -> Any:
@@ -158,10 +163,12 @@ class EventConsumer(EventService[None]):
 
 @shows(server=lambda consumer: address_of(consumer._url), group="group_id")
 class AsyncEventConsumer(AsyncEventService[None]):
-    """The same for asyncio: handlers are coroutine functions, and all of it runs in one event loop.
+    """:class:`EventConsumer` for asyncio: handlers are coroutine functions, and all runs in one event loop.
 
-    :param url: of the database.
-    :param middleware: looks on or wraps; see :class:`~queuekeeper.events.handlers.Middleware`.
+    :param url: URL of the database.
+    :param group_id: id of the group.
+    :param rules: how the consumer reads; defaults when absent.
+    :param middleware: observes or wraps each attempt; see :class:`~queuekeeper.events.handlers.Middleware`.
     """
 
     @checked
@@ -184,7 +191,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
 
     @property
     def group_id(self) -> str:
-        """Whose events it reads."""
+        """Id of the group whose events it reads."""
         return self.operations.group_id
 
     @keeps(EventConsumer.handle)
@@ -207,12 +214,15 @@ class AsyncEventConsumer(AsyncEventService[None]):
 
     @checked
     async def listen(self, interest: Interest | None = None) -> AsyncListener:
-        """Hear events without acknowledging them, from now on. The consumer must run."""
+        """Return a listener, which gets events from now on and acknowledges none. The consumer must run.
+
+        :param interest: events that the listener gets; every event when absent.
+        """
         return (await self.listen_to(interest or Interest()))[0]
 
     @checked
     async def listen_to(self, interest: Interest) -> tuple[AsyncListener, Subscription]:
-        """Hear events without acknowledging them, and return the subscription on which that rests, too."""
+        """Return a listener, as :meth:`listen` does, and its subscription."""
 
         def make(subscription_id: str) -> AsyncListener:
             limit = self._rules.listener_events
@@ -225,7 +235,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
 
     @checked
     async def unsubscribe(self, subscription_id: str) -> bool:
-        """Remove a subscription with its handlers and listeners; return whether there was one."""
+        """Remove a subscription with its handlers and listeners; return whether it existed."""
         return bool(await self._ask(lambda: self.operations.unsubscribe(subscription_id)))
 
     async def _ask(self, operation: Callable[[], Operation[Any]]) -> Any:

@@ -1,4 +1,4 @@
-"""What a group's reader does, as one operation: reads ahead, hands out, retries, stores how far everybody has come."""
+"""The work of a consumer of events, as one operation: read ahead, call handlers, retry, store the cursor."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from queuekeeper.service.steps import Begin, Ended, Stop, Wait
 T = TypeVar("T")
 
 RECONNECT = Backoff(first_s=0.1, longest_s=10.0)
-"""Pauses before a lost connection is opened again."""
+"""Pauses between tries after the server has failed or refused."""
 
 MAX_REASON_CHARACTERS = 2_000
 NAMED_EVENTS = 10
-"""Events that a line of the log names; of more it tells the number."""
+"""Largest number of events that a line of the log names; it counts the others."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """Told to have an operation carried out on the consumer's connection.
+    """Message: carry out an operation on the consumer's connection.
 
-    :param operation: makes it; called again when the connection broke meanwhile.
-    :param future: gets its result.
+    :param operation: makes the operation; called again if the connection breaks meanwhile.
+    :param future: gets the result.
     """
 
     operation: Callable[[], Operation[Any]]
@@ -63,19 +63,19 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Told when a listener is closed."""
+    """Message: a listener was closed."""
 
     listener: BufferedListener
 
 
 class Recovery:
-    """Decides how long a service waits before the next try after the server could not serve it.
+    """Chooses the pause of a service after the server has failed or refused.
 
-    A lost connection is opened again soon, as long as it can be. What a server refuses that can be reached may be
-    refused for long, so the pauses grow until it has done well for as long as the longest of them.
+    After a lost connection the pauses grow until a connection serves again. A refusal may last long, so after refusals
+    the pauses grow until a connection has served for 10 s, the longest pause.
 
     :param who: name of the service in the log.
-    :param now_s: a clock that never goes back.
+    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(self, who: str, *, now_s: Callable[[], float]) -> None:
@@ -85,19 +85,19 @@ class Recovery:
         self._lost = self._refused = 0
 
     def note_service(self) -> None:
-        """Note that a connection stands and serves."""
+        """Note that a connection serves."""
         self._serves_since_s = self._now_s()
         self._lost = 0
 
     @property
     def has_served(self) -> bool:
-        """Whether a connection has ever stood and served."""
+        """Whether any connection has served."""
         return self._serves_since_s is not None
 
     def pause_after(self, error: ServerUnavailable | TransientRefusal) -> float:
-        """Return the pause, having put it into the log.
+        """Log the error and return the pause in seconds.
 
-        :raises ServerUnavailable: the error, when the server has never been reached.
+        :raises ServerUnavailable: the error, when no connection has served yet.
         """
         if isinstance(error, ServerUnavailable):
             if not self.has_served:
@@ -114,14 +114,14 @@ class Recovery:
 
 
 class Consumption:
-    """What a consumer does, as an operation.
+    """The work of a consumer, as an operation.
 
-    The group is this connection's from the first read on. A connection that is lost takes it along: what was not
-    stored as read is delivered again, to the next consumer of the group.
+    The connection owns the group from the first read on, until it is lost. Then events after the stored cursor are
+    delivered again, to the next connection that reads.
 
-    :param attempt: makes the work of an attempt.
-    :param began: called when it serves.
-    :param now_s: a clock that never goes back.
+    :param attempt: makes the function of an attempt.
+    :param began: called when the consumer serves.
+    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class Consumption:
     def run(self) -> Operation[None]:
         """Serve until told to stop.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
-        :raises StatementTimeout: when at first a condition takes too long at each of :data:`TRIALS` tries.
+        :raises ServerUnavailable: when the server cannot be reached at the start; later the consumer waits for it.
+        :raises StatementTimeout: when a condition takes too long at the start, in each of :data:`TRIALS` tries.
         """
         recovery = Recovery(f"group {self.group_id}", now_s=self._now_s)
         while True:
@@ -167,7 +167,7 @@ class Consumption:
             except (ServerUnavailable, TransientRefusal) as error:
                 self._abandon()
                 if self._stop_at_s is not None:
-                    _log.warning("group %s: %s; it stops, and what was unfinished comes again", self.group_id, error)
+                    _log.warning("group %s: %s; it stops, and unfinished events come again", self.group_id, error)
                     return
                 if self._late_trials == TRIALS and not recovery.has_served:
                     raise
@@ -185,7 +185,7 @@ class Consumption:
         yield Query(name="listen_dispatched")
 
     def _subscribe(self) -> Operation[None]:
-        """Make sure that all subscriptions stand, also those that somebody has removed meanwhile."""
+        """Make sure that all subscriptions exist, also those that were removed meanwhile."""
         for handler in self.handlers.values():
             found = yield from self._assert_subscription(handler.interest)
             handler.subscription_id = found.subscription_id
@@ -198,15 +198,15 @@ class Consumption:
         found = yield from self.events.subscribe(self.group_id, interest)
         if found.quarantined_at is not None:
             _log.error(
-                "group %s: subscription %s gets nothing, since it is in quarantine from %s on: %s; correct it and "
-                "release it (queuekeeper events subscriptions --release %s)",
+                "group %s: subscription %s gets nothing, since it is in quarantine, from %s on: %s; correct its "
+                "condition and release it (queuekeeper events subscriptions --release %s)",
                 *(self.group_id, found.subscription_id, found.quarantined_at.isoformat(timespec="seconds")),
                 *(found.quarantine_reason, found.subscription_id),
             )
         return found
 
     def _abandon(self) -> None:
-        """Forget what the lost connection owned; it comes again from the stored cursor."""
+        """Forget the deliveries of the lost connection; they are read again from the stored cursor."""
         self._ahead.abandon()
         self._ended.clear()
         self._cursor = None
@@ -236,7 +236,7 @@ class Consumption:
                 read_at_s = self._now_s()
 
     def _moving(self, now_s: float) -> bool:
-        """Return whether something that was read may still be finished, other than what keeps failing."""
+        """Return whether a handler is running or may begin; one that pauses after a failure does not count."""
         return any(
             handler.busy is not None or (handler.queue and now_s >= handler.resume_at_s)
             for handler in self.handlers.values()
@@ -251,7 +251,7 @@ class Consumption:
         return min([self._sign_of_life_at_s, *instants])
 
     def _wait(self, until_s: float) -> Operation[bool]:
-        """Wait for something to happen; return whether it was a notification."""
+        """Wait for messages and take them; return whether the server sent a notification."""
         happened = yield Wait(timeout_s=max(0.0, until_s - self._now_s()))
         for message in happened.told:
             if isinstance(message, Ended):
@@ -271,7 +271,7 @@ class Consumption:
         while self._stop_at_s is None and self._now_s() < until_s:
             yield from self._wait(until_s)
 
-    # What others ask for
+    # Operations that callers ask for
 
     def _carry_out(self) -> Operation[None]:
         while self._asked:
@@ -282,7 +282,7 @@ class Consumption:
             try:
                 result = yield from asked.operation()
             except ServerUnavailable:
-                # It is asked again once the connection is back.
+                # The operation is made again on the next connection.
                 raise
             except Exception as error:
                 self._asked.popleft()
@@ -292,16 +292,16 @@ class Consumption:
                 _resolve(asked.future, result=result)
 
     def add_handler(self, handler: ReliableHandler) -> Operation[str]:
-        """Subscribe for a handler and hand it what is read from now on."""
+        """Subscribe for a handler, which gets events that are read from now on."""
         found = yield from self._assert_subscription(handler.interest)
         handler.subscription_id = found.subscription_id
         self.admit(handler)
         return found.subscription_id
 
     def admit(self, handler: ReliableHandler) -> None:
-        """Take a handler on.
+        """Add a handler.
 
-        :raises UsageError: when its name is taken.
+        :raises UsageError: when there is a handler of its name.
         """
         if handler.name in self.handlers:
             raise UsageError(f"this consumer has a handler {handler.name!r} already: retries find handlers by name")
@@ -309,13 +309,14 @@ class Consumption:
 
     @property
     def late(self) -> bool:
-        """Whether handlers still work."""
+        """Whether handlers are still running."""
         return any(handler.busy is not None for handler in self.handlers.values())
 
     def end(self, error: BaseException | None, told: Iterable[Any]) -> None:
-        """End the wait of all that wait: nothing more will come.
+        """End all listeners and fail all operations that wait.
 
-        :param told: messages that nobody has taken.
+        :param error: reason why the consumer has ended; ``None`` after a stop.
+        :param told: messages that were not taken.
         """
         self._asked.extend(message for message in told if isinstance(message, Asked))
         for listener, _ in self.listeners:
@@ -327,14 +328,17 @@ class Consumption:
     def add_listener(
         self, interest: Interest, make: Callable[[str], BufferedListener]
     ) -> Operation[tuple[Any, Subscription]]:
-        """Subscribe for a listener and hand it what is read from now on."""
+        """Subscribe for a listener, which gets events that are read from now on.
+
+        :param make: makes the listener of a subscription id.
+        """
         found = yield from self._assert_subscription(interest)
         listener = make(found.subscription_id)
         self.listeners.append((listener, interest))
         return listener, found
 
     def unsubscribe(self, subscription_id: str) -> Operation[bool]:
-        """Remove a subscription with its handlers and listeners."""
+        """Remove a subscription with its handlers and listeners; return whether it existed."""
         removed = yield from self.events.unsubscribe([subscription_id])
         for name in [name for name, one in self.handlers.items() if one.subscription_id == subscription_id]:
             handler = self.handlers.pop(name)
@@ -358,7 +362,7 @@ class Consumption:
     # Reading
 
     def _read(self) -> Operation[bool]:
-        """Read a page and hand it out; return whether there was one."""
+        """Read a page and queue its deliveries for handlers and listeners; return whether there was a page."""
         page = yield from self.events.read(self.group_id, cursor=self._cursor, limit=self.rules.page)
         if page.next_cursor is None:
             return False
@@ -379,13 +383,13 @@ class Consumption:
                 checkpoint.unfinished += 1
                 handler.queue.append(Assignment(handler, delivery, checkpoint))
             if name is not None and not takers:
-                _log.error("group %s: a retry for handler %r has no handler of that name", self.group_id, name)
-                reason = "no handler of this name was there for its retry"
+                _log.error("group %s: no handler is named %r, so its retry becomes dead letters", self.group_id, name)
+                reason = "the consumer had no handler of this name when the retry came"
                 yield from self._fail(delivery, handler=name, reason=reason)
         return True
 
     def _sort(self, items: Sequence[PageItem]) -> Operation[list[tuple[Delivery, str | None]]]:
-        """Return what each subscription gets of a page: for all of its handlers, or a retry for the one named."""
+        """Return the deliveries of a page, each with the name of its handler if it is a retry, else ``None``."""
         ordinary: dict[str, list[Event]] = {}
         retries: list[tuple[Delivery, str | None]] = []
         for item in items:
@@ -394,7 +398,7 @@ class Consumption:
                 if retry is None:
                     ordinary.setdefault(subscription_id, []).append(item.event)
                     continue
-                # A client written for PGMB keeps ids only.
+                # A retry of a client written for PGMB holds ids only.
                 events = retry.events or (yield from self.events.find(retry.event_ids))
                 if not events:
                     self._note_lost(retry.event_ids, handler=retry.handler, what="copy")
@@ -416,7 +420,7 @@ class Consumption:
                 yield Begin(work=self._attempt(assignment), token=assignment)
 
     def _settle(self) -> Operation[None]:
-        """Do what the ends of attempts call for, and store how far all of them have come."""
+        """Conclude the attempts that have ended, and store the cursor up to the first unfinished page."""
         while self._ended:
             ended = self._ended[0]
             if not ended.token.checkpoint.void:
@@ -429,7 +433,7 @@ class Consumption:
     def _conclude(self, assignment: Assignment, ended: Ended) -> Operation[None]:
         handler = assignment.handler
         if ended.error is not None:
-            # Cutting it into parts has failed, so the whole of it has.
+            # The splitter has failed, so the whole delivery has.
             outcome = Outcome(failures=(Failure(delivery=assignment.delivery, error=ended.error),))
         else:
             outcome = ended.result
@@ -457,21 +461,21 @@ class Consumption:
             return
         assignment.checkpoint.unfinished -= 1
         if left:
-            # Removed while it worked: nobody would take it up again.
+            # The handler was removed while it was running: nothing retries these events.
             self._note_lost([event.id for one in left for event in one.events], handler=handler.name, what="handler")
 
     def _fail(self, delivery: Delivery, *, handler: str, reason: str) -> Operation[None]:
-        """Make dead letters, and say which events have left none."""
+        """Make dead letters of a delivery, and log the events of which none was kept."""
         ids = sorted({event.id for event in delivery.events})
         kept = yield from self.events.fail(delivery, handler=handler, reason=reason)
         if kept < len(ids):
             self._note_lost(ids, handler=handler, what="dead letter", kept=kept)
 
     def _note_lost(self, event_ids: Sequence[str], *, handler: str, what: str, kept: int = 0) -> None:
-        """Say that events are gone: retired by an override of retention, or without a subscription."""
+        """Log events that are lost, since an override of retention or the removal of their subscription took them."""
         _log.error(
-            "group %s: handler %r does not get %d of %d events again, as there is no %s for them: they are no longer "
-            "stored, or their subscription is gone; events %s",
+            "group %s: handler %r does not get %d of %d events again: there is no %s for them, as they are no longer "
+            "stored or their subscription or handler was removed; events %s",
             *(self.group_id, handler, len(event_ids) - kept, len(event_ids), what, _named(event_ids)),
         )
 
@@ -482,7 +486,7 @@ def _named(event_ids: Sequence[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    # Half a character is no text to PostgreSQL.
+    # PostgreSQL stores neither NUL nor half a character.
     return reason_of(error).replace("\0", " ")[:MAX_REASON_CHARACTERS].encode(errors="replace").decode()
 
 

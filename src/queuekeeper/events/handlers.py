@@ -1,4 +1,4 @@
-"""Handlers, listeners and their progress: which handler works on which event, and how far the cursor may move."""
+"""Handlers and listeners of a consumer, and the progress of handlers, which decides where the cursor may stand."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ from queuekeeper.service import handlers as service
 from queuekeeper.text_form import shows
 
 Work: TypeAlias = Callable[[Delivery], Any]
-"""Works on a delivery; a coroutine function for asyncio. When it returns, its events are done; when it raises, not."""
+"""Function, for asyncio a coroutine function, that works on a delivery. It fails by raising an exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRules:
-    """What becomes of a delivery that a handler has failed on.
+    """Rules for a delivery on which a handler has failed.
 
-    :param retries_s: seconds before each retry, during which others and later events go on; after the last failure the
-        events become dead letters. None: the order is kept, and a delivery comes again until the handler has done it.
-    :param dead_on: exceptions that no retry will cure: the events become dead letters at once, in order or not.
-    :param time_limit_ms: time that a handler may take for a delivery; then it has failed with
-        :class:`~queuekeeper.errors.TimeLimitExceeded`. None for no limit. A thread is stopped when it is in Python
-        code, not in a query or a sleep.
+    :param retries_s: seconds before each retry; later events do not wait for a retry, and after the last failure the
+        events become dead letters. With ``None``, the default, the order is kept: later events wait, and the delivery
+        comes again until it is done.
+    :param dead_on: exceptions that no retry will cure, by default :class:`~queuekeeper.errors.Rejected`: the events
+        become dead letters at once, also where the order is kept.
+    :param time_limit_ms: time in ms that a handler may take for a delivery; then it has failed with
+        :class:`~queuekeeper.errors.TimeLimitExceeded`. ``None``, the default, sets no limit. In a thread the error is
+        raised once the handler runs Python code rather than a query or a sleep.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -64,9 +66,10 @@ class RetryRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(service.Handler[Delivery]):
-    """What works on a group's events, with the rules for its failures; it can be called as what it holds.
+    """A function with the rules for its failures; it can be called like the function.
 
-    :param work: a function, or an object that can be called; for asyncio it returns an awaitable.
+    :param work: a function or another callable; for asyncio it returns an awaitable.
+    :param rules: rules for its failures; defaults when absent.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -85,10 +88,10 @@ handler = service.with_rules(RetryRules, _made, example="retries_s=(1, 10, 60), 
 
 
 class Middleware(service.Middleware[Delivery]):
-    """Looks on while deliveries are worked on, or wraps the work; called in the thread or task of the handler.
+    """Observes or wraps attempts; its methods are called in the thread or task of the handler.
 
-    What ``before``, ``after`` and ``error`` raise is logged and changes nothing. Each part of a delivery that is split
-    is a delivery here.
+    Exceptions of ``before``, ``after`` and ``error`` are logged and have no other effect. If a handler splits
+    deliveries, its middleware gets each part.
     """
 
 
@@ -96,9 +99,9 @@ class Middleware(service.Middleware[Delivery]):
 class Checkpoint:
     """A page that was read.
 
-    :param next_cursor: where the cursor may stand once it is finished.
-    :param unfinished: deliveries of the page on which handlers have still to work.
-    :param void: it is no business of ours any more: the group may have got another reader meanwhile.
+    :param next_cursor: cursor to store when the page is finished.
+    :param unfinished: number of its deliveries that handlers have not finished.
+    :param void: whether the connection that read the page was lost, so that another consumer may have read it.
     """
 
     next_cursor: str
@@ -107,9 +110,9 @@ class Checkpoint:
 
 
 class ReadAhead:
-    """Pages read and not yet stored as read.
+    """Pages that were read and have not been passed by the stored cursor.
 
-    :param limit: how many there may be.
+    :param limit: largest number of pages.
     """
 
     def __init__(self, limit: int) -> None:
@@ -125,19 +128,19 @@ class ReadAhead:
         return len(self._checkpoints) >= self._limit
 
     def add(self, next_cursor: str) -> Checkpoint:
-        """Record a page; each handler that works on it counts itself in first."""
+        """Add a page; the caller then counts its deliveries as ``unfinished``."""
         self._checkpoints.append(Checkpoint(next_cursor))
         return self._checkpoints[-1]
 
     def take_finished(self) -> str | None:
-        """Forget the pages that are finished up to the first that is not; return the cursor to store, if any."""
+        """Remove the finished pages before the first unfinished one; return the cursor to store, if any."""
         cursor = None
         while self._checkpoints and not self._checkpoints[0].unfinished:
             cursor = self._checkpoints.popleft().next_cursor
         return cursor
 
     def abandon(self) -> None:
-        """Forget all pages, and have those who work on them know."""
+        """Remove all pages, and mark them as void."""
         for checkpoint in self._checkpoints:
             checkpoint.void = True
         self._checkpoints.clear()
@@ -145,7 +148,7 @@ class ReadAhead:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A delivery that a handler has failed on."""
+    """A delivery on which a handler has failed, and the error."""
 
     delivery: Delivery
     error: BaseException
@@ -153,10 +156,10 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How an attempt went.
+    """Result of an attempt.
 
-    :param failures: what failed.
-    :param left: what was not begun, since the order is kept.
+    :param failures: parts of the delivery that failed.
+    :param left: parts that were not begun after a failure, since the order is kept.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -167,7 +170,8 @@ class Outcome:
 class Assignment:
     """A delivery that waits for its handler.
 
-    :param parts: what is left of it after a failure; none before the first attempt.
+    :param checkpoint: page of the delivery.
+    :param parts: parts that remain after a failure; ``None`` before the delivery has been split.
     """
 
     handler: ReliableHandler
@@ -176,7 +180,7 @@ class Assignment:
     parts: tuple[Delivery, ...] | None = None
 
     def attempt(self) -> Operation[Outcome]:
-        """Work on it: each step is a delivery for the handler."""
+        """Work on the delivery: each step is a part for the handler."""
         handler = self.handler
         parts = self.parts
         if parts is None:
@@ -194,10 +198,12 @@ class Assignment:
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class ReliableHandler:
-    """A receiver that gets every event of a subscription at least once, one delivery after the other.
+    """A handler that gets every event of a subscription at least once, one delivery after the other.
 
-    :param name: by which a retry finds it; unique in its consumer.
-    :param split: cuts a delivery into parts that are retried by themselves.
+    :param name: name by which a retry finds the handler; unique in its consumer.
+    :param split: cuts a delivery into parts that are retried separately.
+    :param busy: assignment on which it is working.
+    :param resume_at_s: time before which it begins nothing, after a failure.
     """
 
     work: Work
@@ -214,7 +220,7 @@ class ReliableHandler:
         check_text("name of the handler", self.name, most_characters=255, filled=True)
 
     def next_assignment(self, now_s: float) -> Assignment | None:
-        """Return what it may begin now, and count it busy with it."""
+        """Return the assignment to begin now, if any, and mark the handler as busy."""
         if self.busy is None and self.queue and now_s >= self.resume_at_s:
             self.busy = self.queue.popleft()
             return self.busy
@@ -223,12 +229,12 @@ class ReliableHandler:
     def put_back(
         self, assignment: Assignment, failures: Sequence[Failure], left: Sequence[Delivery], *, now_s: float
     ) -> None:
-        """Put what is left of a delivery back to the head of the queue; after a failure, it waits there."""
+        """Put the rest of a delivery back to the head of the queue, and pause the handler after a failure."""
         again = tuple(replace(one.delivery, attempt=one.delivery.attempt + 1) for one in failures)
         if again:
             self.resume_at_s = now_s + HANDLER_BACKOFF.after(again[0].attempt - 2)
         if assignment.parts is None and again and again[0].events == assignment.delivery.events:
-            # Not cut into parts, or cutting it has failed: it is cut the next time.
+            # The delivery was not split, or the splitter has failed: split it at the next attempt.
             assignment.delivery = again[0]
         else:
             assignment.parts = again + tuple(left)
@@ -236,7 +242,7 @@ class ReliableHandler:
 
 
 class _Attempt(service.BlockingCalls[Delivery]):
-    """Puts the steps of an attempt to the handler's function."""
+    """Makes an attempt in a thread."""
 
     def __init__(self, assignment: Assignment, middleware: Sequence[Middleware]) -> None:
         super().__init__(assignment.handler.work, assignment.handler.rules, middleware=middleware)
@@ -246,7 +252,7 @@ class _Attempt(service.BlockingCalls[Delivery]):
 
 
 class _AsyncAttempt(service.AsyncCalls[Delivery]):
-    """The same in the event loop."""
+    """Makes an attempt in the event loop."""
 
     def __init__(self, assignment: Assignment, middleware: Sequence[Middleware]) -> None:
         super().__init__(assignment.handler.work, assignment.handler.rules, middleware=middleware)
@@ -256,21 +262,21 @@ class _AsyncAttempt(service.AsyncCalls[Delivery]):
 
 
 def blocking_attempt(assignment: Assignment, middleware: Sequence[Middleware] = ()) -> Callable[[], Outcome]:
-    """Return the function that makes an attempt in the thread that calls it."""
+    """Return a function that makes an attempt in the thread that calls it."""
     return _Attempt(assignment, middleware).run
 
 
 def awaited_attempt(assignment: Assignment, middleware: Sequence[Middleware] = ()) -> Callable[[], Awaitable[Outcome]]:
-    """Return the coroutine function that makes an attempt."""
+    """Return a coroutine function that makes an attempt."""
     return _AsyncAttempt(assignment, middleware).run
 
 
 class BufferedListener:
-    """Deliveries that wait for a reader without acknowledgements; ``ring`` wakes the reader.
+    """Deliveries that wait for the reader of a listener; ``_ring`` wakes the reader.
 
-    :param subscription_id: whose events these are.
-    :param limit: events that may wait.
-    :param forget: called with the listener when it is closed.
+    :param subscription_id: id of the subscription whose events it gets.
+    :param limit: largest number of events that may wait.
+    :param forget: called with the listener when it is closed or its reader is too slow.
     """
 
     def __init__(self, subscription_id: str, *, limit: int, forget: Callable[[Any], None]) -> None:
@@ -284,18 +290,18 @@ class BufferedListener:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes any more, and all that came was read."""
+        """Whether the listener has ended and all its deliveries were read."""
         return self._ended and not self._waiting
 
     def put(self, delivery: Delivery) -> None:
-        """Add deliveries that the consumer has read; a reader that is too slow gets an error after its last one."""
+        """Add a delivery; if the reader is too slow, end with an error that it gets after the deliveries that wait."""
         if self._ended:
             return
         if self._waiting_events + len(delivery.events) > self._limit and self._waiting:
             self.end(
                 FellBehind(
                     f"the reader of subscription {self.subscription_id} is too slow: {self._waiting_events:,} events "
-                    "wait for it; open another listener and go on from the last event by a replay"
+                    "wait for it; open another listener, and replay the events after the last one that was read"
                 ).about(subscription_id=self.subscription_id)
             )
             self._forget(self)
@@ -305,7 +311,10 @@ class BufferedListener:
         self._ring()
 
     def end(self, error: Exception | None = None) -> None:
-        """Say that nothing comes any more."""
+        """End the listener: it gets no more deliveries.
+
+        :param error: raised for the reader after the deliveries that wait.
+        """
         if not self._ended:
             self._ended, self._error = True, error
             self._ring()
@@ -350,8 +359,9 @@ class Listener(BufferedListener, Closing):
         self._changed.notify_all()
 
     def get(self, *, timeout_s: float | None = None) -> Delivery | None:
-        """Return the next delivery; none when time is up or the listener has ended.
+        """Return the next delivery; ``None`` after the time-out, or when the listener has ended.
 
+        :param timeout_s: longest time to wait in seconds; ``None``, the default, sets no limit.
         :raises FellBehind: when the reader was too slow.
         """
         with self._changed:
