@@ -124,7 +124,7 @@ async def test_lock_that_somebody_holds_is_no_condition_s_fault(
     with postgres.connect(world.url) as holder:
         holder.execute(f"LOCK TABLE pgmb.{table} IN ACCESS EXCLUSIVE MODE")
         running = asyncio.create_task(world.run(service))
-        await until(lambda: caplog.text.count("no condition is to blame") >= 2, what="two searches")
+        await until(lambda: caplog.text.count("no condition is quarantined") >= 2, what="two searches")
     await until(lambda: dispatched(world) >= 1, what="the event, once the lock is free")
     service.stop()
     report = await running

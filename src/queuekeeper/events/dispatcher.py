@@ -1,6 +1,6 @@
-"""The service that dispatches: polls when something was published, and keeps one slow condition from stopping all.
+"""The dispatcher: it polls when events were published, and quarantines slow conditions, which would delay all others.
 
-Several may run; one polls at a time, and the others step in when it is gone.
+Several dispatchers may run: one polls at a time, and another takes over when it ends.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from queuekeeper.service.steps import Stop, Wait
 from queuekeeper.text_form import shows
 
 LONGEST_POLL_S = 86_400.0
-"""Most time that a poll ever gets."""
+"""Longest time limit of a poll in seconds: a day."""
 
 LOCK_SHARE = 4
-"""Part of a condition's time that waiting for a lock may take: who waits so long is not slow, but held up."""
+"""A condition may wait for locks for its time limit divided by this; a longer wait does not count as slow."""
 
 BUSY_MATCHES = 500
-"""Matches of a poll after which a dispatcher pauses for longest."""
+"""Matches of a poll from which on the pause is ``busy_pause_s``."""
 
 PLAIN_CONDITION = "TRUE"
-"""Condition that costs nothing."""
+"""Condition that takes no time; if it is slow too, the server is slow."""
 
 STANDBY_PAUSE_S = 1.0
-"""Longest pause of a dispatcher while another one works."""
+"""Longest pause in seconds while another dispatcher polls."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,15 +44,17 @@ _log = logging.getLogger(__name__)
 class DispatchRules:
     """How a dispatcher works.
 
-    :param poll_interval_s: seconds after which to poll even without a notification, up to 86,400; what is due is
-        noticed by then.
-    :param pause_s: least time between two polls: what is published meanwhile is dispatched at once, as one chunk.
-    :param busy_pause_s: what that time grows to, the more a poll finds: a poll, and what each consumer does after it,
-        costs about as much for ten events as for hundreds. Never shorter than ``pause_s``.
+    :param poll_interval_s: seconds after which to poll without a notification, up to 86,400. A scheduled event can be
+        late by this time.
+    :param pause_s: least seconds between two polls, 0.01 by default; events that are published meanwhile are dispatched
+        together.
+    :param busy_pause_s: least seconds between two polls after a poll with 500 matches or more, 0.04 by default. With
+        fewer matches the pause is between ``pause_s`` and this. A poll, and the reads after it, cost about as much for
+        ten events as for hundreds. A value below ``pause_s`` has no effect.
     :param statement_timeout_s: seconds after which the server cancels a poll; then conditions are tried one by one.
-    :param condition_timeout_s: seconds that one condition may take for the newest events when it is tried alone, after
-        a poll that took too long; at most ``statement_timeout_s``. A subscription is stored only when that takes a
-        second at most, so less than one second finds conditions slow that ``subscribe`` has let in.
+    :param condition_timeout_s: seconds that one condition may take for the newest events, when it is tried alone after
+        a poll that took too long; at most ``statement_timeout_s``. ``subscribe`` accepts conditions that take up to a
+        second, so a shorter time quarantines some that it has accepted.
     :raises UsageError: when a number is out of range.
     """
 
@@ -73,17 +75,17 @@ class DispatchRules:
             )
 
     def pause_after(self, matches: int) -> float:
-        """Return the pause after a poll that made so many matches."""
+        """Return the pause in seconds after a poll with this number of matches."""
         return self.pause_s + max(0.0, self.busy_pause_s - self.pause_s) * min(1.0, matches / BUSY_MATCHES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DispatchReport:
-    """What a dispatcher has done.
+    """Result of a dispatcher.
 
-    :param polls: polls that ended well.
-    :param matches: events times the subscriptions that got them.
-    :param quarantined: subscriptions put in quarantine for a slow condition.
+    :param polls: number of polls that succeeded.
+    :param matches: number of matches; each is one event for one subscription.
+    :param quarantined: ids of the subscriptions that it put into quarantine, for a condition that is slow or fails.
     """
 
     polls: int
@@ -92,12 +94,12 @@ class DispatchReport:
 
 
 class Dispatching:
-    """What a dispatcher does, as an operation.
+    """The work of a dispatcher, as an operation.
 
-    :cvar late: whether work is at it that has had its time; it starts none.
-    :param once: dispatch what is there, then end.
-    :param began: called when it serves.
-    :param now_s: a clock that never goes back.
+    :cvar late: whether work still runs after a stop; always false, since a dispatcher begins no work.
+    :param once: whether to dispatch the events that are stored, then end.
+    :param began: called when the dispatcher serves.
+    :param now_s: monotonic clock in seconds.
     """
 
     late = False
@@ -119,8 +121,9 @@ class Dispatching:
     def run(self) -> Operation[DispatchReport]:
         """Dispatch until told to stop.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
-        :raises TransientRefusal: when a server that is reached cannot do it and ``once`` is set; else it is waited for.
+        :raises ServerUnavailable: when the server cannot be reached at the start, or with ``once``; otherwise the
+            dispatcher waits for it.
+        :raises TransientRefusal: with ``once``, when the server refuses; otherwise the dispatcher tries again.
         """
         recovery = Recovery("dispatcher", now_s=self._now_s)
         while not self._stops:
@@ -146,11 +149,11 @@ class Dispatching:
             elif self._once:
                 return
             elif (yield from self._wait(self._rules.poll_interval_s)):
-                # What is published during the pause is dispatched in one go.
+                # Events that are published during the pause are dispatched together.
                 yield from self._rest(self._rules.pause_s)
 
     def _poll(self) -> Operation[float | None]:
-        """Dispatch one chunk; return the pause before the next, none when there is nothing more to dispatch."""
+        """Dispatch one chunk; return the pause before the next, ``None`` when there is nothing to dispatch."""
         pause_s = 0.0 if self._once else self._rules.pause_s
         try:
             matches = yield from self.events.poll()
@@ -167,32 +170,32 @@ class Dispatching:
             return 0.0 if self._once else self._rules.pause_after(matches)
         if not (yield Query(name="window_is_open"))[0][0]:
             return None
-        # A poll that leaves a part of its window says so; this one has not, so another dispatcher is at it.
+        # This poll found nothing in an open window, so another dispatcher is polling.
         before = self._polled_at
         self._polled_at = (yield Query(name="last_poll"))[0][0]
         return min(self._rules.poll_interval_s, STANDBY_PAUSE_S) if self._polled_at == before else pause_s
 
     def _find_slow_conditions(self) -> Operation[None]:
-        """Try conditions one by one; what takes too long or fails is evaluated no more."""
+        """Try conditions one by one, and quarantine those that take too long or fail."""
         yield from self._limit(self._rules.condition_timeout_s)
         yield from self._limit_lock_waits(self._rules.condition_timeout_s / LOCK_SHARE)
         before = len(self._quarantined)
         try:
             yield from self._try_conditions()
         except (StatementTimeout, LockTimeout) as error:
-            _log.warning("dispatcher: no condition is to blame, as the server itself is held up: %s", error)
+            _log.warning("dispatcher: no condition is quarantined, as the server is slow or a lock is held: %s", error)
         yield from self._limit_lock_waits(None)
         if len(self._quarantined) == before:
-            # All together are slow, or the server is: dispatching late is better than not at all.
+            # The server is slow, or all conditions together: late events are better than none.
             self._timeout_s = min(LONGEST_POLL_S, 2 * self._timeout_s)
-            _log.warning("dispatcher: no single condition is slow; polls have %.1f s now", self._timeout_s)
+            _log.warning("dispatcher: no single condition is slow; a poll may now take %.1f s", self._timeout_s)
         yield from self._limit(self._timeout_s)
 
     def _try_conditions(self) -> Operation[None]:
-        """Put conditions into quarantine that are slow or fail while one that costs nothing does not.
+        """Quarantine conditions that are slow or fail while :data:`PLAIN_CONDITION` does neither.
 
-        :raises StatementTimeout: when that one is slow too.
-        :raises LockTimeout: when somebody holds a lock.
+        :raises StatementTimeout: when :data:`PLAIN_CONDITION` is slow too.
+        :raises LockTimeout: when another session holds a lock.
         """
         yield from self._try_plain_condition()
         for condition in (yield from self.events.conditions()):
@@ -201,12 +204,12 @@ class Dispatching:
             reason = yield from self._reason_against(condition)
             if reason is None:
                 continue
-            # The lock or the load may have come while it was tried.
+            # A lock or load may have come during the trial.
             yield from self._try_plain_condition()
             quarantined = yield from self.events.quarantine_condition(condition, reason=reason)
             self._quarantined += quarantined
             _log.error(
-                "dispatcher: condition %r is evaluated no more, for %d subscriptions: %s",
+                "dispatcher: condition %r of %d subscriptions is in quarantine: %s",
                 *(condition, len(quarantined), reason),
             )
 
@@ -221,7 +224,7 @@ class Dispatching:
     def _try_plain_condition(self) -> Operation[None]:
         reason = yield from self._try(PLAIN_CONDITION)
         if reason is not None:
-            raise StatementTimeout(f"condition {PLAIN_CONDITION} does not do either: {reason}")
+            raise StatementTimeout(f"condition {PLAIN_CONDITION} fails too: {reason}")
 
     def _try(self, condition: str) -> Operation[str | None]:
         return (yield from self.events.check_condition(condition, max_duration_s=self._rules.condition_timeout_s))
@@ -239,7 +242,7 @@ class Dispatching:
         return bool(happened.notified)
 
     def _rest(self, pause_s: float) -> Operation[None]:
-        """Pause; what is notified meanwhile, hundreds of times a second perhaps, would wake it for nothing."""
+        """Pause until the time is over or a stop comes; notifications, perhaps hundreds per second, do not end it."""
         until_s = self._now_s() + pause_s
         yield from self._wait(0.0, notifiable=False)
         while not self._stops and (left_s := until_s - self._now_s()) > 0:
@@ -250,8 +253,9 @@ class Dispatching:
 class Dispatcher(EventService[DispatchReport]):
     """Dispatches in the thread that calls ``run``, which returns a :class:`DispatchReport`.
 
-    :param url: of the database.
-    :param once: dispatch what is there, then end.
+    :param url: URL of the database.
+    :param rules: how it works; defaults when absent.
+    :param once: whether to dispatch the events that are stored, then end; false by default.
     """
 
     @checked
@@ -266,9 +270,11 @@ class Dispatcher(EventService[DispatchReport]):
 
 @shows(server=lambda dispatcher: address_of(dispatcher._url))
 class AsyncDispatcher(AsyncEventService[DispatchReport]):
-    """The same for asyncio.
+    """:class:`Dispatcher` for asyncio.
 
-    :param url: of the database.
+    :param url: URL of the database.
+    :param rules: how it works; defaults when absent.
+    :param once: whether to dispatch the events that are stored, then end; false by default.
     """
 
     @checked

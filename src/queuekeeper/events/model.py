@@ -1,4 +1,4 @@
-"""What publishers, consumers and the dispatcher of the event broker pass to and fro."""
+"""Events, subscriptions, deliveries, rules and errors of the event broker."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MAX_TOPIC_CHARACTERS = 255
 MAX_GROUP_CHARACTERS = 48
 MAX_ID_CHARACTERS = 24
 MAX_EVENTS_PER_CALL = 10_000
-"""Most events that one call publishes with their ids as its answer; ``publish_many`` takes any number."""
+"""Largest number of events that ``publish`` takes; ``publish_many`` takes any number."""
 
 MAX_DELAY_MS = 10 * 365 * 86_400_000
 
 MAX_PAGE = 10_000
-"""Most events that one read answers."""
+"""Largest number of events that one read returns."""
 
 MAX_RETRIES = 100
 
 TOPIC_CONDITION = "s.params @> jsonb_build_object('topics',ARRAY[e.topic])"
-"""Condition of a subscription that names its topics: one text for all of them, so that an index finds the matches. It
-is the text that clients written for PGMB use."""
+"""Condition of all subscriptions by topic. It is one text for all topics, so that an index finds the matches, and the
+text that clients written for PGMB use."""
 
 RETRY_TOPIC = "pgmb-retry"
-"""Topic of the events that bring others again to one handler."""
+"""Topic of events that make one handler get other events again."""
 
 EVENT_PREFIX, SUBSCRIPTION_PREFIX = "pm", "su"
 _TIME_DIGITS = 13
@@ -38,23 +38,23 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FellBehind(RefusedError):
-    """The reader of a listener is too slow: its buffer is full, and what came after is not in it."""
+    """The reader of a listener is too slow: its buffer was full, and it got no later events."""
 
 
 class ResumeRefused(RefusedError):
-    """A stream cannot go on where its reader stopped."""
+    """A stream cannot continue where its reader stopped."""
 
 
 class TransientRefusal(RefusedError):
-    """The server could not do it just now, for want of room or because others were in the way; nothing was stored."""
+    """The server refused a statement for a reason that may pass, such as a deadlock; nothing was stored."""
 
 
 class StatementTimeout(TransientRefusal):
-    """The server ended a statement that took too long; nothing of it was stored."""
+    """The server ended a statement that took too long; nothing was stored."""
 
 
 class LockTimeout(TransientRefusal):
-    """The server ended a statement that waited too long for others; nothing of it was stored."""
+    """The server ended a statement that waited too long for a lock; nothing was stored."""
 
 
 @quick_init
@@ -62,8 +62,9 @@ class LockTimeout(TransientRefusal):
 class NewEvent:
     """An event to publish.
 
-    :param payload: anything that JSON knows.
-    :param metadata: likewise, or none.
+    :param topic: topic, up to 255 characters.
+    :param payload: value that JSON can hold.
+    :param metadata: value that JSON can hold; ``None``, the default, stores no metadata.
     :raises UsageError: when the topic is empty or longer than 255 characters.
     """
 
@@ -90,14 +91,14 @@ class Event:
 
     @property
     def published_at(self) -> datetime:
-        """When it was published, by the server's clock."""
+        """Instant of the publish, by the server's clock."""
         return instant_of(self.id)
 
 
 @quick_init
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageItem:
-    """An event that a group has to read, and its subscriptions that it is for."""
+    """An event that a group reads, and the group's subscriptions that get it."""
 
     event: Event
     subscription_ids: tuple[str, ...]
@@ -105,9 +106,9 @@ class PageItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """What a group reads next, in the order of dispatch.
+    """The events that a group reads next, in the order of dispatch.
 
-    :param next_cursor: where the next page begins; none when there was nothing to read, or another reader has the
+    :param next_cursor: cursor of the next page; ``None`` when there is nothing to read, or another connection owns the
         group.
     """
 
@@ -117,11 +118,12 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interest:
-    """What a consumer wants to hear of. Equal interests of a group share one subscription.
+    """The events that a consumer wants. Equal interests of a group share one subscription.
 
-    :param condition: SQL expression over an event ``e`` and the subscription ``s``.
-    :param params: what the condition finds in ``s.params``.
-    :param expires_after: life without a sign of its consumer; none for ever.
+    :param condition: SQL expression over an event ``e`` and the subscription ``s``; ``TRUE``, every event, by default.
+    :param params: names and values that the condition reads as ``s.params``.
+    :param expires_after: time without a sign of life of its consumers after which the subscription is removed;
+        ``None``, the default, means never.
     """
 
     condition: str = "TRUE"
@@ -134,13 +136,13 @@ class Interest:
             raise UsageError(f"params is a {type(self.params).__name__}: it must be an object, {{name: value}}")
         check_fields(self, "expires_after")
         if self.expires_after is not None and self.expires_after <= timedelta(0):
-            raise UsageError(f"expires_after is {self.expires_after}: it must be longer than nothing")
+            raise UsageError(f"expires_after is {self.expires_after}: it must be longer than 0")
 
     @classmethod
     def topics(cls, *topics: str, expires_after: timedelta | None = None) -> Interest:
-        """Return the interest in some topics.
+        """Return the interest in the events of some topics.
 
-        :raises UsageError: when none is named, or one cannot be a topic.
+        :raises UsageError: when no topic is given, or one is not valid.
         """
         if not topics:
             raise UsageError("no topic is named: name one or more, or take every event by Interest()")
@@ -152,11 +154,11 @@ class Interest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subscription:
-    """A subscription that stands.
+    """A subscription.
 
-    :param created_at: what was dispatched before did not reach it.
-    :param quarantined_at: since when nothing is dispatched to it, because its condition has failed; what it misses
-        comes when it is released.
+    :param created_at: instant of its creation; it gets no events that were dispatched before.
+    :param quarantined_at: instant from which on it gets no events, because its condition has failed; it gets them when
+        it is released. ``None`` when it is not in quarantine.
     """
 
     subscription_id: str
@@ -167,9 +169,12 @@ class Subscription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionView:
-    """A subscription as the broker knows it.
+    """A subscription with all that the broker stores about it.
 
-    :param quarantined_at: since when its condition is not evaluated, because it failed.
+    :param last_active_at: instant of the last sign of life of its consumers.
+    :param expires_after_s: time in seconds without a sign of life after which it is removed; ``None`` means never.
+    :param quarantined_at: instant from which on it gets no events, because its condition has failed; ``None`` when it
+        is not in quarantine.
     """
 
     subscription_id: str
@@ -185,10 +190,10 @@ class SubscriptionView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseReport:
-    """Result for a subscription that left quarantine.
+    """Result of the release of a subscription from quarantine.
 
-    :param redelivered: events that it gets now, having missed them.
-    :param failed_event_ids: those on which its condition still fails; it does not get them.
+    :param redelivered: number of missed events that it gets now.
+    :param failed_event_ids: ids of events that it does not get, since its condition fails on them.
     """
 
     redelivered: int
@@ -199,8 +204,8 @@ class ReleaseReport:
 class Delivery:
     """Events of one subscription that a handler gets at once, in the order of dispatch.
 
-    :param attempt: 1 at first, greater when they come again after a failure of this handler.
-    :param retry_id: id of the event that brought them again, if one did.
+    :param attempt: number of the attempt, from 1.
+    :param retry_id: id of the event that announced the retry, if this is a retry by such an event.
     """
 
     subscription_id: str
@@ -210,16 +215,17 @@ class Delivery:
 
 
 Splitter: TypeAlias = Callable[[Delivery], Iterable[Delivery]]
-"""Cuts a delivery into several."""
+"""Cuts a delivery into parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retry:
-    """What an event says that brings others again.
+    """Content of an event that makes a handler get other events again.
 
-    :param handler: for whom.
-    :param attempt: which attempt it will be, counted from 1.
-    :param events: copies; none when only their ids were kept.
+    :param handler: name of the handler.
+    :param attempt: number of the attempt that follows, from 1.
+    :param event_ids: ids of the other events.
+    :param events: copies of them; empty when only their ids were kept.
     """
 
     handler: str
@@ -230,7 +236,7 @@ class Retry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeadLetter:
-    """Copy of an event on which a handler gave up."""
+    """Copy of an event that a handler has given up, with the reason."""
 
     dead_letter_id: int
     event: Event
@@ -246,12 +252,13 @@ class DeadLetter:
 class ReadRules:
     """How a consumer reads.
 
-    :param page: events that one read answers at most.
-    :param pages_ahead: pages read and not yet finished at most; so far may the fast handlers be ahead of the slowest.
-    :param poll_interval_s: time after which the server is asked though it has notified nobody.
-    :param sign_of_life_s: how often subscriptions are marked as in use.
-    :param listener_events: events that wait for the reader of a listener at most.
-    :param grace_s: how long a stop waits for what was read to be finished.
+    :param page: largest number of events in one read, 1,000 by default, at most 10,000.
+    :param pages_ahead: largest number of pages that were read and are not finished, 10 by default; fast handlers can be
+        so far ahead of the slowest one.
+    :param poll_interval_s: seconds after which the consumer reads without a notification, 1 by default.
+    :param sign_of_life_s: seconds between two signs of life of its subscriptions, 60 by default.
+    :param listener_events: largest number of events that wait for the reader of a listener, 10,000 by default.
+    :param grace_s: seconds that a stop waits until handlers have finished what was read, 30 by default.
     :raises UsageError: when a number is out of range.
     """
 
@@ -269,9 +276,9 @@ class ReadRules:
 
 
 def retry_of(event: Event) -> Retry | None:
-    """Return what an event brings again; none for any other event, and for one that only claims to.
+    """Return the content of a retry event; ``None`` for any other event.
 
-    Anybody may publish under the topic of retries, so nothing in one is taken on trust.
+    Anybody may publish to the topic of retries, so every field is checked.
     """
     payload = event.payload
     if event.topic != RETRY_TOPIC or not isinstance(payload, dict):
@@ -303,7 +310,7 @@ def _is_text(value: Any, most: int) -> bool:
 def instant_of(event_id: str) -> datetime:
     """Return the instant in an event's or subscription's id.
 
-    :raises UsageError: when it is no such id.
+    :raises UsageError: when it is not such an id.
     """
     digits = event_id[2 : 2 + _TIME_DIGITS]
     prefix = event_id[:2]
@@ -321,13 +328,13 @@ _BACKSLASH = ord("\\")
 
 
 def json_of(name: str, value: Any) -> str:
-    """Return a value as JSON that PostgreSQL stores, which keeps all digits of a number.
+    """Return a value as JSON for PostgreSQL, with all digits of its integers.
 
-    :raises UsageError: when JSON does not know it, or it holds a zero character.
+    :raises UsageError: when JSON cannot hold it, or it holds a zero character.
     """
     text = json_bytes(name, value, wide_integers=True)
-    # Few values hold text that looks like the escape of a zero character, so few are looked through. Fewer still hold a
-    # backslash, and to look for one byte takes a tenth of the time.
+    # Search the value only if its JSON holds what looks like an escaped zero character. Most JSON holds no backslash,
+    # and a search for one byte takes a tenth of the time.
     if _BACKSLASH in text and b"\\u0000" in text and holds(value, _has_zero):
         raise UsageError(
             f"{name} holds a zero character (U+0000), which PostgreSQL does not store: remove it, or encode the text"
@@ -340,9 +347,9 @@ def _has_zero(value: Any) -> bool:
 
 
 def check_events(events: Any) -> None:
-    """Refuse what is no collection of events; each is checked by :func:`check_event` when its turn comes.
+    """Refuse a value that is not a collection of events; :func:`check_event` checks each event later.
 
-    :raises UsageError: naming what was given instead.
+    :raises UsageError: naming the value.
     """
     if type(events) in (list, tuple):
         return
@@ -355,10 +362,10 @@ def check_events(events: Any) -> None:
 
 
 def check_event(event: Any, number: int) -> None:
-    """Refuse what is no event.
+    """Refuse a value that is not an event.
 
-    :param number: of its place, from 1.
-    :raises UsageError: naming the place; not the value, which may be a payload.
+    :param number: its place in the call, from 1.
+    :raises UsageError: naming the place, but not the value, which may be a payload.
     """
     if not isinstance(event, NewEvent):
         raise UsageError(
@@ -367,10 +374,10 @@ def check_event(event: Any, number: int) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as an error names it: the beginning of a text, the type of anything else."""
+    """Return a value as errors show it: the beginning of a text, the type of any other value."""
     return repr(value[:40]) if isinstance(value, str) else "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def check_group(group_id: Any) -> None:
-    """Refuse what is not the id of a group."""
+    """Refuse a value that is not the id of a group."""
     check_text("group id", group_id, most_characters=MAX_GROUP_CHARACTERS, filled=True)
