@@ -25,6 +25,7 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -110,6 +111,7 @@ def test_every_page_of_a_first_day_says_what_to_do_next(empty: World) -> None:
         assert answer.status_code == 200, path
         assert "cannot be shown" not in answer.text, text_of(answer)
     assert "/queuekeeper/trigger/queue_quality" in empty.browser.get("/").text
+    assert "Nothing waits for you, and no run is at work." in text_of(empty.browser.get("/"))
     assert "/queuekeeper/trigger/session_migration" in empty.browser.get("/migration").text
     assert "queuekeeper partitions set" in empty.browser.get("/partitions").text
     assert "There are no entries yet" in empty.browser.get("/audit").text
@@ -126,6 +128,18 @@ def test_overview_shows_stores_verdict_lengths_and_memory_against_its_limit(serv
     assert "and the limit" in shown
     assert answer.text.count("<svg") == 6
     assert report_samples.PLAN_ID in shown
+
+
+def test_overview_names_what_waits_for_a_person_and_leads_there(servers: World) -> None:
+    with postgres.connect(servers.stores._postgres_url(), autocommit=True) as connection:
+        run = MaintenanceRuns(connection).save_plan(kind="fanout_repair", parameters={}, plan={})
+    try:
+        answer = servers.browser.get("/", page=True)
+        assert f"! fanout_repair {run.maintenance_run_id} waits for an approval, planned" in text_of(answer)
+        assert f'href="/queuekeeper/runs/fanout_repair/{run.maintenance_run_id}"' in answer.text
+    finally:
+        with postgres.connect(servers.stores._postgres_url(), autocommit=True) as connection:
+            connection.execute("DELETE FROM queuekeeper.maintenance_runs")
 
 
 @pytest.mark.parametrize("down", ["PostgreSQL", "Redis"])

@@ -1,4 +1,4 @@
-"""Shows the first page: health of the stores, queue lengths, lag, forecast of memory, and current runs."""
+"""Shows the first page: what waits for a person, health of the stores, queue lengths, lag, forecast of memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fastapi.responses import Response
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, together
 from queuekeeper.airflow.run_index import forms_url
+from queuekeeper.attention import find_matters
 from queuekeeper.migration.ledger.status import PlanLine, list_plans
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.quality.judge.store import QualityStore, Verdict
@@ -56,8 +57,9 @@ def routes(site: Site, stores: Stores) -> APIRouter:
     @router.get("/")
     def overview() -> Response:
         # Wait once for a store that hangs, not once for each part of the page.
-        latest, waiting, postgres, redis, plans = together(
+        latest, matters, waiting, postgres, redis, plans = together(
             lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
+            lambda: stores.from_postgres(lambda connection: find_matters(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(_waiting),
             lambda: stores.from_postgres(_postgres_facts),
             lambda: stores.from_redis(_redis_facts),
@@ -70,6 +72,7 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             postgres=postgres,
             redis=redis,
             latest=latest,
+            matters=matters,
             report=report,
             verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
             depths=[] if report is None else [(STORES[each.store], _depth_charts(each)) for each in report.depths],
