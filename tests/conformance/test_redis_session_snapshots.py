@@ -227,7 +227,7 @@ def test_what_nobody_can_read_is_no_snapshot(source: RedisSessionStore, client: 
     else:
         client.zadd(session_keys("a", prefix="from:").messages, {"another": 1})
 
-    with pytest.raises(UnreadableRecord, match=r"^serial 1 of 'a' is no message that can be read: set it aside"):
+    with pytest.raises(UnreadableRecord, match=r"^the message with serial 1 of 'a' cannot be read: set it aside"):
         source.read_snapshot("a")
 
 

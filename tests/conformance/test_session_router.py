@@ -594,7 +594,7 @@ def test_store_that_goes_on_refusing_is_named(world: RouterWorld) -> None:
     [report] = store.save_messages([batch(b"b")])
     assert isinstance(report.error, NotOwner)
     epoch = world.owners.look_up([C])[C].epoch
-    assert f"belongs to Redis (epoch {epoch}), as PostgreSQL says, and was refused for 0.1 s" in str(report.error)
+    assert f"belongs to Redis (epoch {epoch}) according to PostgreSQL, but was refused for 0.1 s" in str(report.error)
     assert "let the migration's driver run again" in str(report.error)
 
 

@@ -345,7 +345,7 @@ def test_number_that_the_source_has_used_before_stores_nothing(valkey_url: str) 
             await writer.save("a", message(b"0"))
         for first_offset in (9, 10):
             async with SessionWriter(store, source="s", first_offset=first_offset) as writer:
-                with pytest.raises(RefusedError, match="source 's' had a batch for 'a' with number"):
+                with pytest.raises(RefusedError, match="source 's' has saved a batch for 'a' with number"):
                     await writer.save("a", message(b"1"))
         async with SessionWriter(store, source="s", first_offset=11) as writer:
             await writer.save("a", message(b"2"))

@@ -94,7 +94,7 @@ def test_message_is_described_and_its_content_goes_into_a_file_only_when_asked_f
     written = json.loads(path.read_bytes())
     assert (written["payload"], written["user_properties"]) == (SECRET.decode(), [["n", "secret-property"]])
     assert path.stat().st_mode & 0o077 == 0
-    with pytest.raises(RefusedError, match="exists: name another file, or say that it may be replaced"):
+    with pytest.raises(RefusedError, match="exists: name another file, or allow replacing it"):
         run(PeekSessionOperator, packet_id=2, content_path=str(path))
     with pytest.raises(UsageError, match=r"^redis holds no message of 'meter-17' with packet id 9: it may have"):
         run(PeekSessionOperator, packet_id=9)
@@ -143,7 +143,7 @@ def test_session_moves_from_store_to_store_by_a_file(
     assert "secret" not in log
     with pytest.raises(MovedOn, match="exists"):
         run(ImportSessionOperator, path=path)
-    with pytest.raises(RefusedError, match="exists: name another file, or say that it may be replaced"):
+    with pytest.raises(RefusedError, match="exists: name another file, or allow replacing it"):
         run(ExportSessionOperator, path=path)
     assert run(ExportSessionOperator, path=path, replace="True")["messages"] == 3
 

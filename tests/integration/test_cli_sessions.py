@@ -213,13 +213,13 @@ def test_import_names_the_broken_line_and_stores_nothing(servers: Servers, tmp_p
     servers.store("redis").purge_session(C)
     command = ("import", C, "--store", store, *servers.options, "--input")
 
-    fails(*command, "-", given=exported + b"{}\n", code=2, words=f"line 3 is not one of an export of '{C}'")
-    fails(*command, "-", given=b"", code=2, words="there is no line: an export begins with the session's own")
+    fails(*command, "-", given=exported + b"{}\n", code=2, words=f"line 3 is not a line of an export of '{C}'")
+    fails(*command, "-", given=b"", code=2, words="there is no line: the first line of an export is the session")
     fails(*command, str(tmp_path / "absent"), code=2, words="absent cannot be read: No such file or directory")
     fails(*command, str(tmp_path), code=2, words="cannot be read: Is a directory")
     fails(
         "import", "other", "--store", store, *servers.options, "--input", "-",
-        given=exported, code=2, words="line 1 is not one of an export of 'other': it is the session of 'meter-17'",
+        given=exported, code=2, words="line 1 is not a line of an export of 'other': its client_id is 'meter-17'",
     )  # fmt: skip
     assert not servers.store(store).inspect(C).exists
 
@@ -229,7 +229,7 @@ def test_life_without_an_expiry_is_told_for_a_store_that_cannot_keep_the_instant
     exported = run("export", C, *servers.options).stdout_bytes
     command = ("import", C, "--store", "postgres", "--input", "-", *servers.options)
 
-    fails(*command, given=exported, code=2, words="use a store whose default_ttl_s is that of the store it comes from")
+    fails(*command, given=exported, code=2, words="import into a store with the default_ttl_s of the exporting store")
     assert as_json(*command, "--default-ttl-s", "1000", given=exported)["stored"] == 1
 
 

@@ -504,7 +504,9 @@ def test_import_of_an_expiry_that_the_columns_cannot_say_is_refused(database: Co
     store = PostgresSessionStore(database)
     store.purge_session("a")
 
-    with pytest.raises(UsageError, match=r"the message with serial 0 expires at \d+, and here it would at \d+"):
+    with pytest.raises(
+        UsageError, match=r"the message with serial 0 expires at \d+, but in this store it would expire at \d+"
+    ):
         store.import_session("a", lines)
     assert not store.inspect("a").exists
 

@@ -378,7 +378,7 @@ def test_message_that_the_vendors_tables_cannot_say_is_refused(
 ) -> None:
     give_to_redis(database, "a")
 
-    with pytest.raises(UsageError, match="serial 4 has no place in this store: subscription_ids"):
+    with pytest.raises(UsageError, match="serial 4 cannot be stored here: subscription_ids"):
         apply(store, snapshot(message(4, subscription_ids=(1,))))
 
     assert store.read_snapshot("a").messages == ()

@@ -157,7 +157,7 @@ class Consumption:
         return not self._look and not self.stopping
 
     def wake(self) -> None:
-        """Take note of a wake-up: there may be something to fetch."""
+        """Handle a wake-up: the next turn fetches."""
         self._look = True
         if not self.room:
             # Another consumer may have taken the queue, and the wake-up may be for it. A heartbeat finds that out.
@@ -182,7 +182,7 @@ class Consumption:
         return self.ready.popleft()
 
     def acknowledge(self, message: CompactedMessage, *, soon: bool) -> bool:
-        """Take note of an acknowledgement.
+        """Acknowledge a message with one of the next calls of the server.
 
         :param soon: send it with the next call; if false, wait until all ready messages are handed out.
         :returns: false when the message cannot be acknowledged any more.

@@ -121,13 +121,15 @@ def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int
             if message.packet_id in line_of:
                 raise ValueError(f"packet id {message.packet_id} is on line {line_of[message.packet_id]} too")
             if len(message.payload) > max_payload_bytes:
-                raise ValueError(f"payload has {len(message.payload)} bytes, and this store takes {max_payload_bytes}")
+                raise ValueError(
+                    f"payload has {len(message.payload)} bytes: this store takes at most {max_payload_bytes}"
+                )
         except ValueError as error:
-            raise UsageError(f"line {number} is not one of an export of {client_id!r}: {error}") from None
+            raise UsageError(f"line {number} is not a line of an export of {client_id!r}: {error}") from None
         line_of[message.packet_id] = number
         messages.append(message)
     if session is None:
-        raise UsageError("there is no line: an export begins with the session's own")
+        raise UsageError("there is no line: the first line of an export is the session")
     last_serial = session["last_serial"]
     if messages and (last_serial is None or last_serial < messages[-1].serial):
         last_serial = messages[-1].serial
@@ -152,7 +154,7 @@ def _session(fields: Any, *, client_id: str) -> dict[str, Any]:
     if session["format"] != FORMAT or type(session["format"]) is not int:
         raise ValueError(f"format is {session['format']!r}: this release reads format {FORMAT}")
     if session["client_id"] != client_id:
-        raise ValueError(f"it is the session of {session['client_id']!r}")
+        raise ValueError(f"its client_id is {session['client_id']!r}")
     _check("last_packet_id", session["last_packet_id"], 1, MAX_PACKET_ID, absent=True)
     _check("last_serial", session["last_serial"], 0, MAX_SERIAL, absent=True)
     if session["exported_from"] not in STORES:
@@ -169,7 +171,7 @@ def _message(fields: Any, *, client_id: str) -> PendingMessage:
     message = values["message"]
     if isinstance(message, dict) and not message.keys() <= wire.FIELDS:
         unknown = ", ".join(sorted(message.keys() - wire.FIELDS))
-        raise ValueError(f"message has members that TBMQ's has not: {unknown}")
+        raise ValueError(f"message has members that TBMQ does not know: {unknown}")
     return wire.pending_message(
         message,
         client_id=client_id,

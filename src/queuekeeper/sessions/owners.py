@@ -199,8 +199,9 @@ class OwnerOperations:
                 _, pid, application, seconds = next(row for row in rows if row[0] in left)
                 who = "a prepared transaction" if pid is None else f"process {pid} ({application or 'unnamed'})"
                 raise RefusedError(
-                    f"{who} has been in a transaction for {seconds} s that may write sessions without asking who owns "
-                    f"them; {len(left)} such were left after {limit_s:g} s: end it, then repeat the call"
+                    f"{who} has been in a transaction for {seconds} s, which may write sessions without a check of "
+                    f"their owner; {len(left)} such transactions are open after {limit_s:g} s: end them, then repeat "
+                    "the call"
                 )
             pause = Query(name="pause", parameters={"seconds": LOOK_EVERY_S})
             yield Step(begin=True, end=True, queries=(pause,))

@@ -233,7 +233,7 @@ class SessionQuarantine:
         """
         found = self.rows(quarantine_ids=[quarantine_id], status=None)
         if not found:
-            raise UsageError(f"no message {quarantine_id} was set aside: `queuekeeper sessions quarantine` lists them")
+            raise UsageError(f"no message {quarantine_id} was set aside: `queuekeeper sessions quarantine` lists all")
         return found[0]
 
     def mark_replayed(self, quarantine_id: int, *, serial: int | None, packet_id: int | None, person: str) -> None:
@@ -412,7 +412,7 @@ def _save(stores: Stores, row: Any, *, source: str, dry_run: bool) -> PutBack:
     if report.refused:
         if report.refused[0] is Refusal.EXPIRED:
             return PutBack(outcome=Outcome.EXPIRED)
-        return PutBack(outcome=Outcome.NOT_REPAIRED, words="its expiry interval says nothing")
+        return PutBack(outcome=Outcome.NOT_REPAIRED, words="its expiry interval is out of range")
     outcome = Outcome.UNCHANGED if report.replayed else Outcome.REPLAYED
     return PutBack(outcome=outcome, stored=True, serial=report.serials[0], packet_id=report.packet_ids[0])
 

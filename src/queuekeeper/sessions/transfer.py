@@ -100,7 +100,7 @@ def _draft(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
         if not target.is_file():
             raise UsageError(f"{path} is no file: name one to write to")
         if not replace:
-            raise RefusedError(f"{path} exists: name another file, or say that it may be replaced")
+            raise RefusedError(f"{path} exists: name another file, or allow replacing it")
     try:
         descriptor, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:

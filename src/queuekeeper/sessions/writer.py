@@ -233,13 +233,14 @@ class SessionWriter(AsyncClosing):
         error: QueuekeeperError | None = report.error
         if error is None and report.forgotten and repeated:
             error = RefusedError(
-                f"the batch for {report.client_id!r} has been stored, or one with a greater number: its reply was lost,"
-                " and the session has moved since, so that its packet ids are not known here; fetch the session"
+                f"the batch for {report.client_id!r}, or one with a greater number, is stored, but its reply was lost "
+                "and the session has moved since, so its packet ids are unknown here: fetch the session"
             )
         elif error is None and (report.forgotten or (report.replayed and not repeated)):
             error = RefusedError(
-                f"source {self._source!r} had a batch for {report.client_id!r} with number {batch.save.offset} or more"
-                " before: nothing was stored. Let one writer at a time use the name, with a greater first_offset"
+                f"source {self._source!r} has saved a batch for {report.client_id!r} with number {batch.save.offset} "
+                "or a greater one before: nothing was stored. Use each name in one writer at a time, with a greater "
+                "first_offset"
             )
         if error is not None:
             self._fail(batch, error)

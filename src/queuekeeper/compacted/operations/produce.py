@@ -54,15 +54,15 @@ class ProduceOperations(CommonOperations):
             if len(parts) > 1:
                 raise UsageError(
                     f"an append of {len(appends):,} entries is stored in parts, and some of them have an "
-                    f"expected_sequence, which has to hold for all: append up to {ENTRIES_PER_CALL} entries and "
-                    f"{BYTES_PER_CALL:,} bytes at once, or those with an expected_sequence by themselves"
+                    f"expected_sequence, which needs it stored whole: append up to {ENTRIES_PER_CALL} entries "
+                    f"and {BYTES_PER_CALL:,} bytes at once, or those with an expected_sequence by themselves"
                 )
         was_known = yield from self._note(client_id, "new")
         reports: list[AppendReport] = []
         for part, entries in enumerate(parts):
             # Each part is an append of its own to the script, which recognises a repeated part.
             name = "" if producer is None else f"{producer}\0{part}" if part else producer
-            # So is one that is another append under a number that was used before.
+            # The digest of its entries tells a repeated part from another one under the same number.
             numbered = "" if number is None else f"{number}:{digest_of(entries)}"
             call = scripts.append(
                 keys,

@@ -235,14 +235,14 @@ class CommonOperations:
         try:
             check_columns(message)
         except UsageError as error:
-            raise UsageError(f"the message with serial {message.serial} has no place in this store: {error}") from None
+            raise UsageError(f"the message with serial {message.serial} cannot be stored here: {error}") from None
         expires_at_ms = self._expires_at_ms(message.time_ms, signed(message.expiry_interval_s))
         told_ms = message.expires_at_ms
         if told_ms is not None and abs(told_ms - expires_at_ms) > _EXPIRY_SLACK_MS:
             raise UsageError(
-                f"the message with serial {message.serial} expires at {told_ms}, and here it would at "
-                f"{expires_at_ms}: TBMQ 1.x has no column for the instant; use a store whose default_ttl_s is that of "
-                "the store it comes from"
+                f"the message with serial {message.serial} expires at {told_ms}, but in this store it would expire at "
+                f"{expires_at_ms}: TBMQ 1.x has no column for this time; import into a store with the default_ttl_s of "
+                "the exporting store"
             )
 
     @staticmethod

@@ -215,7 +215,7 @@ class SaveOperations(PacketIdOperations):
         serial = session.last_serial
         if serial + len(save.messages) > MAX_SERIAL:
             raise RefusedError(
-                f"session {save.client_id!r} has serial {serial}: there is none after {MAX_SERIAL}; purge the session"
+                f"session {save.client_id!r} has serial {serial}: the greatest is {MAX_SERIAL}; purge the session"
             )
         first_serial = serial + 1
         in_use: set[int] = set()

@@ -101,7 +101,7 @@ class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
             queries=(self._hold([exported.client_id]), forget, Query(name="import_session", parameters=parameters))
         )
         if not rows:
-            raise MovedOn(f"session {exported.client_id!r} exists: purge it first, or import nothing")
+            raise MovedOn(f"session {exported.client_id!r} exists: purge it before the import")
         ((now_ms,),) = rows
         stored: list[Row] = []
         latest_ms = now_ms

@@ -333,7 +333,7 @@ def judge_record(
         fields, client_id=client_id, serial=serial, expires_at_ms=expires_at_ms, redelivery=redelivery
     )
     if message.packet_id != packet_id:
-        raise UnreadableError(f"packetId is {message.packet_id}, and its key names {packet_id}")
+        raise UnreadableError(f"packetId is {message.packet_id}, but its key names {packet_id}")
     return message
 
 

@@ -97,7 +97,7 @@ class LookOperations(CommonOperations):
             redelivery=serial <= state.delivered_serial,
         )
         if message is None:
-            raise RefusedError(f"packet id {packet_id} of {client_id!r} names a record that is no message of TBMQ's")
+            raise RefusedError(f"packet id {packet_id} of {client_id!r} names a record that is no message of TBMQ")
         return message
 
 

@@ -96,7 +96,7 @@ class OnlineOperations(CommonOperations):
         snapshot, unreadable = yield from self._read_snapshot(client_id, serials)
         if unreadable:
             raise UnreadableRecord(
-                f"serial {unreadable[0]} of {client_id!r} is no message that can be read: set it aside "
+                f"the message with serial {unreadable[0]} of {client_id!r} cannot be read: set it aside "
                 "(queuekeeper repair, quarantine_messages)"
             )
         return snapshot

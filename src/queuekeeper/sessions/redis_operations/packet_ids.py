@@ -135,7 +135,9 @@ class PacketIdOperations(RoomOperations):
                 free = yield from self._free_ids(keys, last, count)
             if len(free) < count:
                 raise no_free_packet_ids(keys.client_id, free=len(free), count=count)
-        raise RefusedError(f"other writers took the next packet ids first, {TRIES} times: save with fewer at once")
+        raise RefusedError(
+            f"other writers took the next packet ids first, {TRIES} times: let fewer writers save to the session"
+        )
 
     def _free_ids(self, keys: Keys, last: bytes, count: int) -> Steps[list[int]]:
         """Return the packet ids after the last one under which there is no record, with or without a reference.

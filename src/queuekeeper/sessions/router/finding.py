@@ -128,7 +128,7 @@ class FindingOperations:
         check_integer("owners", owners, 2 * SESSIONS_PER_PART, 10_000_000, "each takes about 400 bytes")
         if not patience_s >= 0 or not owner_age_s > 0:
             raise UsageError(
-                f"patience_s is {patience_s} and owner_age_s is {owner_age_s}: seconds, 0 or more, and more than 0"
+                f"patience_s is {patience_s} and owner_age_s is {owner_age_s}: they must be 0 or more, and more than 0"
             )
         rules = rules or StoreRules()
         self._known = KnownOwners(owners)
@@ -176,8 +176,8 @@ class FindingOperations:
                 self._known.put(client_id, Known(ownership, until_s))
             else:
                 failed[client_id] = RefusedError(
-                    f"session {client_id!r} belongs to {ownership.owner!r}, as PostgreSQL says, and this release does "
-                    "not know that store: use the release that moved it"
+                    f"session {client_id!r} belongs to {ownership.owner!r} according to PostgreSQL, and this release "
+                    "does not know that store: use the release that moved it"
                 )
         return owners
 
@@ -253,12 +253,12 @@ class FindingOperations:
     def _given_up(self, client_id: str, now: Ownership, error: QueuekeeperError) -> QueuekeeperError:
         if now.fenced_until_ms is not None or isinstance(error, SessionFenced):
             return SessionFenced(
-                f"session {client_id!r} is on its way to the other store, and was for {self._patience_s:g} s: repeat "
-                "the call in a moment"
+                f"session {client_id!r} is still on its way to the other store after {self._patience_s:g} s: "
+                "repeat the call in a moment"
             )
         epoch = "" if now.epoch is None else f" (epoch {now.epoch})"
         return type(error)(
-            f"session {client_id!r} belongs to {STORES[now.owner]}{epoch}, as PostgreSQL says, and was refused for "
-            f"{self._patience_s:g} s: {error}. Repeat the call; when that does not help, let the migration's driver "
-            "run again"
+            f"session {client_id!r} belongs to {STORES[now.owner]}{epoch} according to PostgreSQL, but was refused for "
+            f"{self._patience_s:g} s: {error}. Repeat the call; if that does not help, let the migration's driver run "
+            "again"
         )

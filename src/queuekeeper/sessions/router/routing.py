@@ -327,8 +327,8 @@ class RouterOperations(FindingOperations, FetchOperations):
         check_client_id(client_id)
         if len(client_id) > MAX_VENDOR_TEXT:
             raise UsageError(
-                f"client id has {len(client_id)} characters ({client_id[:20]!r}...): TBMQ 1.x has room for "
-                f"{MAX_VENDOR_TEXT}, so that no such session moves"
+                f"client id has {len(client_id)} characters ({client_id[:20]!r}...): TBMQ 1.x stores at "
+                f"most {MAX_VENDOR_TEXT}, so the session cannot move"
             )
         failed: dict[str, QueuekeeperError] = {}
         known = self._known.get(client_id)
