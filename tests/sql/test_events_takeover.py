@@ -354,7 +354,7 @@ def test_a_session_that_keeps_the_tables_is_named(
         ),
         (
             f"CREATE SCHEMA {SET_ASIDE}",
-            "there is a schema pgmb_original at .*: rename it, or drop it if it is of an earlier",
+            "there is a schema pgmb_original at .*: rename it, or drop it if an earlier takeover left it",
         ),
         ("UPDATE pgmb.config SET value = 'true' WHERE id = 'use_pg_cron'", "is at work; stop first: pg_cron's jobs"),
         (

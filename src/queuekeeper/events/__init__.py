@@ -1,4 +1,4 @@
-"""The SQL event broker of schema ``pgmb``."""
+"""The event broker in PostgreSQL, in schema ``pgmb``."""
 
 from lazy_loader import attach_stub
 

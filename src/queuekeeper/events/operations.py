@@ -1,6 +1,6 @@
-"""What is asked of schema ``pgmb``, as operations.
+"""The operations of the event broker, as steps with statements of ``sql/events/queries``.
 
-What an event is, which subscription it is for and what a cursor may pass is decided by the functions of ``sql/events``.
+The functions of ``sql/events`` decide which subscriptions get an event and which events a cursor may pass.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ from queuekeeper.portions import portions
 
 Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = list[Any]
-"""Each has the columns of a statement by their names; a single column is read by its place."""
+"""Rows with named columns; a row of one column is a plain tuple."""
 T = TypeVar("T")
 
 EVENTS_PER_STATEMENT = 1_000
-"""Rows of one publish statement: longer ones gain nothing, and hold up others."""
+"""Events of one publish statement: longer statements are not faster, and delay others."""
 
 TRIAL_S = 1.0
-"""A condition may take so long for the newest events: a subscription with one that takes longer is not stored."""
+"""Seconds that a condition may take for the newest events; a subscription with a slower one is not stored."""
 
 TRIALS = 3
-"""A condition takes too long when it does each of so many times: a server that has other work may be late once."""
+"""Trials of a condition, all of which must be slow: a busy server may be slow once."""
 
 TRIAL_TIMEOUT_S = 10.0
-"""Time that judging and trying a condition may take: the server ends what takes a second for several events, but
-cannot end by itself what takes for ever on one."""
+"""Seconds that checking and trying a condition may take. The trial stops after the event at which a condition has taken
+too long; only this limit ends one that takes for ever on a single event."""
 
 BYTES_PER_COPY = 16 * 2**20
-"""Bytes of events, as text, that are copied into one. PostgreSQL ends at 256 MiB of jsonb, in which a short number
-takes eight times its digits."""
+"""Bytes of events, as text, that are copied into one event. A jsonb value of PostgreSQL holds 256 MiB, and a short
+number takes eight times its digits in it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """One statement of ``sql/events/queries`` with its parameters; the answer is its rows, with their names."""
+    """Step: a statement of ``sql/events/queries`` with its parameters; the answer is its rows, with named columns."""
 
     name: str
     parameters: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -69,17 +69,17 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statements:
-    """Statements of one transaction; the answer is a list with the rows of each."""
+    """Step: statements in one transaction; the answer is a list with the rows of each."""
 
     queries: tuple[Query, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """A COPY into a table and a statement after it, in one transaction; the answer is the number of rows.
+    """Step: a COPY into a table and a statement, in one transaction; the answer is the number of copied rows.
 
     :param name: statement of ``sql/events/queries`` that copies from the client.
-    :param after: statement that follows.
+    :param after: statement after the COPY.
     """
 
     name: str
@@ -89,18 +89,18 @@ class Copy:
 
 @errors_name(group_id="group", subscription_id="subscription")
 class EventOperations:
-    """The broker's operations, one method each."""
+    """The operations of the event broker."""
 
     def publish(self, events: Sequence[NewEvent]) -> Operation[tuple[str, ...]]:
-        """Publish up to 10,000 events: all of them or none. Consumers that wait are woken.
+        """Publish up to 10,000 events, all or none, and wake the dispatcher.
 
         :returns: their ids, in order.
-        :raises UsageError: when they are too many, or one is not JSON.
+        :raises UsageError: when there are more, or JSON cannot hold one.
         """
         return (yield from self._publish("publish", events, {}))
 
     def send(self, subscription_id: str, events: Sequence[NewEvent]) -> Operation[tuple[str, ...]]:
-        """Publish events for one subscription alone, whatever its condition; otherwise as :meth:`publish`.
+        """Publish events for one subscription, whatever its condition; otherwise like :meth:`publish`.
 
         :raises RefusedError: when there is no such subscription.
         """
@@ -126,11 +126,11 @@ class EventOperations:
         return tuple(row[0] for rows in answers for row in rows)
 
     def publish_many(self, events: Iterable[NewEvent], *, subscription_id: str | None = None) -> Operation[int]:
-        """Publish any number of events by COPY, the fastest way: all of them or none.
+        """Publish any number of events by COPY, the fastest way, all or none.
 
-        :param events: read while they are sent, so they need not fit in memory.
-        :param subscription_id: for whom alone they are.
-        :returns: how many they were.
+        :param events: events, which are read while they are sent and need not fit in memory.
+        :param subscription_id: subscription that alone gets them; all that match when absent.
+        :returns: number of events.
         :raises RefusedError: when there is no such subscription.
         """
         check_events(events)
@@ -151,13 +151,14 @@ class EventOperations:
         delay_ms: int | None = None,
         subscription_id: str | None = None,
     ) -> Operation[str]:
-        """Publish an event later, however much later.
+        """Publish an event later.
 
-        :param due_at: when; an instant with a time zone.
-        :param delay_ms: in which time from now, by the server's clock; one of the two.
-        :param subscription_id: for whom alone it is.
-        :returns: its id.
-        :raises UsageError: when the instant has no time zone, or both say when the event is due, or none.
+        :param due_at: instant, with a time zone, at which the event is due.
+        :param delay_ms: time in ms from now until the event is due, by the server's clock, up to ten years; instead of
+            ``due_at``.
+        :param subscription_id: subscription that alone gets the event; all that match when absent.
+        :returns: id of the event.
+        :raises UsageError: when both or none of ``due_at`` and ``delay_ms`` are given, or the instant has no time zone.
         :raises RefusedError: when there is no such subscription.
         """
         if (due_at is None) is (delay_ms is None):
@@ -171,12 +172,14 @@ class EventOperations:
         return str(rows[0][0])
 
     def subscribe(self, group_id: str, interest: Interest) -> Operation[Subscription]:
-        """Make sure that a group has a subscription, and that it lives as long as any of its users want.
+        """Create a subscription of a group, unless the group has an equal one.
 
-        :returns: the subscription; one that is in quarantine stays there.
-        :raises UsageError: when the condition is none that may be stored.
-        :raises StatementTimeout: when trying it took longer than a second, two looks at each event and the quicker one
-            counting, or :data:`TRIAL_TIMEOUT_S` in all; nothing is stored, and it may be tried again.
+        It expires after the longest ``expires_after`` of its users.
+
+        :returns: the subscription; if it is in quarantine, it stays there.
+        :raises UsageError: when the condition is not allowed.
+        :raises StatementTimeout: when the condition took longer than a second for the newest events, in the quicker of
+            two trials, or than :data:`TRIAL_TIMEOUT_S` in all. Nothing was stored, and the call may be repeated.
         """
         check_group(group_id)
         queries = (
@@ -214,7 +217,7 @@ class EventOperations:
     def unsubscribe(self, subscription_ids: Sequence[str]) -> Operation[int]:
         """Remove subscriptions.
 
-        :returns: how many there were.
+        :returns: number of those that existed.
         """
         rows: Rows = yield Query(name="delete_subscriptions", parameters={"ids": list(subscription_ids)})
         return len(rows)
@@ -222,7 +225,7 @@ class EventOperations:
     def mark_active(self, subscription_ids: Sequence[str]) -> Operation[int]:
         """Note that subscriptions are in use, so that they do not expire.
 
-        :returns: how many of them there still are.
+        :returns: number of those that exist.
         """
         rows: Rows = yield Query(name="mark_subscriptions_active", parameters={"ids": list(subscription_ids)})
         return len(rows)
@@ -230,10 +233,11 @@ class EventOperations:
     def read(
         self, group_id: str, *, cursor: str | None = None, limit: int = 1_000, peek: bool = False
     ) -> Operation[Page]:
-        """Read what a group has to read next. The group is this connection's until it is released.
+        """Read the next events of a group. The connection then owns the group until it releases it.
 
-        :param cursor: where to begin; the group's stored cursor when absent.
-        :param peek: take no ownership, and look even though somebody else has it.
+        :param cursor: cursor to read from; the group's stored cursor when absent.
+        :param limit: largest number of events, 1,000 by default, at most 10,000.
+        :param peek: whether to read without taking ownership, even while another connection owns the group.
         """
         check_group(group_id)
         check_integer("limit", limit, 1, MAX_PAGE)
@@ -245,30 +249,32 @@ class EventOperations:
         )
 
     def has_group(self, group_id: str) -> Operation[bool]:
-        """Return whether there is a group."""
+        """Return whether the group exists."""
         check_group(group_id)
         rows: Rows = yield Query(name="has_group", parameters={"group_id": group_id})
         return bool(rows[0][0])
 
     def set_cursor(self, group_id: str, cursor: str, *, release: bool) -> Operation[None]:
-        """Store how far a group has read.
+        """Store the cursor of a group.
 
-        :param release: give the group up.
+        :param cursor: ``next_cursor`` of a page.
+        :param release: whether the connection gives up the ownership of the group.
         """
         check_group(group_id)
         parameters = {"group_id": group_id, "cursor": cursor, "release": release}
         yield Query(name="set_group_cursor", parameters=parameters)
 
     def release_group(self, group_id: str) -> Operation[None]:
-        """Give a group up, if it is this connection's."""
+        """Give up the ownership of a group, if this connection has it."""
         yield Query(name="release_group_lock", parameters={"group_id": group_id})
 
     def replay(
         self, group_id: str, subscription_id: str, *, after_event_id: str, limit: int = 1_000
     ) -> Operation[tuple[Event, ...]]:
-        """Read what a subscription got after an event, once more. Nothing is changed.
+        """Read again the events that a subscription got after an event. The call changes nothing.
 
-        :raises RefusedError: when it is more than ``limit``.
+        :param limit: largest number of events, 1,000 by default, at most 10,000.
+        :raises RefusedError: when there are more than ``limit``.
         """
         check_integer("limit", limit, 1, MAX_PAGE)
         rows: Rows = yield Query(
@@ -283,29 +289,31 @@ class EventOperations:
         return tuple(_event(row) for row in rows)
 
     def latest_event_id(self) -> Operation[str]:
-        """Return the id that an event would have now."""
+        """Return the id of an event that would be published now."""
         rows: Rows = yield Query(name="latest_event_id")
         return str(rows[0][0])
 
     def poll(self) -> Operation[int]:
-        """Dispatch one chunk of events to their subscriptions; nothing when somebody else is at it.
+        """Dispatch one chunk of events to their subscriptions; none while another session polls.
 
-        :returns: how many matches were made.
-        :raises StatementTimeout: when it took longer than the connection allows.
+        :returns: number of matches.
+        :raises StatementTimeout: when the poll took longer than the ``statement_timeout`` of the connection.
         """
         rows: Rows = yield Query(name="poll_for_events")
         return int(rows[0][0])
 
     def find(self, event_ids: Sequence[str]) -> Operation[tuple[Event, ...]]:
-        """Read stored events by their ids; those that are no longer stored are left out."""
+        """Read events by their ids; events that are no longer stored are left out."""
         rows: Rows = yield Query(name="read_events", parameters={"ids": list(event_ids)})
         return tuple(_event(row) for row in rows)
 
     def retry(self, delivery: Delivery, *, handler: str, delay_s: float) -> Operation[bool]:
-        """Have a delivery come again to one handler, later. Its events are copied, so no retention takes them away.
+        """Schedule a retry: one handler gets a delivery again, later. Its events are copied, so retention keeps them.
 
-        :param delivery: as the handler got it; a large one comes again in parts.
-        :returns: whether any of its events was still there, and their subscription.
+        :param delivery: delivery that the handler got; a large one comes again in parts.
+        :param handler: name of the handler.
+        :param delay_s: seconds until the retry.
+        :returns: false when none of the events, or not the subscription, is stored any more; then there is no retry.
         """
         more = {"retry_number": delivery.attempt, "delay_s": delay_s}
         answers = yield from _together("schedule_retry", [_delivery(one, handler) | more for one in _parts(delivery)])
@@ -314,7 +322,7 @@ class EventOperations:
     def fail(self, delivery: Delivery, *, handler: str, reason: str) -> Operation[int]:
         """Keep copies of a delivery's events as dead letters.
 
-        :returns: how many were kept; none when their subscription is gone.
+        :returns: number of dead letters; 0 when the subscription was removed.
         """
         more = {"reason": reason, "attempts": delivery.attempt}
         answers = yield from _together("fail_events", [_delivery(one, handler) | more for one in _parts(delivery)])
@@ -323,12 +331,13 @@ class EventOperations:
     def dead_letters(
         self, *, group_id: str | None = None, after: int = 0, limit: int = 100
     ) -> Operation[tuple[DeadLetter, ...]]:
-        """List events on which a handler has given up, and why.
+        """List events that a handler has given up, and why.
 
-        The oldest come first. Replayed ones are left out.
+        The oldest come first. Dead letters that were replayed are left out.
 
-        :param group_id: of one group; of all when absent.
-        :param after: list those after this number: the last one of the page before.
+        :param group_id: id of the group; all groups when absent.
+        :param after: number of the dead letter after which to list: the last one of the page before.
+        :param limit: largest number of dead letters, 100 by default.
         """
         check_integer("limit", limit, 1, MAX_PAGE)
         parameters = {"group_id": group_id, "after": after, "limit": limit}
@@ -338,10 +347,10 @@ class EventOperations:
     def replay_dead_letters(
         self, dead_letter_ids: Sequence[int], *, subscription_id: str | None = None
     ) -> Operation[int]:
-        """Deliver dead letters again to the handlers that gave them up, with all attempts before them.
+        """Deliver dead letters again to the handlers that gave them up, with attempts at zero.
 
-        :param subscription_id: deliver them to another subscription, for when theirs is gone.
-        :returns: how many; those that were replayed before are left out.
+        :param subscription_id: subscription to deliver them to, if theirs was removed.
+        :returns: number of replayed dead letters, without those that were replayed before.
         """
         sizes: Rows = yield Query(name="dead_letter_sizes", parameters={"ids": list(dead_letter_ids)})
         calls = [
@@ -352,7 +361,7 @@ class EventOperations:
         return sum(int(rows[0][0]) for rows in answers)
 
     def subscriptions(self, *, group_id: str | None = None) -> Operation[tuple[SubscriptionView, ...]]:
-        """List subscriptions, of one group or of all."""
+        """List the subscriptions of one group, or of all groups when ``group_id`` is absent."""
         rows: Rows = yield Query(name="subscriptions", parameters={"group_id": group_id})
         return tuple(_record(SubscriptionView, row) for row in rows)
 
@@ -364,9 +373,9 @@ class EventOperations:
     def check_condition(self, condition: str, *, max_duration_s: float = TRIAL_S) -> Operation[str | None]:
         """Try a condition on recent events.
 
-        :param max_duration_s: seconds that it may take for them, 0.001 or more; one that is to be stored has a second.
-        :returns: the objection, if there is one.
-        :raises StatementTimeout: when it took longer, or longer than the connection allows.
+        :param max_duration_s: seconds that it may take, 0.001 or more; 1, the limit of ``subscribe``, by default.
+        :returns: why the condition is not allowed or fails; ``None`` if it is right.
+        :raises StatementTimeout: when it took longer, or longer than the ``statement_timeout`` of the connection.
         """
         check_seconds("max_duration_s", max_duration_s)
         given = {"condition": condition, "max_duration_ms": round(max_duration_s * 1_000)}
@@ -374,15 +383,16 @@ class EventOperations:
         return None if rows[0][0] is None else str(rows[0][0])
 
     def quarantine_condition(self, condition: str, *, reason: str) -> Operation[tuple[str, ...]]:
-        """Evaluate a condition no more, for any of its subscriptions.
+        """Put all subscriptions with a condition into quarantine.
 
-        :returns: the subscriptions that were not in quarantine before.
+        :param reason: reason that their views show.
+        :returns: ids of the subscriptions that were not in quarantine before.
         """
         rows: Rows = yield Query(name="quarantine_condition", parameters={"condition": condition, "reason": reason})
         return tuple(row[0] for row in rows)
 
     def release_subscription(self, subscription_id: str) -> Operation[ReleaseReport]:
-        """Take a subscription out of quarantine and dispatch what it has missed.
+        """Release a subscription from quarantine, and dispatch the events that it has missed.
 
         :raises UsageError: when there is no such subscription.
         """
@@ -391,7 +401,7 @@ class EventOperations:
 
 
 def _together(name: str, calls: Sequence[dict[str, Any]]) -> Operation[list[Rows]]:
-    """Call a statement once or more often, in one transaction."""
+    """Execute a statement with each set of parameters, in one transaction."""
     queries = tuple(Query(name=name, parameters=parameters) for parameters in calls)
     if len(queries) == 1:
         return [(yield queries[0])]
@@ -400,7 +410,7 @@ def _together(name: str, calls: Sequence[dict[str, Any]]) -> Operation[list[Rows
 
 
 def _parts(delivery: Delivery) -> Iterator[Delivery]:
-    """Cut a delivery where the copies of its events would be too large together."""
+    """Cut a delivery into parts whose events fit into :data:`BYTES_PER_COPY`."""
     if len(delivery.events) <= 1:
         yield delivery
         return
@@ -412,14 +422,14 @@ def _bytes(event: Event) -> int:
     try:
         return sum(len(json.dumps(content, ensure_ascii=False).encode()) for content in (event.payload, event.metadata))
     except (ValueError, RecursionError):
-        # Python cannot write all that PostgreSQL stores: such an event goes alone.
+        # PostgreSQL stores values that Python cannot write, such as very deep ones: such an event is a part by itself.
         return BYTES_PER_COPY
 
 
 def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:
     """Return events as arrays for a statement.
 
-    :param first: place of the first one among those of the call.
+    :param first: place of the first event in the call.
     """
     if {*map(type, events)} == {NewEvent}:
         try:
@@ -432,13 +442,17 @@ def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:
             }
         except UsageError:
             pass
-    # Something may be wrong with one of them: each is looked at in its turn, which tells its place.
+    # An event may be wrong: check one by one, so that the error has its place.
     topics, payloads, metadatas = map(list, zip(*_rows(events, first), strict=True))
     return {"topics": topics, "payloads": payloads, "metadatas": metadatas}
 
 
 def _rows(events: Iterable[NewEvent], first: int, *rest: Any) -> Iterator[Row]:
-    """Yield topic, payload and metadata of each event, and the rest, which is the same for all."""
+    """Yield topic, payload and metadata of each event, followed by the values that all rows share.
+
+    :param first: place of the first event in the call.
+    :param rest: values at the end of each row.
+    """
     for number, event in enumerate(events, first):
         if type(event) is not NewEvent:
             check_event(event, number)
@@ -451,7 +465,7 @@ def _rows(events: Iterable[NewEvent], first: int, *rest: Any) -> Iterator[Row]:
 
 
 def _record(made: type[T], row: Any, **given: Any) -> T:
-    """Return a record whose fields are columns of the same names, but for those that are given."""
+    """Return a record with the given fields; its other fields are the columns of the same names."""
     names = [each.name for each in fields(cast(Any, made)) if each.name not in given]
     return made(**given, **{name: getattr(row, name) for name in names})
 

@@ -1,6 +1,6 @@
-"""Publishing one event at a time, sent in batches: ``enqueue`` buffers, ``flush`` waits until all of it is stored.
+"""Producers: ``enqueue`` takes one event at a time, and batches of them are sent; ``flush`` waits until all are stored.
 
-How batches gather is decided by ``batches``, and what is published by the brokers.
+The module ``batches`` makes the batches, and the brokers publish them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BATCH = 2_500
 MAX_PENDING = 10_000
 
 _OF_ROWS = frozenset({"22", "23", "54", "P0"})
-"""Classes of SQLSTATE that blame what a row holds: data, constraints, limits, and what triggers raise."""
+"""Classes of SQLSTATE that one row may cause: data, constraints, limits, and errors that triggers raise."""
 
 _Part: TypeAlias = tuple[NewEvent, int]
 F = TypeVar("F", bound="concurrent.futures.Future[str] | asyncio.Future[str]")
@@ -38,7 +38,7 @@ F = TypeVar("F", bound="concurrent.futures.Future[str] | asyncio.Future[str]")
 class NotPublished(RefusedError):
     """Events that were enqueued have not been stored.
 
-    :ivar events: which, in the order in which they were enqueued. Where the connection broke, some may be stored.
+    :ivar events: these events, in the order of ``enqueue``. If the connection broke, some may be stored.
     """
 
     def __init__(self, events: Sequence[NewEvent], error: BaseException) -> None:
@@ -47,9 +47,9 @@ class NotPublished(RefusedError):
 
 
 class _Enqueued(Generic[F]):
-    """What was enqueued and has not been stored, so that every failure reaches somebody.
+    """The events that were enqueued and have not been stored; it reports every failure once.
 
-    :param most: failures that are kept until somebody flushes.
+    :param most: largest number of failures that are kept until the next ``flush``.
     """
 
     def __init__(self, most: int) -> None:
@@ -64,7 +64,7 @@ class _Enqueued(Generic[F]):
         future.add_done_callback(lambda _: self._settle(future))
 
     def check_room(self) -> None:
-        """Raise what has failed when it is too much to be kept."""
+        """Report the failures if there are too many to keep."""
         if self._failed >= self._most:
             self.report()
 
@@ -74,7 +74,7 @@ class _Enqueued(Generic[F]):
             return [future for future in self._events if not future.done()]
 
     def report(self) -> None:
-        """Raise what has failed, once."""
+        """Raise ``NotPublished`` for the failures since the last report, if there are any."""
         with self._lock:
             done = [(future, event) for future, event in self._events.items() if future.done()]
             failed = [(event, error) for future, event in done if (error := _error(future)) is not None]
@@ -93,12 +93,12 @@ class _Enqueued(Generic[F]):
 
 
 def _error(future: concurrent.futures.Future[str] | asyncio.Future[str]) -> BaseException | None:
-    """Return what a future failed with; one that was cancelled is nobody's any more."""
+    """Return the error of a future; ``None`` for one that was cancelled, which is no failure."""
     return None if future.cancelled() else future.exception()
 
 
 def _weighed(event: NewEvent) -> _Part:
-    """Return an event with its size, once it is known to be one that can be sent."""
+    """Check an event and return it with its size in bytes."""
     check_event(event, 1)
     metadata = "" if event.metadata is None else json_of("metadata", event.metadata)
     return event, len(json_of("payload", event.payload)) + len(metadata)
@@ -109,7 +109,7 @@ def _size(part: _Part) -> int:
 
 
 def _bounds(max_batch: int, max_pending: int, linger_s: float) -> dict[str, Any]:
-    """Return what batches keep to, once it is known to be in order."""
+    """Check the limits of batches and return them as their arguments."""
     check_integer("max_batch", max_batch, 1, MAX_EVENTS_PER_CALL)
     check_integer("max_pending", max_pending, 1, 10_000_000)
     check_seconds("linger_s", linger_s, least=0)
@@ -118,7 +118,7 @@ def _bounds(max_batch: int, max_pending: int, linger_s: float) -> dict[str, Any]
 
 
 def _is_of_one(error: QueuekeeperError) -> bool:
-    """Tell whether an error may be one event's alone, so that those sent with it are to be tried without it."""
+    """Return whether one event may be the reason of an error, so that the others may be stored without it."""
     state = getattr(error.__cause__, "sqlstate", None) or ""
     return isinstance(error, UsageError) or state[:2] in _OF_ROWS
 
@@ -127,12 +127,13 @@ def _is_of_one(error: QueuekeeperError) -> bool:
 class EventProducer(Closing):
     """Publishes events of many threads in batches, in the order of ``enqueue``; best with ``with``.
 
-    A thread of its own sends them. It uses the broker's connection, which must not be in a transaction meanwhile.
+    A thread of its own sends them on the broker's connection, which must not be in a transaction meanwhile.
 
-    :param max_batch: events of a batch, up to 10,000.
-    :param max_pending: events accepted and not yet stored; further calls wait until there is room.
-    :param linger_s: how long the first event of a batch that is not full waits for others. With 0 it leaves at once,
-        and what comes while it is under way is the next batch.
+    :param max_batch: largest number of events in a batch, 2,500 by default, at most 10,000.
+    :param max_pending: largest number of events that are accepted and not yet stored, 10,000 by default; further calls
+        wait for room.
+    :param linger_s: seconds that a batch waits for more events. With 0, the default, the first event is sent at once,
+        and events that come meanwhile are the next batch.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -151,11 +152,11 @@ class EventProducer(Closing):
         self._batches: ThreadBatches[_Part, str] = ThreadBatches(self._store, name="queuekeeper-producer", **bounds)
 
     def enqueue(self, event: NewEvent) -> concurrent.futures.Future[str]:
-        """Accept an event, and wait only if there is no room.
+        """Accept an event; wait only while ``max_pending`` events are pending.
 
-        :returns: future of its id. Whoever does not look at it hears of a failure at the next ``flush`` or ``close``.
-        :raises UsageError: when it is no event, or not JSON that PostgreSQL stores.
-        :raises NotPublished: when as many events have failed as may be pending, and nobody has flushed.
+        :returns: future of the event's id. The next ``flush`` or ``close`` reports a failure, too.
+        :raises UsageError: when it is not an event, or PostgreSQL cannot store its JSON.
+        :raises NotPublished: when ``max_pending`` events have failed since the last ``flush``.
         :raises RefusedError: when the producer is closed.
         """
         self._enqueued.check_room()
@@ -164,16 +165,16 @@ class EventProducer(Closing):
         return future
 
     def flush(self) -> None:
-        """Return when all that was enqueued so far is stored.
+        """Return when all events that were enqueued so far are stored.
 
-        :raises NotPublished: naming the events that are not, since the last time.
+        :raises NotPublished: with the events that were not stored since the last report.
         """
         self._batches.hurry()
         concurrent.futures.wait(self._enqueued.under_way)
         self._enqueued.report()
 
     def close(self) -> None:
-        """Take nothing more, and return when all that was enqueued is stored.
+        """Refuse new events, and return when all enqueued events are stored.
 
         :raises NotPublished: as :meth:`flush`.
         """
@@ -186,15 +187,15 @@ class EventProducer(Closing):
         except QueuekeeperError as error:
             if len(parts) == 1 or not _is_of_one(error):
                 return [error] * len(parts)
-        # One of them is the reason. The others have nothing to do with it.
+        # One event is the reason: each is sent by itself, so that the others are stored.
         return [self._store([part])[0] for part in parts]
 
 
 @shows(broker="_broker")
 class AsyncEventProducer(AsyncClosing):
-    """The same for tasks of one event loop; best with ``async with``.
+    """:class:`EventProducer` for the tasks of one event loop; best with ``async with``.
 
-    :param max_batch: as of :class:`EventProducer`, and ``max_pending`` and ``linger_s`` too.
+    :param max_batch: as for :class:`EventProducer`, like ``max_pending`` and ``linger_s``.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -214,14 +215,14 @@ class AsyncEventProducer(AsyncClosing):
         self._enqueued: _Enqueued[asyncio.Future[str]] = _Enqueued(max_pending)
 
     async def enqueue(self, event: NewEvent) -> asyncio.Future[str]:
-        """Accept an event, and wait only if there is no room; otherwise as :meth:`EventProducer.enqueue`."""
+        """Accept an event, as :meth:`EventProducer.enqueue` does; wait while ``max_pending`` events are pending."""
         self._enqueued.check_room()
         future = await self._batches.add(None, _weighed(event))
         self._enqueued.note(event, future)
         return future
 
     async def flush(self) -> None:
-        """Return when all that was enqueued so far is stored, as :meth:`EventProducer.flush` does."""
+        """Return when all events that were enqueued so far are stored, as :meth:`EventProducer.flush` does."""
         self._batches.hurry()
         under_way = self._enqueued.under_way
         if under_way:
@@ -229,7 +230,7 @@ class AsyncEventProducer(AsyncClosing):
         self._enqueued.report()
 
     async def close(self) -> None:
-        """Take nothing more, and return when all that was enqueued is stored, as :meth:`EventProducer.close` does."""
+        """Refuse new events, and return when all enqueued ones are stored, as :meth:`EventProducer.close` does."""
         await self._batches.close()
         self._enqueued.report()
 

@@ -17,26 +17,26 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.postgres import Connection, Migration, address, check_history, migrations, statement, translated_errors
 
 MINIMUM_SERVER_VERSION = 150_000
-"""PostgreSQL 15: ``max(xid8)``."""
+"""PostgreSQL 15, the first version with ``max(xid8)``."""
 
 _LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.pgmb").digest()[:8], "big", signed=True)
 _NAMED = 10
-"""Objects that a refusal names; of more it tells the number."""
+"""Largest number of objects that a refusal names; it counts the others."""
 
 _BASELINE = ("schema", "role", "types", "tables")
 _CODE = ("views", "functions", "triggers")
 _OWNER = re.compile(r"^-- owner: (\w+)$", re.MULTILINE)
-# What an operator may have replaced is not put back; should a release change it, a migration does.
+# An upgrade does not replace these functions, which an operator may have replaced; a migration would.
 _KEPT = re.compile(r"^-- kept by upgrades$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstallReport:
-    """What a call of :func:`install` did.
+    """Result of :func:`install`.
 
-    :param created: whether the schema was missing.
-    :param applied: names of the migrations that this call applied.
-    :param version: version of the tables afterwards; 0 is a release's own.
+    :param created: whether the call created the schema.
+    :param applied: names of the migrations that the call applied.
+    :param version: version of the tables now, which is the number of migrations of this release.
     """
 
     created: bool
@@ -46,11 +46,11 @@ class InstallReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaStatus:
-    """What is installed.
+    """State of the schema.
 
-    :param installed: whether the schema is there.
-    :param version: version of its tables, if it is.
-    :param pending: migrations that this release would apply.
+    :param installed: whether the schema exists.
+    :param version: version of its tables; ``None`` when it does not exist.
+    :param pending: names of the migrations that :func:`install` of this release would apply.
     """
 
     installed: bool
@@ -60,17 +60,21 @@ class SchemaStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchStatus:
-    """How dispatching stands. What waits is counted to 100,000.
+    """State of dispatching. Counts of events stop at 100,000.
 
-    :param polled_at: the last poll, to the second.
-    :param last_dispatch_id: what it dispatched last.
-    :param undispatched: committed events that no poll has taken yet.
-    :param scheduled: events whose time has not come.
-    :param overdue: those whose time has come, and no poll has taken them yet.
-    :param reenqueued: events that are to be dispatched again.
-    :param retention_limit: what has a smaller id is needed by nobody.
-    :param head_room_s: seconds until events would go to the overflow, for want of a partition.
-    :param overflow_in_use: they do so now: maintenance is out.
+    :param polled_at: instant of the last poll, to the second.
+    :param last_dispatch_id: id of the last dispatch.
+    :param undispatched: number of committed events that no poll has dispatched yet.
+    :param oldest_undispatched_id: id of the oldest of them; ``None`` when there is none.
+    :param scheduled: number of scheduled events, with those that are overdue.
+    :param overdue: number of scheduled events that are due and not dispatched yet.
+    :param reenqueued: number of events that will be dispatched again.
+    :param quarantined_subscriptions: number of subscriptions in quarantine.
+    :param retention_limit: id below which no group needs any event, so that retention may drop older partitions.
+    :param head_room_s: seconds until the newest partition of events ends. Then events go to the overflow partition,
+        unless maintenance has created partitions. ``None`` without an overflow partition.
+    :param overflow_in_use: whether that time is over, since maintenance has not run; ``None`` without an overflow
+        partition.
     """
 
     polled_at: datetime
@@ -97,19 +101,22 @@ def _files(*names: str) -> Iterator[Path]:
 
 
 def _ordered(*names: str) -> list[Path]:
-    """Return files in the order of their folders, each after those that its header says it needs."""
+    """Return the files of some folders in order, each after the files that its header names."""
     return schema_files.ordered(_files(*names), known=_files(*_BASELINE, *_CODE))
 
 
 def _text(path: Path, *, replace: bool) -> str:
-    """Return the statement of a file; what it creates may be there already."""
+    """Return the statement of a file.
+
+    :param replace: whether it replaces an object that exists.
+    """
     text = path.read_text("utf-8").strip()
     owner, created = _OWNER.search(text), schema_files.code(text)
     if replace:
         text = schema_files.replacing(text)
     if owner and created:
         kind, name = created
-        # The new owner must be allowed to create, for this moment.
+        # ALTER OWNER needs a new owner that may create objects in the schema.
         text += (
             f"\n\nGRANT CREATE ON SCHEMA pgmb TO {owner[1]};\n"
             f"ALTER {kind} pgmb.{name} OWNER TO {owner[1]};\n"
@@ -133,14 +140,14 @@ def _ledger(known: list[Migration]) -> str:
 
 
 def script(*, directory: Path | None = None) -> str:
-    """Return one file that installs the broker in an empty database, for ``psql -f``.
+    """Return one file that installs the broker in a database without it, for ``psql -f``.
 
-    :param directory: where the migrations are; ``sql/events/migrations`` when absent.
+    :param directory: directory of the migrations; ``sql/events/migrations`` when absent.
     """
     parts = [
         "-- Event broker of Queuekeeper, schema pgmb, for PostgreSQL 15 or later. All of it or nothing.",
         "BEGIN;",
-        # Functions may name what comes later.
+        # Functions may name objects that are created later.
         "SET LOCAL check_function_bodies TO off;",
         *(_text(path, replace=False) for path in _ordered(*_BASELINE, *_CODE)),
         *(_text(path, replace=False) for path in _files("grants", "defaults", "begin")),
@@ -151,12 +158,12 @@ def script(*, directory: Path | None = None) -> str:
 
 
 def install(connection: Connection, *, directory: Path | None = None) -> InstallReport:
-    """Create schema ``pgmb``, or bring it to the state this release needs; two processes at once do no harm.
+    """Create schema ``pgmb``, or upgrade it to this release.
 
-    Everything happens in one transaction under an advisory lock: all of it or nothing.
+    The work is one transaction under an advisory lock, so a failure changes nothing, and two processes may call it.
 
-    :param directory: where the migrations are; ``sql/events/migrations`` when absent.
-    :raises RefusedError: when the server is too old, a schema ``pgmb`` is there that is not ours, an applied migration
+    :param directory: directory of the migrations; ``sql/events/migrations`` when absent.
+    :raises RefusedError: when the server is too old, a schema ``pgmb`` of another program exists, an applied migration
         was changed, the database is newer than this release, or a privilege is missing.
     """
     check_server(connection)
@@ -182,35 +189,36 @@ def install(connection: Connection, *, directory: Path | None = None) -> Install
 
 
 def lock(connection: Connection) -> None:
-    """Let one process at a time install, take over or remove the broker, until the transaction ends."""
+    """Lock the schema until the transaction ends: one process at a time installs, takes over or removes it."""
     connection.execute(statement("events/queries/lock_schema"), {"key": _LOCK})
 
 
 def create(connection: Connection, *, directory: Path | None = None) -> None:
-    """Create schema ``pgmb`` in a transaction of the caller's.
+    """Create schema ``pgmb`` in the caller's transaction.
 
-    :param directory: where the migrations are; ``sql/events/migrations`` when absent.
+    :param directory: directory of the migrations; ``sql/events/migrations`` when absent.
     """
-    # The one statement that is no statement of a transaction is its frame.
+    # The script without its own BEGIN and COMMIT.
     body = script(directory=directory).removesuffix("COMMIT;\n").partition("BEGIN;")[2]
     connection.execute(sql.SQL(body))
 
 
 def outside_dependants(connection: Connection) -> list[str]:
-    """Return descriptions of what stands outside schema ``pgmb`` and depends on it."""
+    """Return descriptions of the objects outside schema ``pgmb`` that depend on it."""
     return [name for (name,) in connection.execute(statement("events/queries/outside_dependants")).fetchall()]
 
 
 def named(names: Sequence[str]) -> str:
-    """Return the first names of many, and how many more there are."""
+    """Return names as text: the first ten, and the number of the others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
 def uninstall(connection: Connection) -> bool:
-    """Remove schema ``pgmb`` with all events; return whether it was there. The role ``pgmb_reader`` stays.
+    """Remove schema ``pgmb`` with all events; return whether it existed. The role ``pgmb_reader`` stays.
 
-    :raises RefusedError: when the schema is not ours, a privilege is missing, or objects elsewhere depend on it.
+    :raises RefusedError: when another program owns the schema, a privilege is missing, or objects elsewhere depend on
+        it.
     """
     with translated_errors(connection), connection.transaction():
         lock(connection)
@@ -229,7 +237,7 @@ def uninstall(connection: Connection) -> bool:
 
 
 def status(connection: Connection, *, directory: Path | None = None) -> SchemaStatus:
-    """Tell what is installed, and what this release would change.
+    """Return the state of the schema.
 
     :raises RefusedError: as :func:`install`.
     """
@@ -243,7 +251,7 @@ def status(connection: Connection, *, directory: Path | None = None) -> SchemaSt
 
 
 def dispatch_status(connection: Connection) -> DispatchStatus:
-    """Tell how dispatching stands.
+    """Return the state of dispatching.
 
     :raises RefusedError: when the broker is not installed, or a privilege is missing.
     """
@@ -273,7 +281,7 @@ def _installed(connection: Connection) -> list[tuple[int, str, str]] | None:
         raise RefusedError(
             f"schema pgmb at {address(connection)} was not installed by Queuekeeper: it is left alone; if it is "
             "PGMB's, take it over (queuekeeper events install --from-pgmb --dry-run), else use another database, or "
-            "rename it once nothing uses it any more"
+            "rename the schema once nothing uses it any more"
         )
     return connection.execute(statement("events/queries/applied_migrations")).fetchall()
 

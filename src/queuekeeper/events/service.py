@@ -1,4 +1,4 @@
-"""A service on a connection of its own, which it opens, loses and opens again; the server can notify it."""
+"""Services with a connection of their own, which they open again when it is lost; the server can notify them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Step: give up the connection, if there is one, and open another; the answer is none."""
+    """Step: close the connection, if there is one, and open another; there is no answer."""
 
 
 class EventService(BlockingService[R]):
     """A service in a thread.
 
-    :param url: of the database.
+    :param url: URL of the database.
     """
 
     def __init__(self, url: str, *, noun: str, threads: int) -> None:
@@ -56,15 +56,15 @@ class EventService(BlockingService[R]):
             connection.close()
 
     def close(self, *, patient: bool) -> None:
-        """Give everything back, the connection first."""
+        """Release everything, the connection first."""
         self._disconnect()
         super().close(patient=patient)
 
 
 class AsyncEventService(AsyncService[R]):
-    """The same for asyncio.
+    """A service in an event loop.
 
-    :param url: of the database.
+    :param url: URL of the database.
     """
 
     def __init__(self, url: str, *, noun: str) -> None:
@@ -97,6 +97,6 @@ class AsyncEventService(AsyncService[R]):
             await connection.close()
 
     async def close(self) -> None:
-        """Give everything back, the connection last."""
+        """Release everything, the connection last."""
         await super().close()
         await self._disconnect()

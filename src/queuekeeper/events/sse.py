@@ -1,6 +1,6 @@
-"""Server-sent events: a listener's events as the lines that a browser reads, and the way back in after a lost link.
+"""Server-sent events: streams of events for browsers, which continue after a lost connection.
 
-A web framework answers a request with ``status`` and writes the chunks of the stream. Nothing here knows one.
+A web framework answers a request with :data:`HEADERS`, or with :data:`NO_RESUME`, and writes the chunks of the stream.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from queuekeeper.text_form import shows
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache, no-transform",
-    # A proxy that gathers the answer would hold every event back.
+    # A proxy that buffers the answer would delay every event.
     "x-accel-buffering": "no",
 }
-"""Of the answer to a request for a stream."""
+"""Headers of the answer to a request for a stream."""
 
 NO_RESUME = 204
-"""Status of the answer when :class:`~queuekeeper.events.model.ResumeRefused` is raised: a browser that gets it stops
-asking, so the page has to load its state afresh and open a new stream."""
+"""Status of the answer when :class:`~queuekeeper.events.model.ResumeRefused` is raised. The browser then stops
+reconnecting, and the page has to load its state again and open a new stream."""
 
 POSITION = "position"
-"""Event without content that tells a browser where it is, before anything else has happened."""
+"""Name of an event without content, which gives a browser the place from which its stream continues."""
 
 Serialiser: TypeAlias = Callable[[Event], str | None]
-"""Returns what the browser gets as data; none, or a ``UsageError``, which is logged, leaves the event out."""
+"""Function that returns the data of an event; ``None`` or a ``UsageError``, which is logged, leaves the event out."""
 
 L = TypeVar("L", Listener, AsyncListener)
 
@@ -58,13 +58,15 @@ def payload_json(event: Event) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRules:
-    """How streams are resumed and kept.
+    """How streams are resumed and kept alive.
 
-    :param replay_events: events that a reader may have missed at most; with 0 there is no way back in.
-    :param replay_s: age in seconds of the last event that a reader may go on from. A subscription without a reader
-        lives twice as long.
-    :param keep_alive_s: pause after which an empty comment is sent, so that a dead link is noticed.
-    :param retry_ms: time after which a browser asks again when the stream has broken.
+    :param replay_events: largest number of events that a reader may have missed when its stream is resumed, 1,000 by
+        default; 0 means that streams are not resumed.
+    :param replay_s: greatest age in seconds of the last event that a reader got, 300 by default; an older stream is not
+        resumed. A subscription without a reader is removed after twice this time.
+    :param keep_alive_s: seconds without events after which a comment is sent, 15 by default, so that a lost connection
+        is noticed.
+    :param retry_ms: time in ms after which the browser reconnects when the stream has broken, 250 by default.
     :raises UsageError: when a number is out of range.
     """
 
@@ -81,10 +83,10 @@ class StreamRules:
 
 @dataclass(eq=False, repr=False)
 class StreamWriter:
-    """Turns events into chunks, each of them once.
+    """Makes the chunks of a stream, with each event once.
 
-    :param replayed: what the reader has missed.
-    :param position: where it is, if it has missed nothing.
+    :param replayed: events that the reader has missed.
+    :param position: id of the event from which the stream continues; ``None`` if there are replayed events.
     """
 
     rules: StreamRules
@@ -95,11 +97,11 @@ class StreamWriter:
     subscription_id: str
 
     def __post_init__(self) -> None:
-        # What was dispatched between listening and replaying comes on both ways.
+        # An event that was dispatched after the listener began and before the replay comes from both.
         self._seen = {event.id for event in self.replayed}
 
     def opening(self) -> bytes:
-        """Return what the reader gets first."""
+        """Return the first chunk: the pause before a reconnect, missed events and the position."""
         lines = [f"retry: {self.rules.retry_ms}\n\n".encode()]
         lines += (self._chunk(event) for event in self.replayed)
         if self.position is not None:
@@ -107,20 +109,20 @@ class StreamWriter:
         return b"".join(lines)
 
     def chunk(self, delivery: Delivery | None) -> bytes:
-        """Return what the reader gets of a delivery; of none, a sign of life."""
+        """Return the chunk of a delivery; without one, a comment that keeps the stream alive."""
         if delivery is None:
             return b":\n\n"
         return b"".join(self._chunk(event) for event in delivery.events if event.id not in self._seen)
 
     def closing(self, error: QueuekeeperError) -> bytes:
-        """Return what the reader gets when the stream ends before its time; it will ask again."""
+        """Return the last chunk after an error; the browser will reconnect."""
         return self._format("error", json_of("message", {"message": str(error)}), None)
 
     def _chunk(self, event: Event) -> bytes:
         try:
             data = self.serialise(event)
         except UsageError as error:
-            # It would end every stream that comes to it, for good.
+            # A raised error would end every stream that gets the event, also after a reconnect.
             _log.error("stream of subscription %s: event %s is left out: %s", self.subscription_id, event.id, error)
             return b""
         if data is None:
@@ -128,7 +130,7 @@ class StreamWriter:
         return self._format(event.topic, data, event.id if self.rules.replay_events else None)
 
     def _format(self, name: str, data: str, event_id: str | None) -> bytes:
-        # A line end would begin another field, and so let a publisher forge events.
+        # A line end would begin another field, so that a publisher could forge events.
         name = " ".join(name.splitlines())
         body = "".join(f"data: {line}\n" for line in data.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
         first = ""
@@ -139,7 +141,7 @@ class StreamWriter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a reader of a stream is: behind an event, in a subscription that may have been made anew since."""
+    """The place of a reader in a stream: the last event that it got, and the subscription."""
 
     event_id: str
     subscription_id: str
@@ -149,9 +151,9 @@ class Place:
 
 
 def place_of(last_event_id: str | None, *, rules: StreamRules, now: datetime) -> Place | None:
-    """Return the place that a request names, if it names one.
+    """Return the place in a request's ``Last-Event-ID``; ``None`` without one.
 
-    :raises ResumeRefused: when it is too old or no place at all, or streams are not resumed.
+    :raises ResumeRefused: when the place is too old or not valid, or streams are not resumed.
     """
     if last_event_id is None:
         return None
@@ -179,15 +181,16 @@ def opened_stream(
     rules: StreamRules,
     serialise: Serialiser,
 ) -> Operation[StreamWriter]:
-    """Find what a reader has missed, and return the writer that sends it first.
+    """Read the events that a reader has missed, and return the writer of its stream.
 
-    :param began_id: id of an instant before the listener began: a reader that continues there misses nothing.
-    :raises ResumeRefused: when the subscription is another one than before, or too much was missed.
+    :param place: place of the reader; ``None`` for a new stream.
+    :param began_id: id from before the listener began: a stream that continues there misses nothing.
+    :raises ResumeRefused: when the subscription was removed meanwhile, or the reader has missed too many events.
     """
     replayed: Sequence[Event] = ()
     if place is not None:
         if place.subscription_id != subscription.subscription_id:
-            raise ResumeRefused("the subscription was removed meanwhile: what its reader has missed is not known")
+            raise ResumeRefused("the subscription was removed meanwhile: the missed events are not known")
         try:
             replayed = yield from events.replay(
                 group_id, place.subscription_id, after_event_id=place.event_id, limit=rules.replay_events
@@ -217,7 +220,7 @@ class _Stream(Generic[L]):
 
 @shows(subscription="_listener.subscription_id")
 class EventStream(_Stream[Listener]):
-    """One reader's stream: iterate over it, and write each chunk; ``close`` when the reader has left."""
+    """The stream of one reader: iterate over it and write each chunk; call ``close`` when the reader has left."""
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -226,7 +229,7 @@ class EventStream(_Stream[Listener]):
                 delivery = self._listener.get(timeout_s=self._rules.keep_alive_s)
                 if delivery is None and self._listener.ended:
                     return
-                # An empty chunk would end an HTTP answer.
+                # An empty chunk would end the HTTP answer.
                 if chunk := self._writer.chunk(delivery):
                     yield chunk
         except QueuekeeperError as error:
@@ -237,7 +240,7 @@ class EventStream(_Stream[Listener]):
 
 @shows(subscription="_listener.subscription_id")
 class AsyncEventStream(_Stream[AsyncListener]):
-    """The same for asyncio."""
+    """The stream of one reader, for asyncio: iterate over it with ``async for``, as over :class:`EventStream`."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
@@ -246,7 +249,7 @@ class AsyncEventStream(_Stream[AsyncListener]):
                 delivery = await self._listener.get(timeout_s=self._rules.keep_alive_s)
                 if delivery is None and self._listener.ended:
                     return
-                # An empty chunk would end an HTTP answer.
+                # An empty chunk would end the HTTP answer.
                 if chunk := self._writer.chunk(delivery):
                     yield chunk
         except QueuekeeperError as error:
@@ -264,12 +267,14 @@ def open_stream(
     rules: StreamRules | None = None,
     serialise: Serialiser = payload_json,
 ) -> EventStream:
-    """Open a stream of events, from now on or from where a reader has stopped.
+    """Open a stream of events, from now on or from the place where its reader has stopped.
 
-    The group must be this process's own: of several consumers one reads, and only its listeners hear.
+    No other process may use the consumer's group: one consumer of a group reads, and only its listeners get events.
 
-    :param last_event_id: header ``Last-Event-ID`` of the request.
-    :raises ResumeRefused: when the stream cannot go on there; answer with :data:`NO_RESUME`.
+    :param last_event_id: header ``Last-Event-ID`` of the request, if it has one.
+    :param rules: how the stream is resumed and kept alive; defaults when absent.
+    :param serialise: returns the data of an event; its payload as JSON by default.
+    :raises ResumeRefused: when the stream cannot be resumed; answer with :data:`NO_RESUME`.
     """
     rules = rules or StreamRules()
     place = place_of(last_event_id, rules=rules, now=datetime.now(UTC))
@@ -316,5 +321,5 @@ async def open_stream_async(
 
 
 def _lasting(interest: Interest, rules: StreamRules) -> Interest:
-    """Return an interest whose subscription outlives the time in which its reader may come back."""
+    """Return an interest whose subscription lives twice as long as its reader may be away."""
     return replace(interest, expires_after=timedelta(seconds=2 * rules.replay_s))

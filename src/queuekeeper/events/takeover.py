@@ -1,7 +1,7 @@
-"""Takes over an installed PGMB in place: everything it holds becomes ours in one transaction, or nothing does.
+"""Takes over an installed PGMB: replaces its schema by the event broker's, with its content, in one transaction.
 
-The schema is renamed to ``pgmb_original``, ours is created, and its content is copied. A dry run does the same and
-takes it back, without keeping anybody out meanwhile. What the statements mean stands in ``sql/events/takeover``.
+PGMB's schema is renamed to ``pgmb_original``, the broker's is created, and the content is copied. A dry run does the
+same without locking PGMB's tables, and rolls back. The statements are in ``sql/events/takeover``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from queuekeeper.events.operations import TRIAL_TIMEOUT_S
 from queuekeeper.postgres import Connection, address, server_words, statement
 
 SET_ASIDE = "pgmb_original"
-"""Name of PGMB's schema afterwards."""
+"""Name of PGMB's schema after the takeover."""
 
 LOCK_TIMEOUT = "5s"
-"""How long each lock is waited for: publishers wait behind it."""
+"""Longest wait for each lock; publishers wait behind it."""
 
 OURS = frozenset({"plugin_version", "use_pg_cron"})
-"""Settings that stay as they are here."""
+"""Settings of which the broker keeps its own value."""
 
 _SHAPE = {
     "config": {"id": "config_type", "value": "text"},
@@ -57,7 +57,7 @@ _SHAPE = {
         "subscription_id": "subscription_id",
     },
 }
-"""Tables of PGMB 0.2.0 to 0.2.22, which are alike; ``plugin_version`` says 0.2.0 in all of them."""
+"""Tables of PGMB, the same in 0.2.0 to 0.2.22; ``plugin_version`` is 0.2.0 in all of these."""
 
 _BEFORE_0_2 = frozenset({"exchanges", "queues"})
 _RELATIONS = (*_SHAPE, "subscription_cond_sqls")
@@ -106,8 +106,8 @@ Row = tuple[Any, ...]
 class TakeoverLine:
     """One line of the ledger.
 
-    :param subject: what was counted.
-    :param seen: rows that PGMB had.
+    :param subject: kind of the rows.
+    :param seen: number of rows that PGMB had.
     :param fates: number of rows by fate. Rows with a fate that begins with ``left`` are only in the renamed schema.
     """
 
@@ -117,20 +117,21 @@ class TakeoverLine:
 
     @property
     def unaccounted(self) -> int:
-        """Rows seen that are nowhere, or rows too many if less than 0."""
+        """Number of seen rows that have no fate; less than 0 when there are more fates than seen rows."""
         return self.seen - sum(self.fates.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakeoverReport:
-    """What a takeover did, or would do.
+    """Result of a takeover; in a dry run, what it would do.
 
-    :param lines: the ledger; each line sums to zero.
-    :param unmatched: events that PGMB neither lists as unread nor has dispatched to anybody. No condition held for
-        them, or the list was lost in a crash; they are dispatched again only if that was asked for.
-    :param to_stop: what must be stopped before; empty when it was done.
-    :param roles: roles that had rights on PGMB's tables and have none on ours yet.
-    :param set_aside: schema in which PGMB is kept.
+    :param lines: the ledger, in which no row is unaccounted for.
+    :param unmatched: number of events that PGMB neither lists as unread nor has dispatched to a subscription: no
+        condition held for them, or a crash emptied the list. They are dispatched again only with
+        ``redispatch_unmatched``.
+    :param to_stop: sessions and jobs that must be stopped before a takeover; empty after one.
+    :param roles: roles that had rights on PGMB's tables and have none on the broker's yet.
+    :param set_aside: name of the schema in which PGMB is kept.
     """
 
     dry_run: bool
@@ -144,19 +145,19 @@ class TakeoverReport:
 def take_over(
     connection: Connection, *, dry_run: bool = False, redispatch_unmatched: bool = False, directory: Path | None = None
 ) -> TakeoverReport:
-    """Make an installed PGMB ours, with events, subscriptions, groups, cursors, unread events and settings.
+    """Replace an installed PGMB by the event broker, with its events, subscriptions, groups, cursors and settings.
 
-    :param connection: of PGMB's owner, and not in a transaction.
-    :param dry_run: do it, count, and take it back; PGMB stays at work meanwhile.
-    :param redispatch_unmatched: dispatch the unmatched events again, to the subscriptions of today.
-    :param directory: where the migrations of ours are; ``sql/events/migrations`` when absent.
-    :raises RefusedError: naming what cannot be taken over, and what is to be done; nothing was changed.
-    :raises CheckFailed: when the ledger does not sum to zero; nothing was changed.
+    :param connection: connection of PGMB's owner, outside a transaction.
+    :param dry_run: whether to roll back at the end; PGMB can be used meanwhile.
+    :param redispatch_unmatched: whether to dispatch unmatched events again, to the present subscriptions.
+    :param directory: directory of the broker's migrations; ``sql/events/migrations`` when absent.
+    :raises RefusedError: naming what cannot be taken over, and what to do; nothing was changed.
+    :raises CheckFailed: when rows are unaccounted for; nothing was changed.
     """
     schema.check_server(connection)
     with broker_errors(connection), connection.transaction(force_rollback=dry_run):
         if dry_run:
-            # Others go on: what is counted shall be of one instant.
+            # PGMB is used meanwhile: all counts must be of one instant.
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         schema.lock(connection)
         _check_source(connection)
@@ -166,7 +167,7 @@ def take_over(
             if to_stop:
                 raise RefusedError(
                     f"PGMB at {address(connection)} is at work; stop first: {schema.named(to_stop)}. "
-                    "Publishers may stay: they wait meanwhile"
+                    "Publishers may go on: they wait for the takeover"
                 )
             _shut(connection)
         _run(connection, "move_schema")
@@ -214,7 +215,7 @@ def _copied(
 
 
 def _check_source(connection: Connection) -> None:
-    """Refuse what is no PGMB that is known, holds more than PGMB, or is not the caller's."""
+    """Refuse a schema that is not a known PGMB, holds other objects, or has another owner."""
     where = address(connection)
     shape: dict[str, dict[str, str]] = {}
     for table, column, kind in _rows(connection, "shape"):
@@ -226,7 +227,7 @@ def _check_source(connection: Connection) -> None:
     if shape.keys() >= _BEFORE_0_2:
         raise RefusedError(
             f"schema pgmb at {where} is a PGMB before 0.2, with queues and exchanges: upgrade it by its own scripts "
-            "to 0.2 first, and drop what they leave behind"
+            "to 0.2 first, and drop the old tables that they leave"
         )
     differing = [
         table for table, columns in _SHAPE.items() if table not in shape or shape[table].items() ^ columns.items()
@@ -246,7 +247,7 @@ def _check_source(connection: Connection) -> None:
             *(f"{name} in schema pgmb is not PGMB's: move it to another schema" for (name,) in foreign),
         ]
     )
-    # An extension in that schema continues to work under the schema's new name.
+    # An extension in the schema goes on working when the schema is renamed.
     outside = [name for name in schema.outside_dependants(connection) if not name.startswith("extension ")]
     if outside:
         raise RefusedError(
@@ -254,13 +255,13 @@ def _check_source(connection: Connection) -> None:
         )
     if connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (SET_ASIDE,)).fetchone() == (True,):
         raise RefusedError(
-            f"there is a schema {SET_ASIDE} at {where}, which is where PGMB is put aside: rename it, or drop it if it "
-            "is of an earlier takeover"
+            f"there is a schema {SET_ASIDE} at {where} already, which is the name that PGMB's schema gets: rename it, "
+            "or drop it if an earlier takeover left it"
         )
 
 
 def _at_work(connection: Connection) -> Iterator[str]:
-    """Name what polls or reads by way of PGMB."""
+    """Yield descriptions of the jobs and sessions that poll or read PGMB."""
     found = connection.execute("SELECT c.value FROM pgmb.config AS c WHERE c.id::text = 'use_pg_cron'").fetchone()
     if found == ("true",):
         yield "pg_cron's jobs (UPDATE pgmb.config SET value = 'false' WHERE id = 'use_pg_cron')"
@@ -269,7 +270,7 @@ def _at_work(connection: Connection) -> Iterator[str]:
 
 
 def _shut(connection: Connection) -> None:
-    """Keep everybody out of PGMB's tables."""
+    """Lock PGMB's tables until the transaction ends."""
     try:
         with connection.transaction():
             _run(connection, "lock_tables")
@@ -298,7 +299,7 @@ def _copy_subscriptions(connection: Connection) -> list[str]:
     for (condition,) in _rows(connection, "conditions"):
         what = f"subscriptions with the condition {condition[:_SHOWN_CHARACTERS]!r}"
         with _collected(connection, problems, what):
-            # Each is tried on the latest events, as when somebody subscribes.
+            # Each condition is tried on the latest events, as by a subscribe.
             connection.execute(statement("events/queries/limit_trial"), {"timeout_ms": round(TRIAL_TIMEOUT_S * 1_000)})
             _run(connection, "copy_subscriptions", condition=condition)
             connection.execute(statement("events/queries/end_trial"))
@@ -307,7 +308,10 @@ def _copy_subscriptions(connection: Connection) -> list[str]:
 
 @contextmanager
 def _collected(connection: Connection, problems: list[str], what: str) -> Iterator[None]:
-    """Note a refusal of the server's, and go on."""
+    """Add a refusal of the server to ``problems``, and go on.
+
+    :param what: subject of the refusal.
+    """
     try:
         with connection.transaction():
             yield

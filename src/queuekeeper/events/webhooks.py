@@ -1,7 +1,7 @@
 """Handlers that post deliveries to a web address.
 
-A request is what clients written for PGMB send: a JSON object of items, compressed when it is large, with a key that is
-the same at every attempt, and signed as Standard Webhooks wants it when there is a secret.
+The request is PGMB's: a JSON object of items, compressed when it is large, with an idempotency key that is the same at
+every attempt. With a secret it is signed by the rules of Standard Webhooks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from queuekeeper.jsonl import json_bytes
 from queuekeeper.text_form import shows
 
 RETRIES_S = (300.0, 1_800.0)
-"""Seconds before each retry that suit most receivers: ``consumer.handle(webhook, retries_s=RETRIES_S, ...)``."""
+"""Seconds before each retry, for most receivers: ``consumer.handle(webhook, retries_s=RETRIES_S, ...)``."""
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a mark in front of secrets
 KEY_DIGITS = 16
@@ -42,11 +42,13 @@ _HEADER_VALUE = re.compile(r"([!-~]+([ \t]+[!-~]+)*)?")
 class WebhookRules:
     """How requests are made.
 
-    :param timeout_s: time in which the receiver must take the connection, a part of the request, or answer.
-    :param headers: sent with every request, in place of ours of the same name.
-    :param secret: base64, with or without ``whsec_`` in front; requests are signed with it.
-    :param gzip_from_bytes: size from which a body is compressed.
-    :raises UsageError: when a number is out of range, the secret is none, or a header cannot be sent.
+    :param timeout_s: seconds, 5 by default, that the receiver has to accept the connection, again to take each part of
+        the request, and again to answer.
+    :param headers: headers of every request; they replace the webhook's own headers of the same name.
+    :param secret: key that signs requests, in base64, with or without ``whsec_`` in front; without one, the default,
+        requests are not signed.
+    :param gzip_from_bytes: size in bytes from which a body is compressed, 1,024 by default.
+    :raises UsageError: when a number is out of range, the secret is not base64, or a header is not valid.
     """
 
     timeout_s: float = 5.0
@@ -62,18 +64,19 @@ class WebhookRules:
             if not _HEADER_NAME.fullmatch(name):
                 raise UsageError(f"{name!r} is no name of a header: it must be ASCII letters, digits and hyphens")
             if not _HEADER_VALUE.fullmatch(value):
-                # It may be a secret.
+                # The error does not show the value, which may be a secret.
                 raise UsageError(f"header {name!r} must be ASCII text without line ends, and without spaces around it")
         if self.secret is not None:
             _key(self.secret)
 
 
 class _Requests:
-    """Makes requests of deliveries and sense of answers; sending is done by its heirs.
+    """Makes requests and checks answers; its subclasses send the requests.
 
-    :param url: where to; credentials in it are never shown.
-    :param clock: for the time that is signed.
-    :raises UsageError: when it is no address of a web server, or no name service can be asked for its host.
+    :param url: address of the receiver; errors do not show credentials in it.
+    :param rules: how requests are made; defaults when absent.
+    :param clock: returns the present time in ms, for the signature.
+    :raises UsageError: when the URL is not that of a web server, or its host is not a valid name.
     """
 
     @checked
@@ -97,7 +100,7 @@ class _Requests:
         key = hashlib.sha256("".join(event.id for event in delivery.events).encode()).hexdigest()[:KEY_DIGITS]
         headers = httpx.Headers({"content-type": "application/json", "idempotency-key": key})
         if self._rules.secret is not None:
-            # The receiver checks what it has unpacked.
+            # The receiver checks the signature of the uncompressed body.
             signed_at_s = self._clock() // 1_000
             signed = hmac.digest(_key(self._rules.secret), f"{key}.{signed_at_s}.".encode() + body, "sha256")
             headers["webhook-id"] = key
@@ -114,7 +117,7 @@ class _Requests:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Say what has failed, and where; the path may hold a secret."""
+        """Translate errors so that they name the host alone: the path may hold a secret."""
         try:
             yield
         except UsageError as error:
@@ -133,10 +136,10 @@ class _Requests:
 
 @shows(host="_url.host")
 class Webhook(_Requests, Closing):
-    """Posts deliveries, for :class:`~queuekeeper.events.consumer.EventConsumer`.
+    """Posts deliveries, as a handler of :class:`~queuekeeper.events.consumer.EventConsumer`.
 
-    An answer of 422 rejects the events, so that they become dead letters at once, and so does a payload that no request
-    can hold; any other answer that is not 2xx, also one that points elsewhere, is a failure.
+    The events become dead letters at once when the answer is 422, or when no request can hold a payload. Any other
+    answer that is not 2xx, also a redirect, is a failure.
     """
 
     def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
@@ -146,23 +149,24 @@ class Webhook(_Requests, Closing):
     def __call__(self, delivery: Delivery) -> None:
         """Post a delivery.
 
-        :raises Rejected: when the receiver will never take it, or no request can hold it.
-        :raises RefusedError: when it does not take it now.
+        :raises Rejected: when the answer is 422, or no request can hold a payload.
+        :raises RefusedError: when any other answer is not 2xx.
+        :raises ServerUnavailable: when the receiver cannot be reached or is too slow.
         """
         with self._errors():
-            # What the answer says is not read.
+            # The body of the answer is not read.
             answer = self._client.send(self._request(delivery), stream=True)
             answer.close()
         self._judge(answer.status_code)
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close the connections."""
         self._client.close()
 
 
 @shows(host="_url.host")
 class AsyncWebhook(_Requests, AsyncClosing):
-    """The same for :class:`~queuekeeper.events.consumer.AsyncEventConsumer`."""
+    """Posts deliveries like :class:`Webhook`, for :class:`~queuekeeper.events.consumer.AsyncEventConsumer`."""
 
     def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
         super().__init__(url, rules=rules, clock=clock)
@@ -176,7 +180,7 @@ class AsyncWebhook(_Requests, AsyncClosing):
         self._judge(answer.status_code)
 
     async def close(self) -> None:
-        """Give connections back."""
+        """Close the connections."""
         await self._client.aclose()
 
 
