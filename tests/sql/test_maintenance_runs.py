@@ -143,7 +143,8 @@ def test_unknown_run_and_bad_throttle_are_refused(runs: MaintenanceRuns) -> None
         with pytest.raises(UsageError, match=f"no maintenance run 'x' in this database: known, latest first: {run_id}"):
             call("x")
     for bad in (0, -1, 2**31):
-        with pytest.raises(UsageError, match=f"throttle is {bad} operations/s: it must be 1 to 2147483647, or none"):
+        words = f"^the rate is {bad}: write operations per second, 1 to 2,147,483,647, or none$"
+        with pytest.raises(UsageError, match=words):
             runs.set_throttle(run_id, bad)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.kinds import RunKind
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S
 from queuekeeper.jobs.registry import kind_of
-from queuekeeper.jobs.store import MAX_RATE, MaintenanceRun, Runs
+from queuekeeper.jobs.store import MaintenanceRun, Runs, no_rate
 
 _SHOWN = 50
 
@@ -71,8 +72,8 @@ def rate_of(text: str, what: str) -> int | None:
         return None
     digits = text.replace(",", "").replace("_", "")
     # Python refuses to read thousands of digits.
-    if not digits.isdecimal() or len(digits) > _SHOWN or not 1 <= int(digits) <= MAX_RATE:
-        raise UsageError(f"the rate is {text[:_SHOWN]!r}: write {what} per second, 1 to {MAX_RATE:,}, or none")
+    if not digits.isdecimal() or len(digits) > _SHOWN or not 1 <= int(digits) <= MAX_RATE_PER_S:
+        raise no_rate(text[:_SHOWN], what)
     return int(digits)
 
 

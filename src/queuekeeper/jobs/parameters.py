@@ -46,7 +46,7 @@ P = ParamSpec("P")
 Part = TypeVar("Part", bound="Parameters")
 
 MAX_RATE_PER_S = 2_147_483_647
-"""Fastest rate that a throttle can name."""
+"""Fastest rate that a throttle can name; the column of the run holds no more."""
 
 
 class Section(StrEnum):

@@ -19,14 +19,13 @@ from queuekeeper.clock import Bucket
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.locks import session_lock
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
-MAX_RATE = 2_147_483_647
-"""Highest throttle that the column can hold."""
 T = TypeVar("T")
 
 
@@ -478,5 +477,13 @@ class MaintenanceRuns(Runs):
 
 
 def _check_throttle(operations_per_s: int | None, unit: str = "operations") -> None:
-    if operations_per_s is not None and not 1 <= operations_per_s <= MAX_RATE:
-        raise UsageError(f"throttle is {operations_per_s} {unit}/s: it must be 1 to {MAX_RATE}, or none")
+    if operations_per_s is not None and not 1 <= operations_per_s <= MAX_RATE_PER_S:
+        raise no_rate(operations_per_s, unit)
+
+
+def no_rate(rate: object, unit: str) -> UsageError:
+    """Return the error that refuses a value as the throttle of a run.
+
+    :param unit: what the throttle counts, in the plural.
+    """
+    return UsageError(f"the rate is {rate!r}: write {unit} per second, 1 to {MAX_RATE_PER_S:,}, or none")
