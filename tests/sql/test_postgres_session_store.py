@@ -321,7 +321,7 @@ def test_interval_beyond_the_signed_column_keeps_its_length(store: Watched, data
         ("a", {"content_type": "c" * 256}, "content_type has 256 characters"),
         ("a", {"response_topic": "é" * 256}, "response_topic has 256 characters"),
         ("a", {"subscription_ids": (5,)}, "subscription_ids is (5,): TBMQ 1.x has no column for them"),
-        ("a", {"payload": bytes(1_048_577)}, "payload has 1048577 bytes: this store takes at most 1048576"),
+        ("a", {"payload": bytes(1_048_577)}, "a payload for 'a' has 1048577 bytes: this store takes at most 1048576"),
     ],
 )
 def test_what_the_vendors_columns_cannot_hold_is_refused_before_anything_is_written(

@@ -67,6 +67,17 @@ class StoreRules:
             check_integer("session_expiry_s", self.session_expiry_s, 0, MAX_EXPIRY_INTERVAL_S, "or none, for ever")
         check_integer("max_payload_bytes", self.max_payload_bytes, 1, MAX_PAYLOAD_BYTES, "MQTT 5 section 2.1.4")
 
+    def check_size(self, save: SessionSave) -> None:
+        """Refuse a save with a larger payload than the rules allow.
+
+        :raises UsageError: naming client, size and limit.
+        """
+        if save.largest_bytes > self.max_payload_bytes:
+            raise UsageError(
+                f"a payload for {save.client_id!r} has {save.largest_bytes} bytes: this store takes at most "
+                f"{self.max_payload_bytes} (max_payload_bytes)"
+            )
+
 
 @quick_init
 @dataclass(frozen=True, kw_only=True)

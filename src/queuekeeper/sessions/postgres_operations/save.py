@@ -9,7 +9,7 @@ import orjson
 import psycopg
 from psycopg import errors as postgres_errors
 
-from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import MAX_SERIAL
@@ -87,11 +87,7 @@ class SaveOperations(PacketIdOperations):
         check_vendor_id(save.client_id)
         if save.source is not None:
             check_length("source", save.source)
-        if save.largest_bytes > self._rules.max_payload_bytes:
-            raise UsageError(
-                f"payload has {save.largest_bytes} bytes: this store takes at most "
-                f"{self._rules.max_payload_bytes} (max_payload_bytes)"
-            )
+        self._rules.check_size(save)
         for message in save.messages:
             check_columns(message)
 

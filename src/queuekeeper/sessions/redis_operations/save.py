@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from queuekeeper import lua
-from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives, other_batch, parts_of
@@ -51,7 +51,7 @@ class SaveOperations(PacketIdOperations):
             if place != index:
                 repeated.setdefault(client_id, [place]).append(index)
             if save.largest_bytes > most_bytes:
-                self.check_size(save)
+                self._rules.check_size(save)
         reports: dict[int, SaveReport] = {}
         begun: list[_Begun] = []
         branches: list[Steps[None]] = []
@@ -87,18 +87,7 @@ class SaveOperations(PacketIdOperations):
         :raises UsageError: naming size and limit.
         """
         if type(message) is not NewMessage or len(message.payload) > self._rules.max_payload_bytes:
-            self.check_size(SessionSave(client_id=client_id, messages=(message,)))
-
-    def check_size(self, save: SessionSave) -> None:
-        """Refuse a save with a larger payload than the rules allow.
-
-        :raises UsageError: naming size and limit.
-        """
-        if save.largest_bytes > self._rules.max_payload_bytes:
-            raise UsageError(
-                f"a payload for {save.client_id!r} has {save.largest_bytes} bytes: this store takes at most "
-                f"{self._rules.max_payload_bytes} (max_payload_bytes)"
-            )
+            self._rules.check_size(SessionSave(client_id=client_id, messages=(message,)))
 
     def _begin(self, save: SessionSave, place: int, soon_ms: int) -> _Begun | None:
         """Return the one call that completes most saves; none when the save needs more calls."""

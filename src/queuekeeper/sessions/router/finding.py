@@ -130,7 +130,7 @@ class FindingOperations:
             raise UsageError(
                 f"patience_s is {patience_s} and owner_age_s is {owner_age_s}: they must be 0 or more, and more than 0"
             )
-        rules = rules or StoreRules()
+        self._rules = rules = rules or StoreRules()
         self._known = KnownOwners(owners)
         self._owner_age_s = owner_age_s
         self._patience_s = patience_s

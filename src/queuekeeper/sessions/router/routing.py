@@ -88,7 +88,7 @@ class RouterOperations(FindingOperations, FetchOperations):
     def _check_save(self, save: SessionSave) -> None:
         messages = save.messages
         size_bytes = save.payload_bytes
-        self._redis.check_size(save)
+        self._rules.check_size(save)
         is_plain = save.source is None
         for message in messages:
             if message.subscription_ids or message.content_type is not None or message.response_topic is not None:
