@@ -125,10 +125,7 @@ class EventConsumer(EventService[None]):
 
     @checked
     def listen(self, interest: Interest | None = None) -> Listener:
-        """Return a listener, which gets events from now on and acknowledges none. The consumer must run.
-
-        :param interest: events that the listener gets; every event when absent.
-        """
+        """Return a listener, which gets events from now on and acknowledges none; the consumer must run."""
         return self.listen_to(interest or Interest())[0]
 
     @checked
@@ -165,10 +162,7 @@ class EventConsumer(EventService[None]):
 class AsyncEventConsumer(AsyncEventService[None]):
     """:class:`EventConsumer` for asyncio: handlers are coroutine functions, and all runs in one event loop.
 
-    :param url: URL of the database.
-    :param group_id: id of the group.
-    :param rules: how the consumer reads; defaults when absent.
-    :param middleware: observes or wraps each attempt; see :class:`~queuekeeper.events.handlers.Middleware`.
+    :param url: URL of the database; the other parameters are those of :class:`EventConsumer`.
     """
 
     @checked
@@ -214,10 +208,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
 
     @checked
     async def listen(self, interest: Interest | None = None) -> AsyncListener:
-        """Return a listener, which gets events from now on and acknowledges none. The consumer must run.
-
-        :param interest: events that the listener gets; every event when absent.
-        """
+        """Return a listener, which gets events from now on and acknowledges none; the consumer must run."""
         return (await self.listen_to(interest or Interest()))[0]
 
     @checked

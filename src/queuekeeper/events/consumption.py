@@ -328,10 +328,7 @@ class Consumption:
     def add_listener(
         self, interest: Interest, make: Callable[[str], BufferedListener]
     ) -> Operation[tuple[Any, Subscription]]:
-        """Subscribe for a listener, which gets events that are read from now on.
-
-        :param make: makes the listener of a subscription id.
-        """
+        """Subscribe for a listener, which gets events that are read from now on."""
         found = yield from self._assert_subscription(interest)
         listener = make(found.subscription_id)
         self.listeners.append((listener, interest))

@@ -254,8 +254,7 @@ class Dispatcher(EventService[DispatchReport]):
     """Dispatches in the thread that calls ``run``, which returns a :class:`DispatchReport`.
 
     :param url: URL of the database.
-    :param rules: how it works; defaults when absent.
-    :param once: whether to dispatch the events that are stored, then end; false by default.
+    :param once: whether to dispatch the events that are stored, then end.
     """
 
     @checked
@@ -272,9 +271,7 @@ class Dispatcher(EventService[DispatchReport]):
 class AsyncDispatcher(AsyncEventService[DispatchReport]):
     """:class:`Dispatcher` for asyncio.
 
-    :param url: URL of the database.
-    :param rules: how it works; defaults when absent.
-    :param once: whether to dispatch the events that are stored, then end; false by default.
+    :param url: URL of the database; the other parameters are those of :class:`Dispatcher`.
     """
 
     @checked

@@ -202,7 +202,6 @@ class ReliableHandler:
 
     :param name: name by which a retry finds the handler; unique in its consumer.
     :param split: cuts a delivery into parts that are retried separately.
-    :param busy: assignment on which it is working.
     :param resume_at_s: time before which it begins nothing, after a failure.
     """
 
@@ -311,10 +310,7 @@ class BufferedListener:
         self._ring()
 
     def end(self, error: Exception | None = None) -> None:
-        """End the listener: it gets no more deliveries.
-
-        :param error: raised for the reader after the deliveries that wait.
-        """
+        """End the listener; its reader gets the deliveries that wait, then the error."""
         if not self._ended:
             self._ended, self._error = True, error
             self._ring()

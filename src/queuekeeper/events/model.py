@@ -333,8 +333,8 @@ def json_of(name: str, value: Any) -> str:
     :raises UsageError: when JSON cannot hold it, or it holds a zero character.
     """
     text = json_bytes(name, value, wide_integers=True)
-    # Search the value only if its JSON holds what looks like an escaped zero character. Most JSON holds no backslash,
-    # and a search for one byte takes a tenth of the time.
+    # Search the value only if its JSON seems to hold an escaped zero character. Most JSON holds no backslash, and a
+    # search for one byte takes a tenth of the time.
     if _BACKSLASH in text and b"\\u0000" in text and holds(value, _has_zero):
         raise UsageError(
             f"{name} holds a zero character (U+0000), which PostgreSQL does not store: remove it, or encode the text"

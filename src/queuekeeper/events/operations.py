@@ -172,9 +172,7 @@ class EventOperations:
         return str(rows[0][0])
 
     def subscribe(self, group_id: str, interest: Interest) -> Operation[Subscription]:
-        """Create a subscription of a group, unless the group has an equal one.
-
-        It expires after the longest ``expires_after`` of its users.
+        """Create a subscription of a group, or prolong its equal one if it would expire sooner.
 
         :returns: the subscription; if it is in quarantine, it stays there.
         :raises UsageError: when the condition is not allowed.
@@ -257,7 +255,6 @@ class EventOperations:
     def set_cursor(self, group_id: str, cursor: str, *, release: bool) -> Operation[None]:
         """Store the cursor of a group.
 
-        :param cursor: ``next_cursor`` of a page.
         :param release: whether the connection gives up the ownership of the group.
         """
         check_group(group_id)
@@ -311,9 +308,8 @@ class EventOperations:
         """Schedule a retry: one handler gets a delivery again, later. Its events are copied, so retention keeps them.
 
         :param delivery: delivery that the handler got; a large one comes again in parts.
-        :param handler: name of the handler.
         :param delay_s: seconds until the retry.
-        :returns: false when none of the events, or not the subscription, is stored any more; then there is no retry.
+        :returns: whether there is a retry; there is none when the events or their subscription are no longer stored.
         """
         more = {"retry_number": delivery.attempt, "delay_s": delay_s}
         answers = yield from _together("schedule_retry", [_delivery(one, handler) | more for one in _parts(delivery)])
@@ -385,7 +381,6 @@ class EventOperations:
     def quarantine_condition(self, condition: str, *, reason: str) -> Operation[tuple[str, ...]]:
         """Put all subscriptions with a condition into quarantine.
 
-        :param reason: reason that their views show.
         :returns: ids of the subscriptions that were not in quarantine before.
         """
         rows: Rows = yield Query(name="quarantine_condition", parameters={"condition": condition, "reason": reason})
@@ -448,11 +443,7 @@ def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:
 
 
 def _rows(events: Iterable[NewEvent], first: int, *rest: Any) -> Iterator[Row]:
-    """Yield topic, payload and metadata of each event, followed by the values that all rows share.
-
-    :param first: place of the first event in the call.
-    :param rest: values at the end of each row.
-    """
+    """Yield topic, payload and metadata of each event, then ``rest``; ``first`` is the place of the first event."""
     for number, event in enumerate(events, first):
         if type(event) is not NewEvent:
             check_event(event, number)

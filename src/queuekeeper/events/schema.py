@@ -106,10 +106,7 @@ def _ordered(*names: str) -> list[Path]:
 
 
 def _text(path: Path, *, replace: bool) -> str:
-    """Return the statement of a file.
-
-    :param replace: whether it replaces an object that exists.
-    """
+    """Return the statement of a file; with ``replace`` it replaces an object that exists."""
     text = path.read_text("utf-8").strip()
     owner, created = _OWNER.search(text), schema_files.code(text)
     if replace:

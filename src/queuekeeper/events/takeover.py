@@ -308,10 +308,7 @@ def _copy_subscriptions(connection: Connection) -> list[str]:
 
 @contextmanager
 def _collected(connection: Connection, problems: list[str], what: str) -> Iterator[None]:
-    """Add a refusal of the server to ``problems``, and go on.
-
-    :param what: subject of the refusal.
-    """
+    """Add a refusal of the server to ``problems``, with its subject ``what``, and go on."""
     try:
         with connection.transaction():
             yield

@@ -57,8 +57,8 @@ class WorkRules:
     :param lease_ms: time in ms after which another worker gets the messages of a worker that has died, 30,000 by
         default. A lease is renewed at its half while the worker lives, however long a handler takes.
     :param max_stalls: number of stalls, 3 by default, above which a message becomes a dead letter; a stall is a lease
-        that has run out. A message with two stalls is worked on alone, so that it stops no other handler if it ends
-        the process.
+        that has run out. A message with two stalls or more is worked on alone, so that no other handler is stopped
+        if it ends the process.
     :param look_s: longest time in seconds between two claims while there is room, 5 by default; a lost wake-up delays a
         message by no more.
     :param grace_s: time in seconds that a stop waits for running handlers, 30 by default.
@@ -159,7 +159,7 @@ class Consumption:
         return bool(self._busy)
 
     def run(self) -> Operation[None]:
-        """Serve until a stop, or until an error that a repeat does not cure, after which the consumer stops, too.
+        """Serve until a stop. An error that a repeat does not cure stops the consumer, too, and is raised at the end.
 
         :raises ServerUnavailable: when the server cannot be reached at the start; later the consumer waits for it.
         :raises UnknownConsumer: when the consumer has been unregistered.
@@ -179,7 +179,7 @@ class Consumption:
                 # Messages that were leased by a lost reply come again when the lease is over.
                 until_s = self._now_s() + SERVER_BACKOFF.after(attempt)
                 attempt += 1
-                _log.warning("consumer %r of %r: %s; it tries again", self.consumer, self.queue, error)
+                _log.warning("consumer %r of %r: %s; the consumer tries again", self.consumer, self.queue, error)
                 while not self._over and not self._is_late() and self._now_s() < until_s:
                     yield from self._hear(until_s)
             else:

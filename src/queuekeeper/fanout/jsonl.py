@@ -51,10 +51,7 @@ class PublishLinesReport:
 
 
 def message_facts(message: FanoutMessage, *, content: bool) -> dict[str, Any]:
-    """Return the fields of a message.
-
-    :param content: whether body and headers are among them.
-    """
+    """Return the fields of a message, with body and headers if ``content`` is true."""
     facts: dict[str, Any] = {
         **attributes(message, "id published_ms expires_at_ms attempt stalls content_type order_key"),
         "body_bytes": len(message.body),
@@ -72,10 +69,7 @@ def message_line(message: FanoutMessage, *, content: bool) -> bytes:
 
 
 def letter_facts(letter: DeadLetter, *, content: bool) -> dict[str, Any]:
-    """Return the fields of a dead letter.
-
-    :param content: whether body and headers of its message are among them.
-    """
+    """Return the fields of a dead letter, with body and headers of its message if ``content`` is true."""
     message = None if letter.message is None else message_facts(letter.message, content=content)
     return {**attributes(letter, "id died_ms reason attempts stalls"), "message": message}
 

@@ -49,9 +49,7 @@ def _new_id() -> str:
 class Deliveries:
     """Gives messages ids and repeats publishes without an answer; both classes of producers use it.
 
-    :param retry_for_s: longest time in seconds for which a publish is repeated.
     :param new_id: makes deduplication ids.
-    :param now_s: monotonic clock in seconds.
     """
 
     def __init__(

@@ -41,10 +41,8 @@ class FanoutQueues(_Methods, Blocking):
     :param clock: returns the present time in ms; the server's clock by default.
     :param replicas: number of replicas that each write waits for, 0 by default.
     :param replica_timeout_ms: longest time in ms to wait for replicas; the write is stored even if they do not answer.
-    :param retry_for_s: longest time in seconds that a call waits for a slot that moves, a failover, or a server that is
-        busy or loading.
-    :param counts_only: whether scripts only count: a call returns what it would do and writes nothing, so no call sees
-        the effect of another.
+    :param retry_for_s: seconds that a call waits for a slot that moves, a failover, or a busy or loading server.
+    :param counts_only: write nothing: each call returns what it would do, and later calls do not see its changes.
     """
 
     @checked

@@ -193,7 +193,7 @@ class ReapReport:
     :param requeued: number of messages whose lease had run out and that are in line again.
     :param dead: number of messages that became dead letters, since they had stalled too often.
     :param skipped: number of ids without a message that were removed.
-    :param gone_in_line: number of requeued messages that are gone or have expired.
+    :param gone_in_line: number of messages that are in line again although they are gone or have expired.
     :param revived: ids of messages that had expired and became dead letters, which keeps them stored.
     """
 

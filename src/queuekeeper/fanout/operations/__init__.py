@@ -29,8 +29,7 @@ class FanoutOperations(RegisterOperations, PublishOperations, DeliverOperations,
     :param rules: limits for messages; defaults when absent.
     :param clock: returns the present time in ms; the server's clock by default.
     :param new_token: makes tokens of leases, of letters and digits.
-    :param counts_only: whether scripts only count: a call returns what it would do and writes nothing, so no call sees
-        the effect of another.
+    :param counts_only: write nothing: each call returns what it would do, and later calls do not see its changes.
     :param size: returns the size of the next call, given the usual size.
     :raises UsageError: for a prefix with a brace.
     """

@@ -74,7 +74,6 @@ class Member(NamedTuple):
 class Membership(NamedTuple):
     """The consumers of a queue, with the keys and arguments of a publish to all of them.
 
-    :ivar number: number that grows whenever the consumers change.
     :ivar joined: number of consumers that are not being removed.
     :ivar publish_keys: ``None`` while a consumer has several lanes: the keys then depend on the messages.
     """
@@ -271,10 +270,7 @@ class CommonOperations:
             self._memberships.pop(queue, None)
 
     def _walk_ids(self, key: str, *, most: int = IDS_PER_WALK) -> Steps[list[int]]:
-        """Return the ids that a key holds.
-
-        :param most: largest number of ids per call.
-        """
+        """Return the ids that a key holds, read in pages of at most ``most``."""
         found: list[int] = []
         cursor: lua.Value = 0
         while True:
@@ -307,9 +303,8 @@ def ask(call: lua.Call) -> Steps[Reply]:
 
 
 def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
-    """Return ids in parts, one per call.
+    """Return ids in parts of at most ``most``, one part per call.
 
-    :param most: largest number of ids in a part.
     :raises UsageError: when one is not an id.
     """
     for message_id in ids:
@@ -325,7 +320,6 @@ def _texts(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:
     """Return the keys of a publish to a consumer, with only the lists of the lanes that the messages go to.
 
-    :param order_hashes: hash of the order key of each message, which chooses its lane.
     :param for_later: whether one of the messages has a due time.
     """
     own = member.keys

@@ -57,9 +57,7 @@ class DeadOperations(CommonOperations):
         return DeadPage(letters=letters, total=reply.total, next_offset=reached if goes_on else None)
 
     def retry_dead(self, queue: str, *, consumer: str, ids: Sequence[int] | None = None) -> Operation[RetryReport]:
-        """Put dead letters back in line, with attempts and stalls at zero.
-
-        They go behind the waiting messages, or ahead of them if the consumer is ordered.
+        """Put dead letters back in line, with attempts and stalls at zero: at its end, or its head if it is ordered.
 
         :param ids: ids of the dead letters; all of the consumer's when absent.
         """
@@ -86,7 +84,6 @@ class DeadOperations(CommonOperations):
         """Remove dead letters.
 
         :param ids: ids of the dead letters; all of the consumer's when absent.
-        :param dry_run: whether to only count them.
         """
         parts = parts_of(ids or (), IDS_PER_CALL)
         member = yield from self._member(queue, consumer)

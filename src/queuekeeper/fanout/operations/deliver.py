@@ -96,10 +96,7 @@ class DeliverOperations(CommonOperations):
         )
 
     def ack(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[AckReport]:
-        """Acknowledge messages; the last acknowledgement of a message removes it.
-
-        :param token: token of the lease.
-        """
+        """Acknowledge messages under a lease; the last acknowledgement of a message removes it."""
         keys, own = self._own_keys(queue, consumer)
         acked = freed = stale = 0
         for part in parts_of(ids):
@@ -122,12 +119,9 @@ class DeliverOperations(CommonOperations):
     ) -> Operation[NackReport]:
         """Report a failure: the message is retried, or becomes a dead letter.
 
-        :param token: token of the lease.
-        :param delay_ms: time in ms until the retry, 0 by default; meanwhile other messages are handed out, unless the
-            consumer is ordered.
-        :param max_attempts: number of attempts after which the message becomes a dead letter; ``None``, the default,
-            means never.
-        :param reason: reason in the dead letter, of which it keeps 1,000 bytes.
+        :param delay_ms: time in ms until the retry, 0 by default; an ordered consumer gets no other message before.
+        :param max_attempts: attempts after which it becomes a dead letter; ``None``, the default, means never.
+        :param reason: reason, of which a dead letter keeps 1,000 bytes.
         """
         check_integer("delay_ms", delay_ms, 0, MAX_MS)
         if max_attempts is not None:
@@ -155,11 +149,7 @@ class DeliverOperations(CommonOperations):
     def extend(
         self, queue: str, *, consumer: str, token: str, ids: Sequence[int], lease_ms: int = DEFAULT_LEASE_MS
     ) -> Operation[ExtendReport]:
-        """Let the lease of messages run out later.
-
-        :param token: token of the lease.
-        :param lease_ms: time in ms from now until the lease runs out, 30,000 by default.
-        """
+        """Extend the lease of messages: it then runs out in ``lease_ms`` from now, 30,000 ms by default."""
         check_integer("lease_ms", lease_ms, 1, MAX_MS)
         keys, own = self._own_keys(queue, consumer)
         deadline_ms = 0
@@ -173,10 +163,7 @@ class DeliverOperations(CommonOperations):
         return ExtendReport(deadline_ms=deadline_ms, stale=tuple(stale))
 
     def return_claimed(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[ReturnReport]:
-        """Give messages back that were not begun: they are next in line, and the attempt does not count.
-
-        :param token: token of the lease.
-        """
+        """Give messages back that were not begun: they are next in line, and the attempt does not count."""
         returned = stale = 0
 
         def call(part: Sequence[int], _: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
@@ -194,7 +181,7 @@ class DeliverOperations(CommonOperations):
 
         It ends leases that have run out, puts messages that are due in line, and removes ids of messages that are gone.
 
-        :param max_stalls: number of leases that may run out before a message becomes a dead letter, 3 by default.
+        :param max_stalls: as for :meth:`claim`.
         """
         return (yield from self._reap(queue, consumer, max_stalls, "all"))
 

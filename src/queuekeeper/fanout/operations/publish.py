@@ -183,10 +183,7 @@ def _instant(message: NewMessage) -> str:
 
 
 def _end_of_chunk(records: Sequence[bytes], start: int, most: int) -> int:
-    """Return the end of the slice of records that one call publishes.
-
-    :param most: largest number of records.
-    """
+    """Return the end of the slice of records, at most ``most``, that one call publishes."""
     size_bytes = len(records[start])
     end = start + 1
     last = min(len(records), start + most)

@@ -157,7 +157,6 @@ class RegisterOperations(CommonOperations):
 
         :param force: whether to remove it while its messages are under lease; their acks will be refused.
         :param begun: whether to only finish a removal; a consumer that was registered again since counts as unknown.
-        :param dry_run: whether to only count its messages.
         :raises HasLeases: when messages are under lease and ``force`` is false.
         """
         if dry_run:
@@ -178,7 +177,6 @@ class RegisterOperations(CommonOperations):
         """Remove the consumers whose ``idle_expiry_ms`` is over, and finish removals that were interrupted.
 
         :param idle_expiry_ms: time in ms for consumers whose options have none; when absent, these stay.
-        :param dry_run: whether to only count their messages.
         """
         if idle_expiry_ms is not None:
             check_integer("idle_expiry_ms", idle_expiry_ms, 1, MAX_MS)

@@ -66,7 +66,6 @@ class UpkeepOperations(DeadOperations):
         The removal takes bounded steps.
 
         :param consumer: all consumers, and the held messages, when absent.
-        :param dry_run: whether to only count the messages.
         """
         keys = self._keys(queue)
         if consumer is None:
@@ -96,7 +95,6 @@ class UpkeepOperations(DeadOperations):
 
         Messages under lease can be finished, and publishes go on.
 
-        :param consumer: the whole queue when absent.
         :returns: false when it was paused already.
         """
         keys, paused = self._pausable(queue, consumer)
@@ -107,7 +105,6 @@ class UpkeepOperations(DeadOperations):
 
         This also restarts a consumer that has halted at a dead letter.
 
-        :param consumer: the whole queue when absent.
         :returns: whether it was paused before.
         """
         keys, paused = self._pausable(queue, consumer)
