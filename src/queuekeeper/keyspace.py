@@ -446,7 +446,7 @@ def cohorts(*, count: int, shards: list[tuple[int, int, str]]) -> list[Cohort]:
     return result
 
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 def parse_cohorts(text: str, *, count: int) -> list[int]:

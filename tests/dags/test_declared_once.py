@@ -7,6 +7,7 @@ import re
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -379,3 +380,34 @@ def test_defaults_and_examples_are_allowed_by_form_and_model(model: type[Paramet
             assert getattr(model(**_others(model, each)), each.name) == each.default
         for example in each.said.examples:
             field.resolve(example)
+
+
+HOSTILE: tuple[Any, ...] = (
+    *(
+        "9" * 5_000,
+        "-0",
+        "\u0663",
+        "1e400",
+        "nan",
+        "inf",
+        "\x00",
+        "a\nb",
+        " 5 ",
+        "0x10",
+        "1,,0",
+        "\ud800",
+        "x" * 100_000,
+    ),
+    *(True, 1.0, 10**400, float("nan"), float("inf"), None, [], ["a\nb"], ["a", ""], {"a": 1}),
+)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_any_value_of_any_parameter_is_taken_or_refused_in_words(model: type[Parameters]) -> None:
+    for name in describe(model):
+        for value in HOSTILE:
+            with suppress(UsageError):
+                taken = model.of_texts({name: value})
+                parser = ArgumentParser()
+                model.declare(parser)
+                assert model.take(vars(parser.parse_args(taken.to_argv()))) == taken, (name, value)

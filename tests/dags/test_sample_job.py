@@ -30,6 +30,7 @@ from queuekeeper.jobs.common import Approval, Connections, DryRun
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.keys import KeyCounts
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
+from queuekeeper.jobs.writer import Writer
 from queuekeeper.redis_client import connect
 from queuekeeper.report.files import report_name
 from tests.dags.runs import states
@@ -92,6 +93,37 @@ def test_command_plans_does_and_takes_back_and_the_audit_tells(client: Any, post
     assert (len(client.keys("old:*")), client.get("new:7")) == (50, b"taken")
     with postgres.connect(postgres_url, autocommit=True) as connection:
         assert acts_of(connection, run_id) == ["approve", "apply", "approve", "undo"]
+
+
+def test_undo_leaves_a_key_alone_that_the_run_did_not_make(client: Any) -> None:
+    run_id = command("rename", "--yes")["maintenance_run_id"]
+    client.delete("old:7")  # whose new name was taken, so the run left it
+
+    told = command("run", "undo", run_id, "--yes")
+
+    assert (told["noted"], told["taken_back"]) == (49, 49)
+    assert (client.get("new:7"), client.exists("old:7")) == (b"taken", 0)
+
+
+def test_undo_leaves_a_key_alone_that_came_between_the_note_and_the_change(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = Writer.note
+
+    def noted(writer: Writer, lines: Any) -> None:
+        note(writer, lines)
+        client.set("new:3", "came between")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "note", noted)
+        done = command("rename", "--yes")
+    assert done["counts"]["changed"] == 48
+    client.delete("old:3")
+
+    told = command("run", "undo", done["maintenance_run_id"], "--yes")
+
+    assert (told["noted"], told["taken_back"]) == (48, 48)
+    assert (client.get("new:3"), client.exists("old:3")) == (b"came between", 0)
 
 
 def test_command_controls_a_run_and_the_audit_tells(client: Any, postgres_url: str) -> None:

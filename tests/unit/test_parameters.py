@@ -70,6 +70,8 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"suffix": "A1"}, "suffix is 'A1': it must be lower case"),
     ({"keys": "a\nb\nc\nd"}, "keys has 4 entries: at most 3; it must be a list of texts, at most 3"),
     ({"keys": "a\tb"}, r"name 'a\tb' holds a tab: leave it out"),
+    ({"batch_size": "9" * 5_000}, f"batch_size is '{'9' * 199}..: it must be an integer from 1 to 1,000"),
+    ({"cap_percent": "9" * 5_000}, f"cap_percent is '{'9' * 199}..: it must be a number from 0 to 100"),
     ({"order": "newest", "rate_per_s": "none"}, "order is 'newest' and rate_per_s is none: name a rate, or"),
 ]  # fmt: skip
 
@@ -104,6 +106,17 @@ def test_library_texts_and_arguments_refuse_in_the_same_words(texts: dict[str, s
 def test_value_of_another_type_is_refused_and_never_turned_into_one(value: Any) -> None:
     with pytest.raises(UsageError, match=rf"^batch_size is {re.escape(repr(value))}: it must be an integer from 1 to"):
         Renaming(batch_size=value)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "cap_percent"])
+def test_number_that_nobody_could_read_is_refused_and_not_repeated(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{name} is a number of more than 30 digits: it must be"):
+        Renaming.of_texts({name: 10**5_000})
+
+
+def test_entry_of_a_list_is_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^keys is 'a\\nb': it must be a list of texts, at most 3$"):
+        Renaming(keys=("a\nb",))
 
 
 def test_unknown_name_is_refused_with_the_nearest() -> None:

@@ -14,6 +14,7 @@ from queuekeeper.errors import StalePlan
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.model import C, F, Job, NothingBesides, P, Step
 from queuekeeper.jobs.shares import text_of
+from queuekeeper.jobs.undo import PREVENTED
 from queuekeeper.keyspace import SLOTS, format_cohorts, parse_cohorts
 from queuekeeper.redis_client import address_of, is_cluster, redis_errors
 from queuekeeper.redis_names import ALL_SLOTS, KEYS_PER_PAGE, READINGS, Names, masters, restless
@@ -108,9 +109,15 @@ class KeyJob(KeyPages[P, KeyCounts, NothingBesides]):
         """
 
     def apply(self, step: Step) -> KeyCounts:
-        """Change a page of keys."""
+        """Change a page of keys, and note in the undo file those that can be changed, and what then was not."""
         self.world.pace(len(step.work))
         with redis_errors(address_of(self.world.client)):
             lines = [self.line(key) for name in step.work if (key := text_of(name)) is not None]
-            self.world.writer.note(lines)
-            return KeyCounts(keys=len(step.work), changed=sum(map(self.change, lines)))
+            with self.world.counting():
+                possible = list(filter(self.change, lines))
+            if self.world.counts_only:
+                return KeyCounts(keys=len(step.work), changed=len(possible))
+            self.world.writer.note(possible)
+            prevented = [line for line in possible if not self.change(line)]
+            self.world.writer.note({PREVENTED: line} for line in prevented)
+            return KeyCounts(keys=len(step.work), changed=len(possible) - len(prevented))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.pace import Breaker
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.shares import check_servers
-from queuekeeper.jobs.undo import read_undo_file
+from queuekeeper.jobs.undo import changes
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
@@ -281,6 +282,16 @@ class World(Generic[P]):
         """Whether nothing is changed."""
         return self.writer.counts_only
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Change nothing in the block: a change only tells whether it could be made."""
+        writer = self.writer
+        self.writer = Writer(self.client, counts_only=True)
+        try:
+            yield
+        finally:
+            self.writer = writer
+
     def pace(self, amount: float) -> None:
         """Note how long the last call took, and wait until the next call may be sent.
 
@@ -391,7 +402,7 @@ class Job(ABC, Generic[P, C, F]):
         """Undo the changes in a run's undo files, or only count them, and return a record of counts."""
         noted = taken_back = 0
         for path in files:
-            for line in read_undo_file(path, kind=self.kind)[1]:
+            for line in changes(path, kind=self.kind):
                 noted += 1
                 taken_back += self.take_back(line)
         return Undone(

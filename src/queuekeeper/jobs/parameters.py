@@ -45,6 +45,12 @@ from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 P = ParamSpec("P")
 Part = TypeVar("Part", bound="Parameters")
 
+_DIGITS = 30
+"""Most digits of a number that is read: Python refuses to read thousands, in words that name no parameter."""
+
+_SHOWN = 200
+"""Characters of a wrong value that a refusal repeats."""
+
 MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name; the column of the run holds no more."""
 
@@ -221,9 +227,9 @@ class Described:
         digits = text.strip().replace(",", "").replace("_", "")
         if self.kind is Kind.FLAG:
             return {"true": True, "false": False}.get(text.strip().lower(), text)
-        if self.kind is Kind.INTEGER and re.fullmatch(r"-?\d+", digits):
+        if self.kind is Kind.INTEGER and re.fullmatch(rf"-?\d{{1,{_DIGITS}}}", digits):
             return int(digits)
-        if self.kind is Kind.NUMBER and re.fullmatch(r"-?\d+(\.\d+)?([eE]-?\d+)?", digits):
+        if self.kind is Kind.NUMBER and re.fullmatch(rf"-?\d{{1,{_DIGITS}}}(\.\d+)?([eE]-?\d+)?", digits):
             return float(digits)
         return text
 
@@ -239,7 +245,7 @@ class Described:
         """Return a value from JSON in the model's type."""
         if self.kind is Kind.LIST and isinstance(value, list):
             return tuple(value)
-        if self.kind is Kind.NUMBER and type(value) is int:
+        if self.kind is Kind.NUMBER and type(value) is int and abs(value) < 10**_DIGITS:
             return float(value)
         if self.enum is not None and isinstance(value, str):
             return next((each for each in self.enum if each.value == value), value)
@@ -255,7 +261,9 @@ class Described:
             return
         if said.needed and value in ("", ()):
             raise self.refuse(value)
-        if self.kind in {Kind.INTEGER, Kind.NUMBER} and not _between(said.least, value, said.most):
+        if self.kind in {Kind.INTEGER, Kind.NUMBER} and not (
+            _between(said.least, value, said.most) and abs(value) < 10**_DIGITS
+        ):
             raise self.refuse(value)
         if self.kind is Kind.LIST and said.most is not None and len(value) > said.most:
             raise UsageError(
@@ -267,7 +275,8 @@ class Described:
                 said.check(text)
             if said.choices is not None and self.enum is None and text not in said.choices:
                 raise self.refuse(text)
-            if self.kind is Kind.LIST and len(text) < said.shortest:
+            # Texts of a list are lines where one text has all of them.
+            if self.kind is Kind.LIST and (len(text) < said.shortest or "\n" in text):
                 raise self.refuse(text)
             if (said.longest is not None and len(text) > said.longest) or (
                 said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
@@ -436,4 +445,7 @@ def _bounds(least: float | None, most: float | None) -> str:
 
 
 def _shown(value: Any) -> str:
-    return repr(value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value)
+    if type(value) is int and abs(value) >= 10**_DIGITS:
+        return f"a number of more than {_DIGITS} digits"
+    text = repr(value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}.."

@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -28,6 +29,9 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.places import make_folder, names, on_disk, store, told, write_whole
 
 FORMAT = "queuekeeper-undo-1"
+PREVENTED = "prevented"
+"""Field of a line that names the line of a change that was noted and then not made."""
+
 _SUFFIX = ".undo.jsonl"
 _START = b'{"format":"%s"' % FORMAT.encode()
 
@@ -101,6 +105,22 @@ def read_undo_file(path: Path, *, kind: str | None = None) -> tuple[dict[str, An
     if kind not in (None, header.get("kind")):
         raise UsageError(f"{path} is the undo file of a {header.get('kind')}, not of a {kind}")
     return header, (found for line in lines if (found := _parsed(line)) is not None)
+
+
+def changes(path: Path, *, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the changes of an undo file without those that were noted and then prevented.
+
+    :param kind: kind that the file's run must have.
+    :raises UsageError: as :func:`read_undo_file`.
+    :raises RefusedError: as :func:`read_undo_file`.
+    """
+    prevented = Counter(_text([line[PREVENTED]]) for line in read_undo_file(path, kind=kind)[1] if PREVENTED in line)
+    for line in read_undo_file(path, kind=kind)[1]:
+        text = _text([line])
+        if prevented[text]:
+            prevented[text] -= 1
+        elif PREVENTED not in line:
+            yield line
 
 
 def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
