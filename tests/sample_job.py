@@ -22,10 +22,12 @@ class Renaming(KeyJob[RenamingParameters]):
     asks = undoes = True
 
     def pattern(self) -> str:
-        return literally(self.world.parameters.old) + "*"
+        return literally(self.world.parameters.key_prefix + self.world.parameters.old) + "*"
 
     def line(self, key: str) -> Line:
-        return {"from": key, "to": self.world.parameters.new + key.removeprefix(self.world.parameters.old)}
+        asked = self.world.parameters
+        rest = key.removeprefix(asked.key_prefix + asked.old)
+        return {"from": key, "to": asked.key_prefix + asked.new + rest}
 
     def change(self, line: Line) -> bool:
         return self._rename(line["from"], line["to"])

@@ -16,7 +16,7 @@ from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from queuekeeper import audit, postgres
 from queuekeeper.airflow.defaults import Pool, connections
@@ -53,13 +53,23 @@ def names(client: Any) -> set[str]:
     return {key.decode().split(":")[0] for key in client.scan_iter()}
 
 
-def command(*arguments: str, code: int = 0) -> Any:
+def called(*arguments: str) -> Result:
     app = typer.Typer(cls=CommandGroup)
     app.command("rename", cls=JobCommand)(jobs.command_of("rename_keys", "Rename keys."))
     app.add_typer(runs.app, name="run")
-    result = CliRunner().invoke(app, [*arguments, "--json"])
+    return CliRunner().invoke(app, [*arguments, "--json"])
+
+
+def command(*arguments: str, code: int = 0) -> Any:
+    result = called(*arguments)
     assert result.exit_code == code, result.output
     return json.loads(result.stdout)
+
+
+def refused(*arguments: str) -> str:
+    result = called(*arguments)
+    assert result.exit_code == 2, result.output
+    return result.stderr
 
 
 def approved(engine: Engine, runs: MaintenanceRuns) -> tuple[str, str]:
@@ -124,6 +134,28 @@ def test_undo_leaves_a_key_alone_that_came_between_the_note_and_the_change(
 
     assert (told["noted"], told["taken_back"]) == (48, 48)
     assert (client.get("new:3"), client.exists("old:3")) == (b"came between", 0)
+
+
+def test_keys_of_another_prefix_are_left_alone(client: Any) -> None:
+    client.set("mine:old:1", "1")
+
+    done = command("rename", "--yes", "--key-prefix", "mine:")
+
+    assert done["counts"] == {"keys": 1, "changed": 1}
+    assert (client.get("mine:new:1"), len(client.keys("old:*"))) == (b"1", 50)
+
+
+def test_run_that_goes_on_takes_neither_a_dry_run_nor_parameters(client: Any) -> None:
+    run_id = command("rename", "--yes")["maintenance_run_id"]
+
+    for words, said in {
+        (
+            "--dry-run",
+        ): f"run {run_id} would go on with what is left of its plan, which `queuekeeper run status {run_id}`",
+        ("--old", "zzz", "--max-operations-per-s", "5"): "as it was planned: leave out --old, --max-operations-per-s",
+    }.items():
+        assert said in " ".join(refused("rename", "--go-on", run_id, "--yes", *words).split())
+    assert command("run", "report", run_id)["dry_run"] is False
 
 
 def test_command_controls_a_run_and_the_audit_tells(client: Any, postgres_url: str) -> None:

@@ -14,6 +14,7 @@ from queuekeeper.cli.command import PLANS, Call, OnServers, with_call
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, pairs, table
 from queuekeeper.cli.run_control import agree, say
+from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_namer
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
@@ -105,6 +106,11 @@ def carry_out(
     :returns: what came of it; failed when it was stopped, or there was something that could not be worked on.
     """
     job = job_of(kind)
+    if go_on is not None and call.dry_run:
+        raise UsageError(
+            f"run {go_on} would go on with what is left of its plan, which `queuekeeper run status {go_on}` shows: "
+            "leave out --dry-run"
+        )
     runs = call.runs_if_any(needed=not job.on_redis)
     if runs.connection is None:
         say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from queuekeeper.cli import context
+from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
     from queuekeeper.jobs.parameters import Described, Parameters
@@ -123,8 +124,20 @@ class JobCommand(TyperCommand):
         if self._taken is not None:
             own = {each.name for each in self._own}
             given = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
+            if run_id := ctx.params.get("go_on"):
+                _refuse_besides(run_id, given)
             ctx.meta[TAKEN] = self._taken.read(given)
         return super().invoke(ctx)
+
+
+def _refuse_besides(run_id: str, given: Mapping[str, Any]) -> None:
+    """Refuse parameters of a run that goes on: it has those of its plan.
+
+    :raises UsageError: naming those that were given.
+    """
+    said = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, (), [])]
+    if said:
+        raise UsageError(f"run {run_id} goes on as it was planned: leave out {', '.join(said)}")
 
 
 def _help(each: Described) -> str:
