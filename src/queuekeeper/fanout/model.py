@@ -116,10 +116,10 @@ class QueueOptions:
 class ConsumerOptions:
     """How a consumer gets its messages.
 
-    :param mode: order of its messages, FIFO by default; it can be changed only while no message waits.
+    :param mode: order of its messages, FIFO by default; it can change only while no message waits or is under lease.
     :param when_failed: what an ordered consumer does after a message has become a dead letter; by default it goes on.
     :param lanes: number of lanes of an ordered consumer, 1 by default. Each hands out one message at a time; messages
-        with the same order key are in the same lane. It can be changed only while no message waits.
+        with the same order key are in the same lane. It can change when ``mode`` can.
     :param max_length: largest number of messages that may wait in a lane; ``None``, the default, sets no limit.
     :param when_full: what a publish does when ``max_length`` is reached; by default it is refused.
     :param dead_retention_ms: least time in ms for which a dead letter is kept, 7 days by default.

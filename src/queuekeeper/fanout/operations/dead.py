@@ -57,7 +57,7 @@ class DeadOperations(CommonOperations):
         return DeadPage(letters=letters, total=reply.total, next_offset=reached if goes_on else None)
 
     def retry_dead(self, queue: str, *, consumer: str, ids: Sequence[int] | None = None) -> Operation[RetryReport]:
-        """Put dead letters back in line, with attempts and stalls at zero: at its end, or its head if it is ordered.
+        """Put dead letters back in line, with attempts and stalls at zero; an ordered consumer gets them first.
 
         :param ids: ids of the dead letters; all of the consumer's when absent.
         """
