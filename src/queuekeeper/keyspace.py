@@ -70,6 +70,7 @@ class SessionKeys(NamedTuple):
 
 MAX_CLIENT_ID_BYTES = 65_535
 """MQTT 5 section 1.5.4: the length of a UTF-8 string is sent in two bytes."""
+_EMPTY = "client id is empty: a session without an id cannot be stored"
 
 
 def check_client_id(client_id: Any) -> None:
@@ -82,7 +83,7 @@ def check_client_id(client_id: Any) -> None:
     if type(client_id) is not str:
         raise UsageError(f"client id is {client_id!r}: it must be text")
     if not client_id:
-        raise UsageError("client id is empty: a session without an id cannot be stored")
+        raise UsageError(_EMPTY)
     if "\0" in client_id:
         raise UsageError(
             f"client id holds a zero character, which MQTT forbids (MQTT 5 section 1.5.4): {_shown(client_id)}; "
@@ -173,7 +174,7 @@ def key_stem(client_id: str, *, prefix: str = "") -> str:
     :raises UsageError: for the empty id.
     """
     if not client_id:
-        raise UsageError("client id is empty: a session without an id cannot be stored")
+        raise UsageError(_EMPTY)
     return f"{prefix}{{{client_id}}}"
 
 
