@@ -11,9 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
 
-_MISSING = "run `queuekeeper database migrate`"
 _PAGE = 5_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -181,7 +180,7 @@ def record(
         "report_hash": report_hash,
         "effect": json.dumps(effect, sort_keys=True, ensure_ascii=False, default=str),
     }
-    with translated_errors(connection, missing=_MISSING):
+    with translated_errors(connection, missing=MIGRATE):
         connection.execute(statement("audit/record"), entry)
 
 
@@ -193,7 +192,7 @@ def record_answer(connection: Connection, answer: Answer, *, subject: str, kind:
     """
     known = {"subject": subject, "answered_at": answer.at, "action": str(answer.action), "actor": answer.actor}
     effect = {"kind": kind, **answer.facts}
-    with translated_errors(connection, missing=_MISSING), connection.transaction():
+    with translated_errors(connection, missing=MIGRATE), connection.transaction():
         if answer.at is not None:
             if not connection.execute(statement("audit/note_answer"), known).rowcount:
                 return
@@ -234,7 +233,7 @@ def note_subject(connection: Connection, subject: str) -> None:
     run = _current_run()
     if run is not None:
         values = {"dag_id": run.dag_id, "run_id": run.run_id, "subject": subject}
-        with translated_errors(connection, missing=_MISSING):
+        with translated_errors(connection, missing=MIGRATE):
             connection.execute(statement("audit/note_run"), values)
 
 
@@ -248,7 +247,7 @@ _current_run: Callable[[], AirflowRun | None] = _no_run
 def of_run(connection: Connection, run: AirflowRun, *, limit: int = 200) -> list[AuditEntry]:
     """Return the entries about what a run of Airflow has worked on, since it does, the latest first."""
     values = {"dag_id": run.dag_id, "run_id": run.run_id, "maximum": limit}
-    with translated_errors(connection, missing=_MISSING):
+    with translated_errors(connection, missing=MIGRATE):
         rows = connection.execute(statement("audit/of_run"), values).fetchall()
     return [_entry(row) for row in rows]
 
@@ -270,7 +269,7 @@ def latest(
         "before_seq": before_seq,
         "maximum": limit,
     }
-    with translated_errors(connection, missing=_MISSING):
+    with translated_errors(connection, missing=MIGRATE):
         rows = connection.execute(statement("audit/latest"), values).fetchall()
     return [_entry(row) for row in rows]
 
@@ -279,7 +278,7 @@ def read_chain(connection: Connection) -> Iterator[AuditEntry]:
     """Yield all entries from the first to the last, some thousands at a time."""
     after_seq = 0
     while True:
-        with translated_errors(connection, missing=_MISSING):
+        with translated_errors(connection, missing=MIGRATE):
             rows = connection.execute(statement("audit/chain"), {"after_seq": after_seq, "maximum": _PAGE}).fetchall()
         for row in rows:
             yield _entry(row)

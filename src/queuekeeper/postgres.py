@@ -29,6 +29,9 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback
 
 T = TypeVar("T")
+MIGRATE = "run `queuekeeper database migrate`"
+"""What to do when the control database lacks a table or column."""
+
 _PLAN = "make a plan first, with this release of Queuekeeper"
 Connection = psycopg.Connection[tuple[Any, ...]]
 """A connection whose rows are plain tuples."""
@@ -454,8 +457,8 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
         if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             user, database = connection.info.user, connection.info.dbname
             raise RefusedError(
-                f"user {user} may not change schema queuekeeper in database {database}: have its owner run "
-                f"`queuekeeper database migrate` ({server_words(error.__cause__)})"
+                f"user {user} may not change schema queuekeeper in database {database}: have its owner {MIGRATE} "
+                f"({server_words(error.__cause__)})"
                 if applied
                 else f"user {user} may not create schema queuekeeper in database {database}: "
                 f"GRANT CREATE ON DATABASE {database} TO {user}, or name another user ({server_words(error.__cause__)})"

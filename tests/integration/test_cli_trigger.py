@@ -68,5 +68,5 @@ def test_database_without_the_tables_is_named(postgres_url: str) -> None:
         "--postgres-url",
         postgres_url,
         code=4,
-        words="apply the migrations",
+        words="run `queuekeeper database migrate`",
     )

@@ -184,5 +184,5 @@ def test_busy_tables_are_left_alone(database: Connection, foreign: psycopg.Conne
 
 
 def test_database_without_our_schema_is_refused(source: Connection) -> None:
-    with pytest.raises(RefusedError, match="apply the migrations"):
+    with pytest.raises(RefusedError, match="run `queuekeeper database migrate`"):
         foreign_writers.install(source)

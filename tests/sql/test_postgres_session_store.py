@@ -627,7 +627,8 @@ def test_connection_without_autocommit_holds_no_transaction_open(database: Conne
 
 
 def test_missing_tables_of_ours_are_explained(source: Connection) -> None:
-    with pytest.raises(RefusedError, match=r'"queuekeeper\.session_states" does not exist; apply the migrations'):
+    words = r'"queuekeeper\.session_states" does not exist; run `queuekeeper database migrate`'
+    with pytest.raises(RefusedError, match=words):
         PostgresSessionStore(source).fetch_pending("a")
 
 

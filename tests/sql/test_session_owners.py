@@ -158,11 +158,11 @@ def test_schema_of_an_earlier_release_is_to_be_migrated(database: Connection, st
     database.execute("DROP FUNCTION queuekeeper.hold_owners")
     reports = store.save_messages([save("a"), save("b")])
     assert all("function queuekeeper.hold_owners" in str(report.error) for report in reports)
-    with pytest.raises(RefusedError, match="apply the migrations"):
+    with pytest.raises(RefusedError, match="run `queuekeeper database migrate`"):
         store.ack("a", [Ack(packet_id=1)])
 
     database.execute("DROP SCHEMA queuekeeper CASCADE")
-    with pytest.raises(RefusedError, match="apply the migrations"):
+    with pytest.raises(RefusedError, match="run `queuekeeper database migrate`"):
         store.purge_session("a")
 
 

@@ -22,7 +22,7 @@ from queuekeeper.jobs.locks import session_lock
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
-from queuekeeper.postgres import Connection, records, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
@@ -200,7 +200,7 @@ class Runs:
     kinds: ClassVar[Sequence[str]] = ()
     noun: ClassVar[str] = "maintenance run"
     none_known: ClassVar[str] = "there are none yet"
-    missing: ClassVar[str] = "run `queuekeeper database migrate`"
+    missing: ClassVar[str] = MIGRATE
     connection: Any = None
 
     def __init__(self, connection: Connection) -> None:

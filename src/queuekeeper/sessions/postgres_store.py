@@ -15,7 +15,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, address, server_words, statement, translated_errors
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
 from queuekeeper.text_form import shows
@@ -294,7 +294,7 @@ def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
                 if "queuekeeper" in (error.diag.message_primary or ""):
                     raise RefusedError(
                         f"PostgreSQL at {address(connection)} lacks a part of schema queuekeeper: "
-                        f"{server_words(error)}; apply the migrations (queuekeeper database migrate)"
+                        f"{server_words(error)}; {MIGRATE}"
                     ) from error
                 if not isinstance(error, (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn)):
                     raise

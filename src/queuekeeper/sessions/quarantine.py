@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
@@ -41,7 +41,6 @@ SUBJECT = "session_quarantine"
 """Name of the quarantine in the audit."""
 
 WORDS_SHOWN = 20
-_MISSING = "run `queuekeeper database migrate`"
 _PUBREL = "PUBREL"
 _SCATTERED = (
     "no cluster can hold its client, and PostgreSQL, where it would go, may be read by nobody any more: if the broker "
@@ -195,7 +194,7 @@ class SessionQuarantine:
 
     def counts(self) -> list[tuple[str, int, int]]:
         """Return reason, open rows and replayed rows, ordered by open rows, most first."""
-        with translated_errors(self._connection, missing=_MISSING):
+        with translated_errors(self._connection, missing=MIGRATE):
             return self._connection.execute(statement("sessions/quarantine_counts")).fetchall()
 
     def rows(
@@ -221,7 +220,7 @@ class SessionQuarantine:
             "client_id": client_id,
             "maximum": limit,
         }
-        with translated_errors(self._connection, missing=_MISSING):
+        with translated_errors(self._connection, missing=MIGRATE):
             cursor = self._connection.execute(statement("sessions/quarantined_messages"), choice)
             names = [column.name for column in cursor.description or ()]
             return [AsideMessage(**dict(zip(names, row, strict=True))) for row in cursor]
@@ -239,7 +238,7 @@ class SessionQuarantine:
     def mark_replayed(self, quarantine_id: int, *, serial: int | None, packet_id: int | None, person: str) -> None:
         """Record that a message was put back; a repeated call changes nothing."""
         mark = {"quarantine_id": quarantine_id, "serial": serial, "packet_id": packet_id, "person": person}
-        with translated_errors(self._connection, missing=_MISSING):
+        with translated_errors(self._connection, missing=MIGRATE):
             self._connection.execute(statement("sessions/mark_replayed"), mark)
 
 

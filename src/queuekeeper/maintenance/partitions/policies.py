@@ -10,15 +10,14 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
 
 _QUERIES = "maintenance/partitions/"
-_MIGRATE = "run `queuekeeper database migrate`"
 
 
 def load_policies(connection: Connection) -> list[PartitionPolicy]:
     """Return all policies of this database: the event broker's, then the others by table."""
-    with translated_errors(connection, missing=_MIGRATE):
+    with translated_errors(connection, missing=MIGRATE):
         rows = connection.execute(statement(f"{_QUERIES}load_policies")).fetchall()
     names = [each.name for each in fields(PartitionPolicy)]
     stored = [PartitionPolicy(**dict(zip(names, row, strict=True))) for row in rows]
@@ -45,7 +44,7 @@ def save_policy(connection: Connection, policy: PartitionPolicy) -> None:
     """
     _refuse_broker(policy.table)
     values: dict[str, Any] = {each.name: getattr(policy, each.name) for each in fields(policy)}
-    with translated_errors(connection, missing=_MIGRATE):
+    with translated_errors(connection, missing=MIGRATE):
         connection.execute(
             statement(f"{_QUERIES}save_policy"),
             values | {"storage": Jsonb(dict(each.split("=") for each in policy.storage))},
@@ -59,7 +58,7 @@ def delete_policy(connection: Connection, table: str) -> None:
     """
     _refuse_broker(table)
     load_policy(connection, table)
-    with translated_errors(connection, missing=_MIGRATE):
+    with translated_errors(connection, missing=MIGRATE):
         connection.execute(statement(f"{_QUERIES}delete_policy"), {"table": table})
 
 

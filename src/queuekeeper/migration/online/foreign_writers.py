@@ -11,10 +11,10 @@ from typing import ClassVar
 import psycopg
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, address, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
-_MISSING = "apply the migrations (queuekeeper database migrate), and name the database of TBMQ 1.x"
+_MISSING = f"{MIGRATE}, and name the database of TBMQ 1.x"
 
 INSTALL = ("install_session_trigger", "always_session_trigger", "install_message_trigger", "always_message_trigger")
 REMOVE = ("remove_session_trigger", "remove_message_trigger")

@@ -9,10 +9,9 @@ from typing import Any
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import check
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
 
 _HASH = re.compile(r"[0-9a-f]{16}")
-_MISSING = "run `queuekeeper database migrate` first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,5 +97,5 @@ class KnownIssues:
             raise UsageError(f"there is no known issue {known_issue_id}: `queuekeeper quality known list` shows them")
 
     def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection, missing=_MISSING):
+        with translated_errors(self._connection, missing=MIGRATE):
             return self._connection.execute(statement(f"quality/{name}"), parameters).fetchall()

@@ -13,10 +13,9 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
 from queuekeeper.quality.profile.model import FAULTS
 
-_MISSING = "run `queuekeeper database migrate` first"
 _KNOWN = 5
 _STORED = tuple(each.name for each in fields(Finding) if each.name not in {"remedy_url", "kind", "subject"})
 
@@ -172,7 +171,7 @@ class QualityStore:
     ) -> None:
         """Record the start of a run; the results of an earlier run of the same id are deleted."""
         name = {"quality_run_id": quality_run_id}
-        with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
+        with translated_errors(self._connection, missing=MIGRATE), self._connection.transaction():
             self._execute(
                 "save_run",
                 name
@@ -196,7 +195,7 @@ class QualityStore:
     ) -> None:
         """Record the results and the verdict of a run."""
         name = {"quality_run_id": quality_run_id}
-        with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
+        with translated_errors(self._connection, missing=MIGRATE), self._connection.transaction():
             for result in results:
                 # Results hold no client ids: readers of results may lack the right to know them.
                 row = asdict(result.without_client_ids())
@@ -335,7 +334,7 @@ class QualityStore:
         self._connection.execute(statement(f"quality/{name}"), parameters)
 
     def _rows(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection, missing=_MISSING):
+        with translated_errors(self._connection, missing=MIGRATE):
             return self._connection.execute(statement(f"quality/{name}"), parameters).fetchall()
 
 
