@@ -742,7 +742,7 @@ def test_writer_that_does_not_end_is_named(
     with writer.transaction():
         writer.execute(HOLD, [["a"]])
 
-        with pytest.raises(RefusedError, match=rf"process {writer.info.backend_pid} \(queuekeeper\) .* end it"):
+        with pytest.raises(RefusedError, match=rf"process {writer.info.backend_pid} \(queuekeeper\) .* end them"):
             owners.wait_for_writers(limit_s=0.1)
 
     owners.wait_for_writers(limit_s=0.1)
