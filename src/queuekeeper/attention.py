@@ -53,7 +53,8 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
 def _matter(run: MaintenanceRun) -> Matter | None:
     run_id = run.maintenance_run_id
     words, verb, waits = "", "status", True
-    if run.refused or run.over:
+    is_dry_run = run.state is RunState.PLANNED and run.report is not None
+    if run.refused or run.over or is_dry_run:
         return None
     if run.paused:
         words, verb = "is paused", "resume"

@@ -264,7 +264,7 @@ def test_counter_does_not_go_back_onto_waiting_messages(bench: Bench) -> None:
     header = {"format": "queuekeeper-undo-1", "kind": "repair_counter", "parameters": {}}
     lines = [json.dumps(line) for line in (header, {"client_id": C, "effect": effect})]
     bench.undo_path("repair_counter").write_text("\n".join(lines) + "\n", "utf-8")
-    with pytest.raises(UsageError, match="a repair_counter has no way back"):
+    with pytest.raises(UsageError, match="the repair_counter has no way back"):
         bench.undo("repair_counter")
 
     assert Broker(bench.client, C).add("t") == 21
@@ -1141,7 +1141,7 @@ def test_user_without_scripts_is_told_so(bench: Bench) -> None:
         ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be an integer from 1 to"),
         ({"keep_s": -1}, "keep_s is -1: it must be an integer from 1 to"),
         ({"grace_s": 0}, "grace_s is 0: it must be an integer from 1 to"),
-        ({"key_prefix": "{a}"}, "holds a brace"),
+        ({"key_prefix": "{a}"}, "it must be text of at most 200 characters without a brace"),
     ],
 )
 def test_parameter_that_makes_no_sense_is_refused(parameters: dict[str, Any], words: str) -> None:

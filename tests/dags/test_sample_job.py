@@ -105,6 +105,20 @@ def test_command_plans_does_and_takes_back_and_the_audit_tells(client: Any, post
         assert acts_of(connection, run_id) == ["approve", "apply", "approve", "undo"]
 
 
+def test_report_that_is_written_again_or_of_a_plan_alone_is_no_work_in_the_audit(
+    client: Any, postgres_url: str
+) -> None:
+    planned = command("rename", "--dry-run", "--new", "other:")["maintenance_run_id"]
+    command("run", "report", planned, code=1)
+    done = command("rename", "--yes")["maintenance_run_id"]
+    for _ in range(2):
+        command("run", "report", done)
+
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        assert acts_of(connection, planned) == []
+        assert acts_of(connection, done) == ["approve", "apply"]
+
+
 def test_undo_leaves_a_key_alone_that_the_run_did_not_make(client: Any) -> None:
     run_id = command("rename", "--yes")["maintenance_run_id"]
     client.delete("old:7")  # whose new name was taken, so the run left it

@@ -124,6 +124,15 @@ def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path:
     assert run_id not in str(told())
 
 
+def test_dry_run_waits_for_nobody(control: Connection, tmp_path: Path) -> None:
+    run_id = planned(control, "compacted_queue_gc", tmp_path)
+    assert run_id in str(told())
+
+    MaintenanceRuns(control).save_report(run_id, {"dry_run": True})
+
+    assert run_id not in str(told())
+
+
 def test_migration_is_told_until_it_is_verified(control: Connection, tmp_path: Path) -> None:
     run_id = planned(control, "session_migration", tmp_path)
     ledger = MigrationLedger(control)

@@ -18,6 +18,7 @@ def key_prefix() -> Any:
         section=Section.CONNECTIONS,
         longest=200,
         pattern=r"^[^{}]*$",
+        rule="it must be text of at most 200 characters without a brace, which would put all clients in one hash slot",
         check=check_prefix,
         examples=["tbmq:"],
     )

@@ -260,8 +260,10 @@ class Engine:
         )
         kept = outcome_facts(outcome)
         del kept["plan"]
-        # The audit records what was done, so a run without changes adds no entry.
-        runs.save_report(run_id, kept, effect={} if is_over else None)
+        # The audit records what was done: a run without changes adds no entry, and neither does a second report.
+        before = runs.load(run_id).report or {}
+        is_told = is_over or not counts.changes or before.get("counts") == kept["counts"]
+        runs.save_report(run_id, kept, effect={} if is_told else None)
         return outcome
 
     def _second_look(self, look: AnyJob) -> tuple[Any, bool]:
@@ -316,7 +318,7 @@ class Engine:
 
     def _directory(self) -> Path:
         if self.undo_directory is None:
-            raise UsageError(f"a {self.job.words.noun} needs a folder for its undo files: name one")
+            raise UsageError(f"the {self.job.words.noun} needs a folder for its undo files: name one")
         return self.undo_directory
 
     def _undo_files(self, run_id: str, plan: AnyPlan) -> tuple[str, ...]:

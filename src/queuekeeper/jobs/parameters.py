@@ -271,8 +271,6 @@ class Described:
             )
         texts = value if self.kind is Kind.LIST else (value,) if isinstance(value, str) else ()
         for text in texts:
-            if said.check is not None and (text or self.kind is Kind.LIST):
-                said.check(text)
             if said.choices is not None and self.enum is None and text not in said.choices:
                 raise self.refuse(text)
             # Texts of a list are lines where one text has all of them.
@@ -282,6 +280,9 @@ class Described:
                 said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
             ):
                 raise self.refuse(text)
+            # Last: a form can tell of a pattern, so whatever breaks one is refused in its words.
+            if said.check is not None and (text or self.kind is Kind.LIST):
+                said.check(text)
 
     @property
     def _may_be_empty(self) -> bool:

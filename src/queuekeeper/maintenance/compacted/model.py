@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, ClassVar
 
-from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
+from queuekeeper.compacted.model import Retention, RetentionPolicy
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters
 from queuekeeper.jobs.counts import Counts
@@ -57,7 +56,6 @@ class CollectionParameters(RunParameters):
             "acked_only": "acked_only: every acknowledged message",
             "compact": "compact: only tombstones, the newest value of each key stays",
         },
-        check=partial(chosen, RetentionPolicy, "retention policy"),
     )
     retention_s: int = _age(
         604_800,
