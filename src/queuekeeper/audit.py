@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 
 _PAGE = 5_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -247,9 +247,7 @@ _current_run: Callable[[], AirflowRun | None] = _no_run
 def of_run(connection: Connection, run: AirflowRun, *, limit: int = 200) -> list[AuditEntry]:
     """Return the entries about what a run of Airflow has worked on, since it does, the latest first."""
     values = {"dag_id": run.dag_id, "run_id": run.run_id, "maximum": limit}
-    with translated_errors(connection, missing=MIGRATE):
-        rows = connection.execute(statement("audit/of_run"), values).fetchall()
-    return [_entry(row) for row in rows]
+    return [_entry(row) for row in rows_of(connection, "audit/of_run", values)]
 
 
 def latest(
@@ -269,17 +267,14 @@ def latest(
         "before_seq": before_seq,
         "maximum": limit,
     }
-    with translated_errors(connection, missing=MIGRATE):
-        rows = connection.execute(statement("audit/latest"), values).fetchall()
-    return [_entry(row) for row in rows]
+    return [_entry(row) for row in rows_of(connection, "audit/latest", values)]
 
 
 def read_chain(connection: Connection) -> Iterator[AuditEntry]:
     """Yield all entries from the first to the last, some thousands at a time."""
     after_seq = 0
     while True:
-        with translated_errors(connection, missing=MIGRATE):
-            rows = connection.execute(statement("audit/chain"), {"after_seq": after_seq, "maximum": _PAGE}).fetchall()
+        rows = rows_of(connection, "audit/chain", {"after_seq": after_seq, "maximum": _PAGE})
         for row in rows:
             yield _entry(row)
         if len(rows) < _PAGE:

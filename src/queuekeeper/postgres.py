@@ -385,6 +385,12 @@ def _included(line: re.Match[str]) -> str:
     )
 
 
+def rows_of(connection: Connection, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+    """Run a statement in the control database and return its rows."""
+    with translated_errors(connection, missing=MIGRATE):
+        return connection.execute(statement(name), parameters).fetchall()
+
+
 def records(
     connection: Connection, made: Callable[..., T], name: str, parameters: Mapping[str, Any], *, missing: str = _PLAN
 ) -> list[T]:

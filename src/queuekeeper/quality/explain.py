@@ -17,7 +17,7 @@ from queuekeeper import audit
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScatteredClient, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.migration.ledger.parameters import MigrationParameters
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of
 from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import check_packet_id
@@ -194,8 +194,7 @@ def read_queue(
 
 
 def _read_aside(connection: Connection, client_id: str) -> tuple[Aside, ...]:
-    with translated_errors(connection, missing=MIGRATE):
-        rows = connection.execute(statement("quality/explain_quarantine"), {"client_id": client_id}).fetchall()
+    rows = rows_of(connection, "quality/explain_quarantine", {"client_id": client_id})
     return tuple(
         Aside(place=place, kind=kind, reason=reason, detail=detail, serial=serial, status=status)
         for place, kind, reason, detail, serial, status in rows

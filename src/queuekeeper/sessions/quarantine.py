@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
@@ -194,8 +194,7 @@ class SessionQuarantine:
 
     def counts(self) -> list[tuple[str, int, int]]:
         """Return reason, open rows and replayed rows, ordered by open rows, most first."""
-        with translated_errors(self._connection, missing=MIGRATE):
-            return self._connection.execute(statement("sessions/quarantine_counts")).fetchall()
+        return rows_of(self._connection, "sessions/quarantine_counts")
 
     def rows(
         self,

@@ -14,7 +14,7 @@ from queuekeeper.airflow.plugin.stores import Stores, together
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.attention import find_matters
 from queuekeeper.migration.ledger.status import PlanLine, list_plans
-from queuekeeper.postgres import MIGRATE, Connection, address, statement, translated_errors
+from queuekeeper.postgres import Connection, address, rows_of, statement, translated_errors
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.report.gather import build_report
 from queuekeeper.quality.report.model import PublishedReport
@@ -108,8 +108,7 @@ def _waiting(connection: Connection) -> list[Waiting]:
     if not runs:
         return []
     wanted: dict[str, Any] = {"quality_run_id": runs[0].quality_run_id}
-    with translated_errors(connection, missing=MIGRATE):
-        rows = connection.execute(statement("quality/waiting_queues"), wanted).fetchall()
+    rows = rows_of(connection, "quality/waiting_queues", wanted)
     names = ("kind", "queues", "messages", "age_words", "age_s")
     return [Waiting(**dict(zip(names, row, strict=True))) for row in rows if row[1]]
 

@@ -10,15 +10,14 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 
 _QUERIES = "maintenance/partitions/"
 
 
 def load_policies(connection: Connection) -> list[PartitionPolicy]:
     """Return all policies of this database: the event broker's, then the others by table."""
-    with translated_errors(connection, missing=MIGRATE):
-        rows = connection.execute(statement(f"{_QUERIES}load_policies")).fetchall()
+    rows = rows_of(connection, f"{_QUERIES}load_policies")
     names = [each.name for each in fields(PartitionPolicy)]
     stored = [PartitionPolicy(**dict(zip(names, row, strict=True))) for row in rows]
     return [*broker_policies(connection), *stored]

@@ -15,7 +15,7 @@ from queuekeeper.maintenance.partitions.catalog import read_table, schema_rights
 from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 
 _QUERIES = "maintenance/partitions/"
 
@@ -27,10 +27,7 @@ def retired_partitions(
 
     :param table: only partitions of this table, named as in its policy.
     """
-    with translated_errors(connection, missing=MIGRATE):
-        rows = connection.execute(
-            statement(f"{_QUERIES}retired_partitions"), {"table": table, "retired_id": retired_id}
-        ).fetchall()
+    rows = rows_of(connection, f"{_QUERIES}retired_partitions", {"table": table, "retired_id": retired_id})
     names = [each.name for each in fields(RetiredPartition)]
     records = [dict(zip(names, row, strict=True)) for row in rows]
     return [RetiredPartition(**each | {"state": RetiredState(each["state"])}) for each in records]

@@ -15,7 +15,7 @@ from typing import Any
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Priority, Severity, check
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 
 
@@ -142,10 +142,7 @@ class Incidents:
 
     def _read(self, *, today: date, closed: bool, incident_id: int | None) -> tuple[Incident, ...]:
         issues = KnownIssues(self._connection).all()
-        with translated_errors(self._connection, missing=MIGRATE):
-            rows = self._connection.execute(
-                statement("quality/incidents"), {"closed": closed, "incident_id": incident_id}
-            ).fetchall()
+        rows = rows_of(self._connection, "quality/incidents", {"closed": closed, "incident_id": incident_id})
         return tuple(_incident(row, issues=issues, today=today) for row in rows)
 
     def _execute(self, name: str, values: dict[str, Any]) -> None:

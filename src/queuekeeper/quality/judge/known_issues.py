@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import check
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 
@@ -80,22 +79,21 @@ class KnownIssues:
             "reason": reason.strip(),
             "ends_on": ends_on,
         }
-        ((number,),) = self._rows("add_known_issue", given)
+        ((number,),) = rows_of(self._connection, "quality/add_known_issue", given)
         return next(issue for issue in self.all() if issue.known_issue_id == number)
 
     def all(self) -> tuple[KnownIssue, ...]:
         """Return all known issues, the one that ends first first."""
         names = ("known_issue_id", "check_id", "client_hash", "place", "owner", "reason", "ends_on", "created_at")
-        return tuple(KnownIssue(**dict(zip(names, row, strict=True))) for row in self._rows("known_issues", {}))
+        return tuple(
+            KnownIssue(**dict(zip(names, row, strict=True)))
+            for row in rows_of(self._connection, "quality/known_issues")
+        )
 
     def remove(self, known_issue_id: int) -> None:
         """Remove a known issue.
 
         :raises UsageError: when no issue has this number.
         """
-        if not self._rows("remove_known_issue", {"known_issue_id": known_issue_id}):
+        if not rows_of(self._connection, "quality/remove_known_issue", {"known_issue_id": known_issue_id}):
             raise UsageError(f"there is no known issue {known_issue_id}: `queuekeeper quality known list` shows them")
-
-    def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection, missing=MIGRATE):
-            return self._connection.execute(statement(f"quality/{name}"), parameters).fetchall()

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 from queuekeeper.quality.profile.model import FAULTS
 
 _KNOWN = 5
@@ -334,8 +334,7 @@ class QualityStore:
         self._connection.execute(statement(f"quality/{name}"), parameters)
 
     def _rows(self, name: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection, missing=MIGRATE):
-            return self._connection.execute(statement(f"quality/{name}"), parameters).fetchall()
+        return rows_of(self._connection, f"quality/{name}", parameters)
 
 
 def _run(row: tuple[Any, ...]) -> QualityRun:
