@@ -447,7 +447,7 @@ def cohorts(*, count: int, shards: list[tuple[int, int, str]]) -> list[Cohort]:
     return result
 
 
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_RANGE = re.compile(r"(\d{1,30})(?:-(\d{1,30}))?")
 
 
 def parse_cohorts(text: str, *, count: int) -> list[int]:
