@@ -35,6 +35,15 @@ MAX_PACKET_ID = 65_535
 HALF_ROUND = MAX_PACKET_ID // 2
 """Packet ids come round: one that is at most this far ahead of another was given out after it, any other before it."""
 
+_PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
+
+
+def suffix_packet_id(suffix: bytes) -> int | None:
+    """Return the packet id at the end of a payload key; none when it is no packet id as TBMQ writes one."""
+    if _PACKET_ID.fullmatch(suffix) is None or (packet_id := int(suffix)) > MAX_PACKET_ID:
+        return None
+    return packet_id
+
 
 def safe_counter(counter: int | None, waiting: Sequence[int]) -> int | None:
     """Return from which last packet id on a broker gives out none that a waiting message has.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.jobs.model import World
-from queuekeeper.keyspace import MAX_PACKET_ID, earlier_tag, encoded_client_id, is_scattered, key_stem
+from queuekeeper.keyspace import MAX_PACKET_ID, earlier_tag, encoded_client_id, is_scattered, key_stem, suffix_packet_id
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
@@ -265,10 +265,7 @@ class _Move:
 
     def _packet_id(self, member: bytes) -> int | None:
         stem, _, suffix = member.rpartition(b"_")
-        good = (
-            stem == self._old.messages.encode() and suffix.isdigit() and not suffix.startswith(b"0") and len(suffix) < 6
-        )
-        return int(suffix) if good and int(suffix) <= MAX_PACKET_ID else None
+        return suffix_packet_id(suffix) if stem == self._old.messages.encode() else None
 
     def _judge(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
         """Judge whether records belong to the target; a reference to another session's key does not."""

@@ -10,7 +10,14 @@ from queuekeeper import lua
 from queuekeeper.errors import ScatteredClient, ScriptError
 from queuekeeper.jobs.model import World
 from queuekeeper.jobs.shares import scan_names
-from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, key_stem, payload_key, session_keys, session_scan_pattern
+from queuekeeper.keyspace import (
+    SessionKeys,
+    key_stem,
+    payload_key,
+    session_keys,
+    session_scan_pattern,
+    suffix_packet_id,
+)
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
 from queuekeeper.redis_names import KEYS_PER_PAGE
@@ -20,8 +27,6 @@ KEYS_PER_CALL = 200
 
 JUDGED_BYTES_PER_CALL = 262_144
 REFERENCES_PER_CALL = 1_000
-
-_PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
 
 T = TypeVar("T")
 
@@ -195,9 +200,7 @@ class Sessions:
 def _reference(member: bytes, score: str, stem: bytes) -> Reference:
     if not member.startswith(stem):
         return Reference(member, score, own=False, packet_id=None)
-    suffix = member[len(stem) :]
-    is_id = _PACKET_ID.fullmatch(suffix) is not None and int(suffix) <= MAX_PACKET_ID
-    return Reference(member, score, own=True, packet_id=int(suffix) if is_id else None)
+    return Reference(member, score, own=True, packet_id=suffix_packet_id(member[len(stem) :]))
 
 
 def _verdict(reply: Any) -> Verdict:

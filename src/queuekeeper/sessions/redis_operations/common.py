@@ -13,7 +13,14 @@ from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, check_prefix, payload_key, session_keys
+from queuekeeper.keyspace import (
+    MAX_PACKET_ID,
+    check_client_id,
+    check_prefix,
+    payload_key,
+    session_keys,
+    suffix_packet_id,
+)
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.reports import PendingMessage
@@ -35,7 +42,6 @@ MAX_SERIAL = 2**53
 NO_EXPIRY = -1
 _NO_KEY = -2
 _OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
-_PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 
 T = TypeVar("T")
@@ -87,10 +93,7 @@ class Keys:
         """Return the packet id that a reference names; none when it is not a payload key of this session."""
         if not member.startswith(self.stem):
             return None
-        suffix = member[len(self.stem) :]
-        if _PACKET_ID.fullmatch(suffix) is None or (packet_id := int(suffix)) > MAX_PACKET_ID:
-            return None
-        return packet_id
+        return suffix_packet_id(member[len(self.stem) :])
 
 
 class RecentKeys:
