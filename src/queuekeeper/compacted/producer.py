@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
+from queuekeeper import lua
 from queuekeeper.batches import Batches
 from queuekeeper.checks import check_integer, check_seconds, check_text, checked
 from queuekeeper.clock import SERVER_BACKOFF
@@ -28,7 +29,6 @@ from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operati
 from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
-RETRY_FOR_S = 30.0
 
 
 class Appended(NamedTuple):
@@ -122,7 +122,7 @@ class CompactedProducer(AnswersByQueues):
         *,
         name: str | None = None,
         first_number: int | None = None,
-        retry_for_s: float = RETRY_FOR_S,
+        retry_for_s: float = lua.RETRY_FOR_S,
     ) -> None:
         self.operations = _deliveries(queues.operations, name, first_number, retry_for_s)
         self._queues = queues
@@ -168,7 +168,7 @@ class AsyncCompactedProducer(AsyncAnswersByQueues, AsyncClosing):
         *,
         name: str | None = None,
         first_number: int | None = None,
-        retry_for_s: float = RETRY_FOR_S,
+        retry_for_s: float = lua.RETRY_FOR_S,
         max_pending: int = MAX_PENDING,
         max_queues: int = 1_000,
     ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from queuekeeper import lua
 from queuekeeper.batches import Batches
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
@@ -33,7 +34,6 @@ from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operati
 from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
-RETRY_FOR_S = 30.0
 
 REMEMBERED_MS = 600_000
 """Time in ms for which the queue remembers an id made here after the last repetition.
@@ -139,7 +139,7 @@ class FanoutProducer(AnswersByQueues):
 
     @checked
     def __init__(
-        self, queues: FanoutQueues, *, retry_for_s: float = RETRY_FOR_S, new_id: Callable[[], str] = _new_id
+        self, queues: FanoutQueues, *, retry_for_s: float = lua.RETRY_FOR_S, new_id: Callable[[], str] = _new_id
     ) -> None:
         self.operations = Deliveries(queues.operations, retry_for_s=retry_for_s, new_id=new_id, now_s=time.monotonic)
         self._queues = queues
@@ -178,7 +178,7 @@ class AsyncFanoutProducer(AsyncAnswersByQueues, AsyncClosing):
         self,
         queues: AsyncFanoutQueues,
         *,
-        retry_for_s: float = RETRY_FOR_S,
+        retry_for_s: float = lua.RETRY_FOR_S,
         new_id: Callable[[], str] = _new_id,
         max_pending: int = MAX_PENDING,
         max_queues: int = 1_000,
