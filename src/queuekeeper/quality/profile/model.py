@@ -22,6 +22,9 @@ from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
 
+HOUR_MS = 3_600_000
+"""Width of the spans by which a profile sums what expires."""
+
 TURNS = 96
 """Number of turns in a day; a fast profile reads one turn of the cohorts, so one each 15 minutes reads all in a day."""
 

@@ -19,8 +19,8 @@ from queuekeeper.clock import Pace
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
 from queuekeeper.lua import scripts
-from queuekeeper.quality.profile.model import ProfileParameters
-from queuekeeper.quality.profile.tables import HOUR_MS, ODD_CHARACTERS, ROWS
+from queuekeeper.quality.profile.model import HOUR_MS, ProfileParameters
+from queuekeeper.quality.profile.tables import ODD_CHARACTERS, ROWS
 from queuekeeper.redis_client import RedisClient
 
 Integers = NDArray[np.int64]

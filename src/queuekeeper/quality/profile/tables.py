@@ -12,8 +12,6 @@ import pyarrow.csv
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.profile.model import ProfileParameters, Store
 
-HOUR_MS = 3_600_000
-
 ODD_CHARACTERS = r"[*?\[\]\\<>&\"'\x00-\x1F\x7F]"
 """Glob, control and HTML characters, as both RE2 and Java's patterns write them."""
 

@@ -29,6 +29,7 @@ from queuekeeper.quality.judge.store import (
     Verdict,
     WorstQueue,
 )
+from queuekeeper.quality.profile.model import HOUR_MS
 from queuekeeper.quality.report.model import (
     FORMAT,
     CohortLine,
@@ -48,7 +49,7 @@ from queuekeeper.quality.report.model import (
     QuarantineCount,
     QueueLine,
 )
-from queuekeeper.quality.report.page import render
+from queuekeeper.quality.report.page import DAY_MS, render
 from queuekeeper.report.files import RUN_ID, ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory
 
@@ -62,8 +63,6 @@ POINTS_SHOWN = 170
 FORMS_PATH = "/queuekeeper/trigger"
 """Path of the plugin's forms of DAGs, below the address of Airflow."""
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
 
 REFERENCE_BYTES = 100
 """Approximate memory of one reference in a large sorted set; see ``docs/performance.md``."""
