@@ -663,7 +663,7 @@ def test_full_server_is_collected(redis_server_factory: Callable[..., Any], reco
         ({"tombstone_s": 1.5}, "tombstone_s is 1.5"),
         ({"shares": 65}, "shares is 65: it must be an integer from 1 to 64"),
         ({"max_operations_per_s": 0}, "max_operations_per_s is 0"),
-        ({"key_prefix": "{a}"}, "holds a brace"),
+        ({"key_prefix": "{a}"}, "it must be text of at most 200 characters without a brace"),
     ],
 )
 def test_bad_wishes_are_named(wishes: dict[str, Any], message: str) -> None:

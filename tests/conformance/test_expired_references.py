@@ -693,7 +693,7 @@ def test_cursor_of_a_server_that_was_started_again_is_not_used(
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"key_prefix": "a{b"}, "key prefix 'a{b' holds a brace"),
+        ({"key_prefix": "a{b"}, "key_prefix is 'a{b': it must be text of at most 200 characters without a brace"),
         ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be an integer from 1 to 4,294,967,295"),
         ({"idle_days": 0}, "idle_days is 0: it must be an integer from 1 to 3,650"),
         ({"grace_s": -5}, "grace_s is -5: it must be an integer from 1 to 31,536,000"),

@@ -450,8 +450,9 @@ def test_queue_that_cannot_be_read_does_not_stop_the_others(valkey: World, tmp_p
         ({"max_stalls": -1}, UsageError, "max_stalls is -1"),
         ({"unregister": False, "idle_expiry_s": 60}, UsageError, "idle_expiry_s says which consumers to remove"),
         ({"idle_expiry_s": 0}, UsageError, "idle_expiry_s is 0"),
-        ({"queues": ["a\nb"]}, InvalidName, "no control characters"),
-        ({"key_prefix": "{a}"}, UsageError, "holds a brace"),
+        ({"queues": ["a\nb"]}, UsageError, "each must be the name of a queue: 1 to 255 characters"),
+        ({"queues": ["a\tb"]}, InvalidName, "no control characters"),
+        ({"key_prefix": "{a}"}, UsageError, "it must be text of at most 200 characters without a brace"),
     ],
 )
 def test_bad_wishes_are_named(wishes: dict[str, Any], error: type[Exception], message: str) -> None:

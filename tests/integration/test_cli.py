@@ -145,7 +145,7 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         (("migrate", "plan", "--limit", "65536"), "limit is 65536: it must be an integer from 1 to 65,535"),
         (("migrate", "plan", "--default-ttl-s", "0"), "default_ttl_s is 0: it must be an integer from 1 to"),
         (("migrate", "plan", "--cohort-count", "0"), "cohort_count is 0"),
-        (("migrate", "plan", "--key-prefix", "{x}"), "holds a brace"),
+        (("migrate", "plan", "--key-prefix", "{x}"), "it must be text of at most 200 characters without a brace"),
         (("migrate", "plan", "--limit", "many"), "limit is 'many': it must be an integer from 1 to 65,535"),
         (
             ("migrate", "throttle", samples.PLAN_ID, "0"),

@@ -86,7 +86,7 @@ def test_pause_resume_and_throttle_are_kept(world: World) -> None:
 def test_refusals_have_words_and_exit_codes(world: World) -> None:
     fails("status", code=4, words="queuekeeper database migrate")
     fails("plan", "--idle-days", "0", code=2, words="idle_days is 0: it must be an integer from 1 to 3,650")
-    fails("plan", "--key-prefix", "{", code=2, words="holds a brace")
+    fails("plan", "--key-prefix", "{", code=2, words="it must be text of at most 200 characters without a brace")
     run_id = as_json("plan", "--shares", "2")["maintenance_run_id"]
     before = world.contents()
     fails("apply", run_id, code=4, words="is not approved: 10 references .* repeat the command with --yes")

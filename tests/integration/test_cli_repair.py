@@ -218,7 +218,7 @@ def test_bad_input_is_refused_before_anything_is_done(servers: Servers, tmp_path
         code=2,
         words="limit is 0: it must be an integer from",
     )
-    fails("repair_ttl", C, "--key-prefix", "{a}", *servers.options, code=2, words="holds a brace")
+    fails("repair_ttl", C, "--key-prefix", "{a}", *servers.options, code=2, words="characters without a brace")
     fails("repair_ttl", C, *servers.options, code=4, words="2 changes will be made in Redis. Nobody can be asked here")
     fails("undo", str(tmp_path / "none"), *servers.options[:2], code=2, words="cannot be read: No such file")
     taken = tmp_path / "taken"

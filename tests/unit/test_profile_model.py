@@ -39,7 +39,7 @@ pytestmark = pytest.mark.unit
             "throttle_references_per_s is 0: it must be an integer from 1 to",
         ),
         ({"keep_profiles": 0}, "keep_profiles is 0: it must be an integer of 1 or more"),
-        ({"key_prefix": "{a}"}, "holds a brace"),
+        ({"key_prefix": "{a}"}, "it must be text of at most 200 characters without a brace"),
     ],
 )
 def test_wish_that_no_profile_could_honour_is_named(wish: dict[str, Any], words: str) -> None:
