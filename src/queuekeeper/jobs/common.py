@@ -8,6 +8,9 @@ from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, day
 from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
 from queuekeeper.sessions.model import StoreRules
 
+FOLDER_OR_URL = r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$"
+"""Pattern of an absolute path or the URL of a folder in an object store; braces would be filled in by Airflow."""
+
 
 def key_prefix() -> Any:
     """Declare the prefix of all keys."""

@@ -48,7 +48,7 @@ class PartitionWish(Parameters):
         help="Where retired partitions are archived: a folder, or its URL in an object store. The files hold payloads.",
         unset="QUEUEKEEPER_ARCHIVES_DIR, or archives in the home folder",
         section=Section.RECORDS,
-        pattern=r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$",
+        pattern=common.FOLDER_OR_URL,
         longest=1_024,
         rule="it must be an absolute path or an object store's URL that all of Spark can write to, without braces",
         examples=[None, "/srv/queuekeeper/archives", "s3://bucket/archives"],

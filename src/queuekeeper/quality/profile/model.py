@@ -149,7 +149,7 @@ def parquet_directory() -> Any:
         "of Spark must reach the folder; it may be in an object store, named by its URL.",
         unset="no Parquet is written",
         example="/srv/queue-profiles",
-        form_pattern=r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$",
+        form_pattern=common.FOLDER_OR_URL,
         rule="it must name a folder by at most 1,024 characters; a form asks for an absolute path, or a URL, without "
         "braces",
         aliases={"parquet_dir": same},
