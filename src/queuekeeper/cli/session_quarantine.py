@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,9 @@ from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.judge import check_reason
+from queuekeeper.sessions.model import StoreChoice
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 
-StoreChoice = Literal["owner", "redis", "postgres"]
 AsideReason = Annotated[str | None, typer.Option("--reason", help="Only messages of this reason.")]
 AsideClient = Annotated[str | None, typer.Option("--client", help="Only messages of this client.")]
 
