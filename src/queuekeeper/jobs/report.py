@@ -159,7 +159,7 @@ def run_told(
             second_look="",
             lines=[],
             tables=tables,
-            footer="No message leaves the server.",
+            footer=Words.footer,
         ),
     )
 
