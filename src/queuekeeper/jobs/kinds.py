@@ -37,8 +37,7 @@ class Told:
     :param healthy: whether the verdict is good; none where it is neither good nor bad.
     :param lines: sentences that explain the verdict.
     :param write: writes the report's two files into a folder.
-    :param failed: why the report's command fails, a text with ``{html}`` for the report's path; empty where it does
-        not fail.
+    :param failed: why the report's command fails; empty where it does not fail.
     """
 
     verdict: str
