@@ -7,7 +7,7 @@ from datetime import datetime
 
 from queuekeeper import __version__
 from queuekeeper.audit import Answer
-from queuekeeper.errors import StalePlan
+from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.report.figures import duration
 
 VALID_DAYS = 8
@@ -89,3 +89,15 @@ def milliseconds(at: datetime) -> int:
 
 def _span(seconds: float) -> str:
     return f"{seconds / 86_400:,.1f} days" if seconds > _TWO_DAYS_S else duration(seconds)
+
+
+def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
+    """Check that the person who approved the run is not the person who triggered it.
+
+    :raises RefusedError: when they are the same person, or it is not known who triggered the run.
+    """
+    if triggered_by is None or approved_by == triggered_by:
+        raise RefusedError(
+            f"{approved_by} has approved the run, and {triggered_by or 'nobody knows who'} has triggered it: with "
+            "four eyes these have to be two persons; trigger the DAG again and have somebody else answer"
+        )

@@ -16,6 +16,7 @@ import pytest
 from tbmq_broker import Broker
 
 from queuekeeper import audit, postgres
+from queuekeeper.approvals import check_four_eyes
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver, UsageError
@@ -23,7 +24,7 @@ from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
 from queuekeeper.migration.offline.quarantine import replay
 from queuekeeper.migration.online import crew, foreign_writers
-from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.checks import check_approval_age
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState

@@ -94,7 +94,7 @@ def planned(connection: Connection, name: str) -> tuple[str, dict[str, Any]]:
     if name in ("CheckApprovalOperator", "CommitOperator", "RollBackOperator"):
         found = replace(report_samples.balanced(count=4).plan, state=PlanState.PLANNED)
         plan = MigrationLedger(connection).save_plan(found, run_id=RUN)
-        values: dict[str, Any] = {"plan_id": plan.plan_id, "four_eyes": "False"}
+        values: dict[str, Any] = {"plan_id": plan.plan_id}
         values |= {
             "CheckApprovalOperator": {"run_id": RUN, "copy_groups": "2"},
             "CommitOperator": {"mode": "online", "lease_ms": "1000"},
@@ -143,7 +143,7 @@ def test_answer_stands_in_the_audit_once_and_on_the_page_of_evidence(
     # A task that is tried again reads the same answer.
     for _ in range(2):
         with pytest.raises(RefusedError, match="rejected"):
-            ASKING[name](task_id="task", decision=decision, **values).execute(context)
+            ASKING[name](task_id="task", decision=decision, four_eyes="False", **values).execute(context)
 
     (entry,) = audit.latest(control, wanted=audit.AuditFilter(subject=subject))
     assert (entry.actor, entry.action) == (actor, action)
@@ -163,6 +163,27 @@ def test_answer_stands_in_the_audit_once_and_on_the_page_of_evidence(
     assert f'<td class="text">{action}</td>' in page.text
     other = world.browser.get("/task", params=query | {"dag_id": "queue_quality"}, page=True)
     assert f"<code>{subject}</code>" not in other.text
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_with_four_eyes_an_approval_by_who_triggered_the_run_counts_nowhere(
+    control: Connection, in_run: Callable[[str], Any], name: str
+) -> None:
+    context = in_run(DAGS[name])
+    subject, values = planned(control, name)
+    yes = {"chosen_options": ["Approve"], "responded_by_user": {"name": "ada"}, "responded_at": datetime.now(UTC)}
+
+    for triggered_by in ("ada", None):
+        context["dag_run"].triggering_user_name = triggered_by
+        with pytest.raises(RefusedError, match="with four eyes these have to be two persons"):
+            ASKING[name](task_id="task", decision=yes, four_eyes="True", **values).execute(context)
+
+    assert MaintenanceRuns(control).load(subject).approved_by is None
+
+
+@pytest.mark.parametrize("name", sorted(set(DAGS.values())))
+def test_form_of_every_dag_that_asks_has_four_eyes(dag_bag: Any, name: str) -> None:
+    assert dag_bag.dags[name].params.get_param("four_eyes").value is False
 
 
 def test_evidence_has_what_others_do_to_a_run_that_asks_nobody(
@@ -202,7 +223,7 @@ def test_approval_of_the_last_minute_counts_when_its_task_runs_late_and_none_cou
         )
         at = datetime.fromtimestamp((now_ms - answered_ago_ms) / 1_000, UTC)
         decision = {"chosen_options": ["Approve"], "responded_by_user": {"name": "ada"}, "responded_at": at}
-        return check(task_id="check_approval", decision=decision, **values).execute(context)
+        return check(task_id="check_approval", decision=decision, four_eyes="False", **values).execute(context)
 
     with pytest.raises(StalePlan, match="before it was approved, and a plan counts for 8 days: plan again"):
         answered(planned_ago_ms=days_ms + hour_ms, answered_ago_ms=0)

@@ -110,6 +110,7 @@ def test_rejection_writes_nothing(world: World) -> None:
             task_id="check",
             maintenance_run_id=run_id,
             decision={"chosen_options": ["Reject"], "responded_by_user": None},
+            four_eyes="False",
         ).execute({})
 
 

@@ -190,7 +190,7 @@ def test_without_an_approval_nothing_is_written(world: World, decision: Any, wor
     run_id = planned(world)
 
     with pytest.raises(RefusedError, match=words):
-        ApplyRepairOperator(task_id="apply", run_id=run_id, decision=decision).execute({})
+        ApplyRepairOperator(task_id="apply", run_id=run_id, decision=decision, four_eyes="False").execute({})
     assert world.lasting(DEVICES[0]) == 3
 
 
@@ -199,13 +199,13 @@ def test_old_plan_is_refused(world: World) -> None:
     world.connection.execute("UPDATE queuekeeper.maintenance_runs SET plan = plan || jsonb_build_object('as_of_ms', 0)")
 
     with pytest.raises(StalePlan, match="and a plan counts for 8 days: plan again"):
-        ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER).execute({})
+        ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER, four_eyes="False").execute({})
     assert world.lasting(DEVICES[0]) == 3
 
 
 def test_failed_run_is_marked_and_goes_on_when_it_is_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = planned(world)
-    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
+    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER, four_eyes="False")
     with monkeypatch.context() as patched:
         patched.setenv("QUEUEKEEPER_HOME", "/proc/nowhere")
         with pytest.raises(RefusedError, match="cannot be written"):
@@ -220,7 +220,7 @@ def test_failed_run_is_marked_and_goes_on_when_it_is_repeated(world: World, monk
 def test_paused_run_holds_no_worker_and_goes_on_when_it_is_resumed(world: World) -> None:
     run_id = planned(world)
     world.runs.set_paused(run_id, True, actor="eve")
-    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
+    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER, four_eyes="False")
     for look in (task.execute, task.look_again):
         with pytest.raises(TaskDeferred) as parked:
             look({})
@@ -230,7 +230,7 @@ def test_paused_run_holds_no_worker_and_goes_on_when_it_is_resumed(world: World)
 
     world.runs.set_paused(run_id, False, actor="eve")
     # Each look is a task of its own, on any worker.
-    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
+    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER, four_eyes="False")
     assert task.resume_execution("look_again", {"event": "now"}, {})["counts"]["effects"] == GIVEN
     assert world.runs.load(run_id).state is RunState.DONE
     answers = world.connection.execute("SELECT count(*) FROM queuekeeper.audit WHERE action = 'approve'").fetchone()

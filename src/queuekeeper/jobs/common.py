@@ -206,15 +206,6 @@ class DryRunFirst(Parameters):
     dry_run: bool = dry_run(True)
 
 
-class Approval(Parameters):
-    """How long the run waits for an approval."""
-
-    approval_timeout_minutes: int = approval_minutes(
-        title="Time to answer",
-        help="Minutes that the run waits for a person to approve the plan. Without an answer the plan is rejected.",
-    )
-
-
 class FourEyes(Parameters):
     """Who may approve."""
 
@@ -223,6 +214,15 @@ class FourEyes(Parameters):
         title="Four eyes",
         help="Accept an approval only from a person who did not trigger the run.",
         section=Section.APPROVAL,
+    )
+
+
+class Approval(FourEyes):
+    """Who may approve, and how long the run waits for it."""
+
+    approval_timeout_minutes: int = approval_minutes(
+        title="Time to answer",
+        help="Minutes that the run waits for a person to approve the plan. Without an answer the plan is rejected.",
     )
 
 

@@ -13,10 +13,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.notifiers import Event
 from queuekeeper.airflow.notifiers import notifiers as configured_notifiers
-from queuekeeper.airflow.operators.asked import Ask, AsksOperator
+from queuekeeper.airflow.operators.asked import Ask, AsksOperator, argument
+from queuekeeper.approvals import check_four_eyes
 from queuekeeper.audit import Action, Answer, current_run
 from queuekeeper.errors import RefusedError
-from queuekeeper.jobs.common import Approval, DryRun
+from queuekeeper.jobs.common import Approval, DryRun, FourEyes
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -73,6 +74,26 @@ class ApprovePlanOperator(AsksOperator, HITLOperator):
             )
         self.response_timeout = timedelta(minutes=self.read(Approval).approval_timeout_minutes)
         return super().execute(context)
+
+
+class AnswerOperator(AsksOperator):
+    """Argument of tasks that act on the answer of a person.
+
+    :param decision: return value of :class:`ApprovePlanOperator` (templated).
+    """
+
+    decision: Any = argument()
+    four_eyes = Ask(FourEyes)
+
+    def answer(self, context: Context, *, subject: str, note: Callable[[Answer], None], store: str = "Redis") -> Answer:
+        """Record the answer and return it; see :func:`take_answer`.
+
+        :raises RefusedError: unless a person has approved, and with four eyes another one than who triggered the run.
+        """
+        answer = take_answer(subject, self.decision, note=note, store=store)
+        if self.read(FourEyes).four_eyes:
+            check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
+        return answer
 
 
 def take_answer(

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from queuekeeper.airflow.defaults import Pool
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
+from queuekeeper.airflow.operators.approval import AnswerOperator, ApprovePlanOperator
 from queuekeeper.airflow.operators.asked import Ask, AskedOperator, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.operators.verdict import CheckReportOperator
@@ -81,16 +81,6 @@ class JobOperator(StoresOperator):
             stays=False,
             say=self.say,
         )
-
-    def take_approval(self, runs: MaintenanceRuns, run_id: str, decision: Any, *, note: bool = True) -> None:
-        """Read the answer about a run, check that its plan may still be carried out, and record who approved.
-
-        :param decision: return value of the question's task.
-        :param note: whether to write the answer into the audit, which is needed only once.
-        """
-        answer = take_answer(run_id, decision, note=lambda given: runs.note_answer(run_id, given) if note else None)
-        runs.approve_current(run_id, answer, now_ms=system_clock())
-        self.log.info("Run %s was approved by %s", run_id, answer.actor)
 
 
 class PlanJobOperator(AskedOperator, JobOperator):
@@ -166,22 +156,35 @@ class SummariseJobOperator(JobOperator):
         return brief(told) | {"markdown": markdown}
 
 
-class CheckJobApprovalOperator(JobOperator):
+class AnsweredJobOperator(AnswerOperator, JobOperator):
+    """A task of a job that acts on the answer of a person."""
+
+    def take_approval(self, context: Context, runs: MaintenanceRuns, run_id: str, *, note: bool = True) -> None:
+        """Read the answer about a run, check that its plan may still be carried out, and record who approved.
+
+        :param note: whether to write the answer into the audit, which is needed only once.
+        """
+        answer = self.answer(
+            context, subject=run_id, note=lambda given: runs.note_answer(run_id, given) if note else None
+        )
+        runs.approve_current(run_id, answer, now_ms=system_clock())
+        self.log.info("Run %s was approved by %s", run_id, answer.actor)
+
+
+class CheckJobApprovalOperator(AnsweredJobOperator):
     """Read the answer, check that the plan may still be carried out, record who approved, and divide the work.
 
     :param maintenance_run_id: id of the run that the person was asked about (templated).
-    :param decision: return value of :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` (templated).
     """
 
     maintenance_run_id: str = argument()
-    decision: Any = argument()
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share for each task that will work."""
         run_id = self.maintenance_run_id
         with self.postgres_hook.maintenance_runs() as runs:
             plan = load_plan(self.kind, runs, run_id)
-            self.take_approval(runs, run_id, self.decision)
+            self.take_approval(context, runs, run_id)
         self.log.info("Its shares: %s", ", ".join(plan.share_names()))
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 

@@ -6,20 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
-from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.operators.asked import Ask, AsksOperator, argument
+from queuekeeper.airflow.operators.approval import AnswerOperator
+from queuekeeper.airflow.operators.asked import Ask, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.summary import summarise
 from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.facts import brief
-from queuekeeper.jobs.common import FourEyes
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import MigrationPlan, PlanState
 from queuekeeper.migration.ledger.parameters import CopyGroups
-from queuekeeper.migration.online.checks import check_four_eyes
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import facts
@@ -50,32 +48,25 @@ class SummarisePlanOperator(StoresOperator):
         return brief(plan) | {"markdown": markdown}
 
 
-class CheckApprovalOperator(AsksOperator):
+class CheckApprovalOperator(AnswerOperator):
     """Read the answer, check that the plan still describes the source, record who approved, and divide the cohorts.
 
     :param plan_id: id of the plan that the person was asked about (templated).
-    :param decision: return value of :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` (templated).
     :param postgres_conn_id: connection of source and control database (templated).
     """
 
     plan_id: str = argument()
-    decision: Any = argument()
     run_id: str = argument("{{ run_id }}")
     postgres_conn_id: str = argument(POSTGRES_CONNECTION)
     copy_groups = Ask(CopyGroups)
-    four_eyes = Ask(FourEyes)
 
     def execute(self, context: Context) -> list[str]:
         """Return the groups of cohorts to copy."""
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             ledger = MigrationLedger(connection)
-            answer = take_answer(
-                self.plan_id,
-                self.decision,
-                note=lambda given: ledger.note_answer(self.plan_id, given),
+            answer = self.answer(
+                context, subject=self.plan_id, note=lambda given: ledger.note_answer(self.plan_id, given)
             )
-            if self.read(FourEyes).four_eyes:
-                check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
             plan = ledger.load_plan(self.plan_id)
             check_plan(plan, answer, connection, asked_for=ledger.plan_of_run(self.run_id))
             ledger.set_approved(plan.plan_id, answer)

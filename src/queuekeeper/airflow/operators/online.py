@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
-from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.approval import AnswerOperator
 from queuekeeper.airflow.operators.asked import Ask, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.waits import PausableOperator
@@ -16,11 +16,10 @@ from queuekeeper.audit import record_answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
 from queuekeeper.facts import brief
-from queuekeeper.jobs.common import FourEyes
 from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import parse_cohorts
 from queuekeeper.migration.ledger.parameters import Lease, Mode, OnlineWish, RollbackWish, steps_of
-from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.checks import check_approval_age
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import StepReport
 
@@ -198,14 +197,8 @@ class SoakOperator(OnlineOperator):
         return brief(report)
 
 
-class AnsweredOnlineOperator(OnlineOperator):
-    """A step that needs a person's approval.
-
-    :param decision: return value of the question's task (templated).
-    """
-
-    decision: Any = argument()
-    four_eyes = Ask(FourEyes)
+class AnsweredOnlineOperator(AnswerOperator, OnlineOperator):
+    """A step that needs a person's approval."""
 
     def take_answer(self, context: Context, *, kind: str, store: str = "Redis") -> None:
         """Record the answer of a person.
@@ -215,14 +208,12 @@ class AnsweredOnlineOperator(OnlineOperator):
         :raises RefusedError: unless a person has approved.
         """
         with self.postgres_hook.connect() as connection:
-            answer = take_answer(
-                self.plan_id,
-                self.decision,
+            self.answer(
+                context,
+                subject=self.plan_id,
                 note=lambda answer: record_answer(connection, answer, subject=self.plan_id, kind=kind),
                 store=store,
             )
-        if self.read(FourEyes).four_eyes:
-            check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
 
 
 class CommitOperator(AnsweredOnlineOperator):

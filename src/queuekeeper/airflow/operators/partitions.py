@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
+from queuekeeper.airflow.operators.approval import AnswerOperator, ApprovePlanOperator
 from queuekeeper.airflow.operators.asked import Ask, AskedOperator, argument
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import DatabaseOperator
@@ -138,7 +138,7 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
     holds no worker slot.
     """
 
-    def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
+    def agreed(self, context: Context, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
         """Return the plan, the person who approved it, if any, and the id of the run that records it, or empty."""
         return plan_of(self.planned), None, ""
 
@@ -151,7 +151,7 @@ class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
         """
         self.end_dry_run()
         with self.connect() as connection:
-            plan, person, run_id = self.agreed(connection)
+            plan, person, run_id = self.agreed(context, connection)
             report = self._carry_out(connection, plan, context, actor=person, run_id=run_id)
             if report.stale and plan.purpose is Purpose.CREATION:
                 self.log.info("%s has changed since it was planned: planning again", plan.table)
@@ -293,17 +293,15 @@ class ApprovePartitionsOperator(ApprovePlanOperator):
         return super().execute(context)
 
 
-class AnsweredOperator(PartitionOperator):
+class AnsweredOperator(AnswerOperator, PartitionOperator):
     """Arguments of tasks that carry out a plan of :class:`PlanQuestionOperator` after a person has approved it.
 
     :param asked: id of the question that the person was shown (templated).
-    :param decision: return value of :class:`ApprovePartitionsOperator` (templated).
     """
 
     asked: Any = argument()
-    decision: Any = argument()
 
-    def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
+    def agreed(self, context: Context, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
         """Record the answer, and return the plan, the person and the run.
 
         :raises StalePlan: when the plan is not the one that the person was shown.
@@ -311,8 +309,8 @@ class AnsweredOperator(PartitionOperator):
         """
         question = self.planned["question"]
         runs = MaintenanceRuns(connection)
-        answer = take_answer(
-            self.asked, self.decision, note=lambda given: runs.note_answer(self.asked, given), store=STORE
+        answer = self.answer(
+            context, subject=self.asked, note=lambda given: runs.note_answer(self.asked, given), store=STORE
         )
         if not question or question != self.asked:
             raise StalePlan(
@@ -376,7 +374,7 @@ class VerifyArchivesOperator(AnsweredOperator):
         """Return the records of the compared partitions; a difference fails the task, and nothing is dropped."""
         verified = []
         with self.connect() as connection:
-            drop, *_ = self.agreed(connection)
+            drop, *_ = self.agreed(context, connection)
             for step in drop.steps:
                 record = load_retired(connection, _retired_id(step.retired_id))
                 if record.archive is None:

@@ -6,7 +6,12 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.operators.asked import argument
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
+from queuekeeper.airflow.operators.jobs import (
+    AnsweredJobOperator,
+    ApplyJobShareOperator,
+    PlanJobOperator,
+    ReportJobOperator,
+)
 from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import describe
 from queuekeeper.jobs.report import PlannedRun
@@ -44,18 +49,16 @@ class PlanRepairOperator(PlanJobOperator):
         return brief(PlannedRun(job=self.kind, maintenance_run_id=run_id, plan=plan))
 
 
-class ApplyRepairOperator(ApplyJobShareOperator):
+class ApplyRepairOperator(AnsweredJobOperator, ApplyJobShareOperator):
     """Read the answer, record who approved, and carry out the plan; a repeated task does the rest.
 
     When the run is done already, the task returns its report again and writes nothing.
 
     :param run_id: id of the maintenance run that the person was asked about (templated).
-    :param decision: return value of the question's task (templated).
     """
 
     job: str = argument(REMEDY)
     share: str = argument(SHARE)
-    decision: Any = argument()
 
     def __init__(self, *, run_id: str, **kwargs: Any) -> None:
         super().__init__(maintenance_run_id=run_id, **kwargs)
@@ -68,7 +71,7 @@ class ApplyRepairOperator(ApplyJobShareOperator):
             self.job = run.kind
             if run.state is not RunState.DONE:
                 # The answer is recorded once, although a paused task checks again many times.
-                self.take_approval(runs, run_id, self.decision, note=not self.looks_again)
+                self.take_approval(context, runs, run_id, note=not self.looks_again)
         return super().work(context)
 
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
-from queuekeeper.jobs.common import FourEyes, SessionRules
+from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
 from queuekeeper.report.files import RUN_ID
 
@@ -149,7 +149,7 @@ def steps_of(text: str) -> tuple[int, ...]:
     return found
 
 
-class OnlineWish(Lease, FourEyes):
+class OnlineWish(Lease):
     """Parameters of an online migration alone."""
 
     require_trigger: bool = parameter(
@@ -243,7 +243,7 @@ class PlanWish(PlanRequest, MigrationParameters):
     """Options of the command that plans."""
 
 
-class RollbackWish(Lease, FourEyes):
+class RollbackWish(Lease):
     """Parameters of a rollback to PostgreSQL."""
 
     cohorts: str = common.cohorts(what="Which cohorts go back.", default="", unset="all that are on Redis")

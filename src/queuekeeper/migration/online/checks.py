@@ -48,18 +48,6 @@ def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float)
         raise RefusedError(f"{words}: have it approved anew; no client was moved")
 
 
-def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
-    """Check that the person who approved the run is not the person who triggered it.
-
-    :raises RefusedError: when they are the same person, or it is not known who triggered the run.
-    """
-    if triggered_by is None or approved_by == triggered_by:
-        raise RefusedError(
-            f"{approved_by} has approved the run, and {triggered_by or 'nobody knows who'} has triggered it: with "
-            "four eyes these have to be two persons; trigger the DAG again and have somebody else answer"
-        )
-
-
 def servers_of(connection: Connection, client: RedisClient) -> str:
     """Return a text that identifies both servers; it changes when one of them is replaced or restarted."""
     with translated_errors(connection):
