@@ -142,7 +142,7 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
         _say(console, began, "Starting the demo's own PostgreSQL and Redis")
         embedded.up(settings)
         postgres_url = _begin_anew(settings)
-        airflow = embedded.airflow_server(settings)
+        airflow = embedded.private_airflow(settings)
         with ThreadPoolExecutor(1) as other:
             _say(console, began, "Starting Airflow, and filling PostgreSQL meanwhile")
             started = other.submit(airflow.start)

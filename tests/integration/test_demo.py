@@ -80,7 +80,7 @@ def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path
     assert shown is not None, said
     address, user, password = shown.groups()
     assert httpx.post(f"{address}/auth/token", json={"username": user, "password": password}).status_code == 201
-    _migration_is_on_record_for_those_who_may_see_it(embedded.airflow_server(_settings(home)), Path(report))
+    _migration_is_on_record_for_those_who_may_see_it(embedded.private_airflow(_settings(home)), Path(report))
     demo.send_signal(signal.SIGINT)
     said, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0

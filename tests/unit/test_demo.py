@@ -68,7 +68,7 @@ def test_who_interrupts_while_airflow_starts_does_not_wait_for_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(embedded, "up", lambda *_: None)
-    monkeypatch.setattr(embedded, "airflow_server", lambda *_: airflow)
+    monkeypatch.setattr(embedded, "private_airflow", lambda *_: airflow)
     monkeypatch.setattr(demo, "_begin_anew", lambda *_: "postgresql://nobody@127.0.0.1:1/none")
     monkeypatch.setattr(demo, "connect", interrupted)
 

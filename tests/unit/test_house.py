@@ -381,3 +381,15 @@ def test_continuous_integration_runs_the_test_command_and_is_executable() -> Non
 
     assert script.stat().st_mode & 0o111
     assert re.fullmatch(r"exec timeout \S+ \S+ \d+m make test", script.read_text("utf-8").splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "stub", sorted(PACKAGE.rglob("__init__.pyi")), ids=lambda path: path.parent.relative_to(PACKAGE).as_posix()
+)
+def test_name_that_is_loaded_when_it_is_asked_for_is_not_that_of_a_module_beside_it(stub: Path) -> None:
+    """Python would give the module instead, once anybody has imported that."""
+    names = re.findall(r"\bas (\w+)", stub.read_text("utf-8"))
+    modules = {path.stem for path in stub.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
+
+    assert names
+    assert set(names) & modules == set()

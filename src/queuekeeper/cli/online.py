@@ -178,7 +178,7 @@ def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, also=("dry_run",), asks=_asks())
 def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool = False) -> Shown | None:
-    """Write to PostgreSQL what has changed in Redis since the cut over.
+    """Write to PostgreSQL what has changed in Redis.
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
 
@@ -247,7 +247,7 @@ def disarm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app)
 def status(call: OnPostgres, plan_id: PlanId) -> Shown:
-    """Say where the cohorts stand, and which store owns their clients.
+    """Say where cohorts stand and who owns their clients.
 
     Example: `queuekeeper online status 0123456789abcdef`
     """

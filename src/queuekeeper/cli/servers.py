@@ -39,7 +39,7 @@ def up(call: Plain, *, airflow: bool = False) -> Shown:
     def pretty() -> Iterator[Any]:
         yield from _servers(status)
         if airflow:
-            server = embedded.airflow_server(settings)
+            server = embedded.private_airflow(settings)
             passwords, user = server.directory / "passwords.json", server.user().name
             yield ""
             yield cell(f"Sign in to Airflow at {server.url} as {user}; the password is in {passwords}")

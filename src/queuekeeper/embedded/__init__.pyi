@@ -11,7 +11,7 @@ from .stack import (
     Status as Status,
     Stopped as Stopped,
     addresses_with_passwords as addresses_with_passwords,
-    airflow_server as airflow_server,
+    private_airflow as private_airflow,
     down as down,
     down_airflow as down_airflow,
     erase as erase,

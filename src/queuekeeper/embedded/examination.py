@@ -5,7 +5,7 @@ from __future__ import annotations
 from queuekeeper.config import Settings
 from queuekeeper.doctor.findings import Finding, Notes, State
 from queuekeeper.embedded.airflow_client import AirflowClient
-from queuekeeper.embedded.stack import airflow_server, status
+from queuekeeper.embedded.stack import private_airflow, status
 from queuekeeper.errors import QueuekeeperError
 
 PLUGIN = "queuekeeper"
@@ -22,7 +22,7 @@ def examine_airflow(settings: Settings) -> list[Finding]:
         )  # fmt: skip
         return notes.findings
     try:
-        server = airflow_server(settings)
+        server = private_airflow(settings)
         user = server.user()
         with AirflowClient(server.url, user=user.name, password=user.password) as client:
             _examine(notes, client)

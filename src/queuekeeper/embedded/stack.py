@@ -111,7 +111,7 @@ def up(
                 report("Redis: starting")
             redis.start()
         if airflow:
-            airflow_server(settings, die_with_parent=die_with_parent).start(report=report)
+            private_airflow(settings, die_with_parent=die_with_parent).start(report=report)
     return status(settings)
 
 
@@ -187,7 +187,7 @@ def server_urls(settings: Settings) -> ServerUrls:
     )
 
 
-def airflow_server(settings: Settings, *, die_with_parent: bool = False) -> AirflowServer:
+def private_airflow(settings: Settings, *, die_with_parent: bool = False) -> AirflowServer:
     """Return the private Airflow of this home, connected to the servers of the settings.
 
     :raises ServerUnavailable: when a private server that it needs does not run.

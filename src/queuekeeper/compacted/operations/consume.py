@@ -240,7 +240,9 @@ class ConsumeOperations(CommonOperations):
         )
 
     def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
-        """Acknowledge, as an operator, a message in flight that its consumer cannot handle; it stays in the queue.
+        """Acknowledge a message in flight for its consumer.
+
+        An operator calls it for a message that its consumer cannot handle; it stays in the queue.
 
         :raises UnknownQueue: when the queue does not exist.
         """

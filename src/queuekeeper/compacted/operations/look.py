@@ -71,7 +71,9 @@ class LookOperations(CommonOperations):
         return tuple(_message(client_id, row.key, row) for row in rows)
 
     def inspect(self, client_id: str) -> Operation[QueueView]:
-        """Return the state of a queue: counts and ages of its messages, its consumer, and its counters.
+        """Return the state of a queue.
+
+        It has counts and ages of its messages, its consumer, and its counters.
 
         :raises ScriptError: when the queue's state is damaged.
         """

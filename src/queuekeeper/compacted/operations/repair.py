@@ -37,7 +37,10 @@ class RepairOperations(LookOperations):
     """Verify, repair."""
 
     def verify(self, client_id: str) -> Operation[VerifyReport]:
-        """Check that the Redis keys of a queue are consistent, in calls of bounded size; change nothing."""
+        """Check whether the keys of a queue are consistent.
+
+        Calls are of bounded size, and change nothing.
+        """
         survey = yield from self._survey(client_id)
         return VerifyReport(
             client_id=client_id,
@@ -47,7 +50,10 @@ class RepairOperations(LookOperations):
         )
 
     def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
-        """Put keys back into their places, remove keys that have no value, and correct counts, as :meth:`verify` found.
+        """Make the keys of a queue consistent again.
+
+        What :meth:`verify` found is mended: keys are put back into their places, those without a value removed, and
+        counts corrected.
 
         :param dry_run: change nothing, and report the violations; true by default.
         """

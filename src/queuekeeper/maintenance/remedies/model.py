@@ -60,8 +60,8 @@ class Selection(Parameters):
         title="Quality run",
         help="Treat the queues that failed the remedy's check in this quality run. The newest run is taken where a "
         "form leaves this empty, or where a command says latest.",
-        pattern=r"^[0-9A-Za-z_.:+\-]*$",
-        rule="it must be the id of a quality run: at most 200 letters, digits and _ . : + -",
+        form_pattern=r"^[0-9A-Za-z_.:+\-]*$",
+        rule="it must be the id of a quality run, at most 200 characters; a form takes letters, digits and _ . : + -",
         longest=200,
         noun="RUN",
         examples=["3f2a9c0d11e47b58"],
