@@ -393,3 +393,18 @@ def test_name_that_is_loaded_when_it_is_asked_for_is_not_that_of_a_module_beside
 
     assert names
     assert set(names) & modules == set()
+
+
+def test_layers_of_the_page_are_those_that_the_linter_checks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    [contract] = [each for each in project["tool"]["importlinter"]["contracts"] if each["id"] == "layers"]
+    [picture] = re.findall(
+        r"^Downwards only\..*?^```\n(.*?)^```$",
+        (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    shown = re.sub(r"none .*$", "", picture, flags=re.MULTILINE).split()
+
+    checked = {name for layer in contract["layers"] for name in re.findall(r"\w+", layer)}
+    assert checked == {name for name in shown if not name.endswith("/")}
+    assert len(shown) == len(set(shown))
