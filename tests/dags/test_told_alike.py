@@ -35,6 +35,7 @@ from queuekeeper.airflow.operators.repair import ReportRepairOperator
 from queuekeeper.airflow.operators.report import ReportMigrationOperator
 from queuekeeper.cli import app, context, partitions
 from queuekeeper.cli.online import OnPlan
+from queuekeeper.errors import CheckFailed
 from queuekeeper.facts import brief, plain
 from queuekeeper.jobs.engine import load_plan
 from queuekeeper.jobs.findings import Status
@@ -214,6 +215,27 @@ def test_step_with_devices_connected_is_the_same_record_from_task_and_command(
     told = called("online", step, plan_id, *(["--yes"] if step in ("roll-back", "commit") else []))
 
     alike(operator.step(SimpleNamespace(**does)), told, soaked if step == "soak" else moved)  # type: ignore[arg-type]
+
+
+def test_clients_that_a_step_leaves_over_are_counted_in_the_same_words_by_task_and_command(
+    control: postgres.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_id = planned(control, "online_migration", tmp_path)
+    left = StepReport(
+        plan_id=plan_id, step="verify", cohorts=(0,), clients=1_203, outcomes={"moved": 1, "late": 1_200, "busy": 2},
+        written=5, removed=1, set_aside=0, fenced_p50_ms=1.5, fenced_p99_ms=2.5, fenced_longest_ms=3.0, seconds=0.5,
+    )  # fmt: skip
+    driver: Any = SimpleNamespace(verify=lambda *_, **__: left, catch_up=lambda *_, **__: left)
+    monkeypatch.setattr(OnPlan, "driver", lambda *_: driver)
+    task = CatchUpOperator(task_id="task", plan_id=plan_id, mode="online", lease_ms=500)
+    words = "not all clients are done: 1,200 late, 2 busy; they stay where they are: "
+
+    with pytest.raises(CheckFailed, match=rf"^{words}clear this task to try again$"):
+        task.step(driver)
+    result = CliRunner().invoke(app, ["online", "verify", plan_id])
+
+    assert result.exit_code == 1
+    assert f"{words}run the command again" in " ".join(result.stderr.split())
 
 
 def test_judgement_is_the_same_record_from_task_and_command(

@@ -160,3 +160,6 @@ def test_list_shows_instants_as_other_tables_do_and_json_has_them_whole(control:
     assert f"{at:%Y-%m-%d %H:%M:%S} UTC" in result.stdout
     code, [told], _ = called("list")
     assert (code, datetime.fromisoformat(told["planned"])) == (0, at)
+    # As every other result of JSON has it.
+    assert told["planned"][10] == "T"
+    assert (told["maintenance_run_id"], told["kind"]) == (told["run"], told["job"]) == (run_id, "fanout_repair")

@@ -89,9 +89,8 @@ def _done(report: StepReport) -> Shown:
         if report.examples:
             yield table("Not moved, or different", ("client", "why"), report.examples)
 
-    left = ", ".join(f"{count:,} {outcome}" for outcome, count in report.left.items())
-    failed = f"not all clients are done: {left}; they stay where they are, run the command again"
-    return Shown(report, pretty, failed=failed if left else None)
+    failed = f"{report.left_words}: run the command again" if report.left else None
+    return Shown(report, pretty, failed=failed)
 
 
 def _longest(report: StepReport) -> str | None:

@@ -42,7 +42,10 @@ def list_runs(
     runs = call.runs.newest(kind=kind, limit=limit)
     lines = [(one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by) for one in runs]
     names = [head.replace(" ", "_") for head in heads]
-    told = [dict(zip(names, (*line, str(one.created_at)), strict=True)) for line, one in zip(lines, runs, strict=True)]
+    told = [
+        picked(one, "maintenance_run_id", "kind") | dict(zip(names, (*line, one.created_at), strict=True))
+        for line, one in zip(lines, runs, strict=True)
+    ]
     rows = [(*line, instant(milliseconds(one.created_at))) for line, one in zip(lines, runs, strict=True)]
     return Shown(told, lambda: [table("Runs", heads, rows)])
 

@@ -98,9 +98,7 @@ class OnlineOperator(PausableOperator, StoresOperator):
             report.fenced_longest_ms,
         )
         if report.left:
-            raise CheckFailed(
-                f"not all clients are done: {report.left}; they stay where they are: clear this task to try again"
-            )
+            raise CheckFailed(f"{report.left_words}: clear this task to try again")
         return brief(report)
 
 

@@ -49,6 +49,12 @@ class StepReport:
         return {word: count for word, count in self.outcomes.items() if word not in _IN_PLACE}
 
     @property
+    def left_words(self) -> str:
+        """That clients are not where they should be, in words; empty when all are."""
+        left = ", ".join(f"{count:,} {outcome}" for outcome, count in self.left.items())
+        return f"not all clients are done: {left}; they stay where they are" if left else ""
+
+    @property
     def kept(self) -> int:
         """Clients that stay in PostgreSQL: they have bad rows that the plan leaves, or no cluster can hold them."""
         return self.outcomes.get(Outcome.KEPT, 0)
