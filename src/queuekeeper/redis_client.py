@@ -366,6 +366,15 @@ def clocks_ms(client: RedisClient) -> list[int]:
     return through_failover(client, ask)
 
 
+def count_keys(client: RedisClient) -> int:
+    """Return the number of keys of all masters."""
+    found = 0
+    for address, node in nodes(client):
+        with redis_errors(address):
+            found += int(node.dbsize())
+    return found
+
+
 def facts(client: RedisClient) -> list[ServerFacts]:
     """Return version, memory, persistence and role of each master."""
     return through_failover(client, lambda: _facts(client))

@@ -91,6 +91,7 @@ def _next_steps(connection: Connection, client: RedisClient) -> Iterator[Step]:
     from queuekeeper.migration.ledger.ledger import MIGRATIONS
     from queuekeeper.postgres import address, schema_version
     from queuekeeper.quality.judge.store import QualityStore
+    from queuekeeper.redis_client import count_keys
 
     if schema_version(connection) is None:
         yield Step(
@@ -101,7 +102,7 @@ def _next_steps(connection: Connection, client: RedisClient) -> Iterator[Step]:
     now_ms = system_clock()
     for matter in find_matters(connection, now_ms=now_ms):
         yield Step(why=f"{matter.about} {matter.words}", commands=(matter.command,))
-    has_source, keys = _has_source(connection), _keys_in(client)
+    has_source, keys = _has_source(connection), count_keys(client)
     if not has_source and not keys:
         yield Step(
             why="Neither store has any queue. Fill PostgreSQL with made-up sessions", commands=("queuekeeper sample",)
@@ -132,14 +133,3 @@ def _has_source(connection: Connection) -> bool:
             return False
         row = connection.execute(statement("sessions/has_messages")).fetchone()
     return row is not None and bool(row[0])
-
-
-def _keys_in(client: RedisClient) -> int:
-    """Return the number of keys in Redis."""
-    from queuekeeper.redis_client import nodes, redis_errors
-
-    found = 0
-    for place, node in nodes(client):
-        with redis_errors(place):
-            found += int(node.dbsize())
-    return found

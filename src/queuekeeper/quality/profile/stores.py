@@ -40,7 +40,7 @@ from queuekeeper.quality.profile.preflight import check_profiled, check_profiled
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.servers import redis_target
 from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
-from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, redis_errors, shards
+from queuekeeper.redis_client import RedisClient, clocks_ms, count_keys, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import ALL_SLOTS, masters
 
@@ -102,7 +102,7 @@ def profile_redis(
         )  # fmt: skip
         share = len(profile.wanted) / len(cohorts)
         placement = layout(
-            spark, cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(_keys_in(client) * share))
+            spark, cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(count_keys(client) * share))
         )
         found, read = _redis_queues(profile, placement, redis_url=redis_url, held=_held(client))
         return _record(connection, profile, placement=placement, found=found, read=read, started=started)
@@ -284,14 +284,6 @@ def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Se
 
 
 # --- Redis ----------------------------------------------------------------------------------------------------
-
-
-def _keys_in(client: RedisClient) -> int:
-    total = 0
-    for name, node in nodes(client):
-        with redis_errors(name):
-            total += int(node.dbsize())
-    return total
 
 
 @contextmanager
