@@ -1,4 +1,4 @@
-"""How long a plan and an answer to it count: one rule for jobs of every kind."""
+"""The question about a plan, and how long a plan and an answer to it count: one rule for jobs of every kind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from queuekeeper import __version__
 from queuekeeper.audit import Answer
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.report.figures import duration
+
+APPROVAL_TASK = "approve"
+"""Task of a DAG that asks whether the plan may be carried out."""
+APPROVE = "Approve"
+REJECT = "Reject"
 
 VALID_DAYS = 8
 """A day more than anybody may take to answer: who answers in the last minute is heard, and a stopped run can go on."""

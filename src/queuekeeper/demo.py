@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from queuekeeper import embedded
+from queuekeeper.approvals import APPROVAL_TASK, APPROVE
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer, TaskState
@@ -35,8 +36,6 @@ from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
 
 DAG_ID = "session_migration"
-APPROVAL_TASK = "approve"
-APPROVE = "Approve"
 
 QUALITY_DAG_ID = "queue_quality"
 QUALITY_CONF = {"suite": "full", "stores": "redis"}

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from queuekeeper.airflow.notifiers import Event
 from queuekeeper.airflow.notifiers import notifiers as configured_notifiers
 from queuekeeper.airflow.operators.asked import Ask, AsksOperator, argument
-from queuekeeper.approvals import check_four_eyes
+from queuekeeper.approvals import APPROVE, REJECT, check_four_eyes
 from queuekeeper.audit import Action, Answer, current_run
 from queuekeeper.errors import RefusedError
 from queuekeeper.jobs.common import Approval, DryRun, FourEyes
@@ -22,8 +22,6 @@ from queuekeeper.jobs.common import Approval, DryRun, FourEyes
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-APPROVE = "Approve"
-REJECT = "Reject"
 NOBODY = "nobody"
 """Name in the audit instead of a person's when nobody has answered."""
 

@@ -22,6 +22,7 @@ from queuekeeper.airflow.operators.verdict import CheckReportOperator
 from queuekeeper.airflow.run_index import publish
 from queuekeeper.airflow.settings import task_settings
 from queuekeeper.airflow.waits import PausableOperator
+from queuekeeper.approvals import APPROVAL_TASK
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
 from queuekeeper.facts import brief
@@ -338,7 +339,7 @@ def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> Check
     summary = "ti.xcom_pull(task_ids='summarise_plan')"
     summarise = SummariseJobOperator(task_id="summarise_plan", job=job, maintenance_run_id=run_id, pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
-        task_id="approve",
+        task_id=APPROVAL_TASK,
         subject=question.format(count=f"{{{{ '{{:,}}'.format({summary}['to_do']) }}}}"),
         body=f"{{{{ {summary}['markdown'] }}}}",
         plan_only=f"{{{{ params.dry_run or {summary}['empty'] }}}}",

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 
-from queuekeeper.airflow.operators.approval import APPROVE, REJECT
 from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id, data
 from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.approvals import APPROVAL_TASK, APPROVE, REJECT
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.store import MaintenanceRun
@@ -43,7 +43,6 @@ from queuekeeper.report.figures import number
 
 T = TypeVar("T")
 
-APPROVAL_TASK = "approve"
 COMMIT_TASK = "approve_commit"
 _LETTERS = {"planned": "p", "copying": "c", "copied": "d", "verified": "v", "failed": "f", "left out": "x"}
 _PARKED = ("awaiting_input", "deferred")
