@@ -19,12 +19,11 @@ from lua_sessions import Session, messages, served_by
 from queuekeeper import approvals, lua, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
-from queuekeeper.jobs import keys
+from queuekeeper.jobs import keys, shares
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import Step
 from queuekeeper.jobs.store import RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
-from queuekeeper.maintenance.cleanup import expired_references
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup, acl_rules
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupParameters
 from queuekeeper.redis_client import RedisClient, connect, facts
@@ -843,7 +842,7 @@ def test_server_that_will_not_do_is_refused_before_work_starts(
     valkey: World, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
     found = [replace(server, **changes) for server in facts(valkey.client)]
-    monkeypatch.setattr(expired_references, "facts", lambda _: found)
+    monkeypatch.setattr(shares, "facts", lambda _: found)
     with pytest.raises(RefusedError, match=words):
         valkey.plan()
 

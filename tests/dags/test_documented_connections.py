@@ -12,9 +12,9 @@ import pytest
 from airflow.models.connection import Connection
 
 from queuekeeper import assets, postgres
-from queuekeeper.airflow import defaults
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.embedded import PostgresServer
+from queuekeeper.jobs.resources import POOLS, POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 
 pytestmark = pytest.mark.dags
 
@@ -35,9 +35,7 @@ def _in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_connections_of_the_dags_are_documented() -> None:
-    assert set(documented()) == {
-        defaults.POSTGRES_CONNECTION, defaults.REDIS_CONNECTION, defaults.SPARK_CONNECTION,
-    }  # fmt: skip
+    assert set(documented()) == {POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION}
 
 
 def test_addresses_of_both_servers_ask_for_tls_and_name_the_authority() -> None:
@@ -59,9 +57,7 @@ def test_spark_connections_name_a_master_that_spark_knows(line: str) -> None:
 
 def test_pools_of_the_dags_are_documented_with_their_size() -> None:
     found = re.findall(r"^airflow pools set (\w+) (\d+) '", (DOCS / "deploying.md").read_text("utf-8"), re.MULTILINE)
-    assert {name: int(slots) for name, slots in found} == {
-        pool.value: size.slots for pool, size in defaults.POOLS.items()
-    }
+    assert {name: int(slots) for name, slots in found} == {pool.value: size.slots for pool, size in POOLS.items()}
 
 
 def test_documented_role_can_make_our_schema_and_reads_the_source_alone(

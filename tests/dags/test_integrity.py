@@ -15,10 +15,9 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.serialization.serialized_objects import DagSerialization
 
-from queuekeeper.airflow.defaults import POOLS
 from queuekeeper.airflow.operators.jobs import PlanJobOperator
-from queuekeeper.embedded.airflow_server import POOLS as SERVER_POOLS
 from queuekeeper.jobs.registry import job_of
+from queuekeeper.jobs.resources import POOLS
 
 pytestmark = pytest.mark.dags
 
@@ -174,10 +173,6 @@ def test_session_migration_is_wired_as_it_is_drawn(dag_bag: DagBag) -> None:
     }
     # The run's verdict is that of its leaves.
     assert [task.task_id for task in dag.tasks if not task.downstream_task_ids] == ["migrated"]
-
-
-def test_pools_are_those_that_the_private_airflow_creates() -> None:
-    assert {str(name): (pool.slots, pool.description) for name, pool in POOLS.items()} == dict(SERVER_POOLS)
 
 
 def test_plugin_file_does_not_hide_the_package() -> None:

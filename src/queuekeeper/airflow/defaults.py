@@ -1,8 +1,7 @@
-"""Connections, pools, retries and tags that all DAGs of Queuekeeper share."""
+"""Start, retries, tags and templates that all DAGs of Queuekeeper share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -12,10 +11,7 @@ from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
 from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
-
-POSTGRES_CONNECTION = "queuekeeper_postgres"
-REDIS_CONNECTION = "queuekeeper_redis"
-SPARK_CONNECTION = "queuekeeper_spark"
+from queuekeeper.jobs.resources import Pool as Pool  # noqa: PLC0414 - DAGs take it from here
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """Start date of every DAG; it is fixed, so that the serialized DAG stays the same."""
@@ -25,30 +21,6 @@ ONE_AT_A_TIME: dict[str, Any] = {"start_date": START, "catchup": False, "max_act
 
 ON_SCHEDULE: dict[str, Any] = {**ONE_AT_A_TIME, "is_paused_upon_creation": True}
 """Arguments of a DAG that runs on a schedule after somebody has unpaused it."""
-
-
-class Pool(StrEnum):
-    """Pools by the resource that their tasks load. A task in a pool that does not exist is never scheduled."""
-
-    SPARK = "queuekeeper_spark"
-    POSTGRES = "queuekeeper_postgres"
-    REDIS = "queuekeeper_redis"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PoolSize:
-    """Number of tasks of a pool that may run at once, and why."""
-
-    slots: int
-    description: str
-
-
-POOLS: dict[Pool, PoolSize] = {
-    Pool.SPARK: PoolSize(slots=1, description="Spark drivers at a time"),
-    Pool.POSTGRES: PoolSize(slots=4, description="Tasks that load the source or control database"),
-    Pool.REDIS: PoolSize(slots=4, description="Tasks that load Redis"),
-}
-"""``queuekeeper up --airflow`` creates these; elsewhere: ``airflow pools set queuekeeper_spark 1 "Spark drivers"``."""
 
 
 class Tag(StrEnum):

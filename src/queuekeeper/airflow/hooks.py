@@ -14,7 +14,6 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from queuekeeper import audit, postgres, redis_client
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.provider import POSTGRES_TYPE, REDIS_TYPE
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.queue import CompactedQueues
@@ -22,6 +21,7 @@ from queuekeeper.doctor import Examination, Finding, State, examine_postgres, ex
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 

@@ -24,6 +24,7 @@ from queuekeeper.embedded.files import HOST, demand_free, free_port, noted_port,
 from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.java import java_home
+from queuekeeper.jobs.resources import POOLS, POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 
 if TYPE_CHECKING:
     from queuekeeper.embedded.airflow_client import AirflowClient
@@ -37,12 +38,6 @@ COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "triggerer": ("airflow", "triggerer", "--skip-serve-logs"),
 }
 """Module and arguments of each component."""
-
-POOLS: Mapping[str, tuple[int, str]] = {
-    "queuekeeper_postgres": (4, "Tasks that load the source or control database"),
-    "queuekeeper_redis": (4, "Tasks that load Redis"),
-    "queuekeeper_spark": (1, "Spark drivers at a time"),
-}
 
 ROLES: Mapping[str, str] = {"admin": "admin", "operator": "op", "viewer": "viewer"}
 """User name -> role of the simple auth manager. Operators trigger and approve; viewers only read."""
@@ -90,9 +85,9 @@ class AirflowServer:
         self.directory = directory.absolute()
         self._metadata_url = metadata_url
         self._connections = {
-            "queuekeeper_postgres": _postgres_connection(postgres_url),
-            "queuekeeper_redis": _redis_connection(redis_url),
-            "queuekeeper_spark": {"conn_type": "spark", "host": spark_master, "extra": {"deploy-mode": "client"}},
+            POSTGRES_CONNECTION: _postgres_connection(postgres_url),
+            REDIS_CONNECTION: _redis_connection(redis_url),
+            SPARK_CONNECTION: {"conn_type": "spark", "host": spark_master, "extra": {"deploy-mode": "client"}},
         }
         self._dags = dags
         self._plugins = plugins
@@ -270,8 +265,8 @@ class AirflowServer:
                         f"see the logs in {self.directory}"
                     )
                 time.sleep(0.3)
-            for name, (slots, description) in POOLS.items():
-                client.ensure_pool(name, slots=slots, description=description)
+            for pool, size in POOLS.items():
+                client.ensure_pool(pool, slots=size.slots, description=size.description)
 
 
 def component_processes(directory: Path, *, die_with_parent: bool = False) -> dict[str, ManagedProcess]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, days, minutes, parameter, same, seconds
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
 from queuekeeper.sessions.model import StoreRules
 
@@ -244,7 +245,7 @@ class PostgresConnection(Parameters):
     """Connection of the database with plans, approvals and progress, and with tables that jobs read or maintain."""
 
     postgres_conn_id: str = connection(
-        "queuekeeper_postgres",
+        POSTGRES_CONNECTION,
         title="PostgreSQL connection",
         help="Airflow connection of the database with schema queuekeeper, where plan, approval and progress are kept.",
     )
@@ -254,7 +255,7 @@ class Connections(PostgresConnection):
     """Both stores."""
 
     redis_conn_id: str = connection(
-        "queuekeeper_redis",
+        REDIS_CONNECTION,
         title="Redis connection",
         help="Airflow connection of Redis or Valkey: a single server, or any node of a cluster.",
     )
@@ -264,7 +265,7 @@ class SparkConnection(Parameters):
     """Where Spark runs."""
 
     spark_conn_id: str = connection(
-        "queuekeeper_spark",
+        SPARK_CONNECTION,
         title="Spark connection",
         help="Airflow connection of Spark, in client mode, for example local[2] or spark://host:7077.",
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from queuekeeper.clock import Clock
 from queuekeeper.errors import RefusedError
-from queuekeeper.redis_client import RedisClient, clocks_ms, facts, unfit
+from queuekeeper.lua import ScriptCaller, scripts
+from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, facts, unfit
 from queuekeeper.redis_names import KEYS_PER_PAGE, Names
 
 
@@ -31,6 +32,21 @@ def check_servers(client: RedisClient) -> None:
     problems = [problem for server in facts(client) for problem in unfit(server)]
     if problems:
         raise RefusedError("; ".join(problems))
+
+
+def check_rights(client: RedisClient, *, key_prefix: str, commands: Sequence[str], rules: str) -> None:
+    """Check that the user may run commands on keys of sessions.
+
+    :param rules: command that allows them, and whatever else the job needs.
+    :raises RefusedError: naming the commands that are missing, and the rules.
+    """
+    key = f"{key_prefix}{{queuekeeper}}_messages"
+    refused = ScriptCaller(client).call(*scripts.maintenance.refused_commands(key=key, commands=commands))
+    if refused:
+        names = ", ".join(name.decode() for name in refused)
+        raise RefusedError(
+            f"Redis at {address_of(client)} does not allow this user {names} on keys such as {key}: {rules}"
+        )
 
 
 def server_clock(client: RedisClient) -> Clock:

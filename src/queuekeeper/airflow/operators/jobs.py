@@ -12,7 +12,6 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import Pool
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import AnswerOperator, ApprovePlanOperator
@@ -33,6 +32,7 @@ from queuekeeper.jobs.model import AnyJob, AnyPlan
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import FinishedRun, PlannedRun, write_report
+from queuekeeper.jobs.resources import Pool
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.postgres import migrate

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
@@ -16,6 +15,7 @@ from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.waits import PausableOperator
 from queuekeeper.jobs.pace import RunPaused, control_of
 from queuekeeper.jobs.parameters import Parameters, describe
+from queuekeeper.jobs.resources import REDIS_CONNECTION
 from queuekeeper.migration.ledger.parameters import (
     CohortChoice,
     CopyManner,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.operators.approval import AnswerOperator
 from queuekeeper.airflow.operators.asked import Ask, argument
@@ -14,6 +13,7 @@ from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.facts import brief
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import MigrationPlan, PlanState

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from queuekeeper.airflow.assets import SESSION_QUALITY
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
@@ -26,6 +25,7 @@ from queuekeeper.airflow.settings import task_settings
 from queuekeeper.clock import system_clock
 from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION
 from queuekeeper.quality.judge.gate import standing_failures
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.model import (

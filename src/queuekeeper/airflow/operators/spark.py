@@ -16,13 +16,13 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
 from queuekeeper.airflow.operators.asked import AsksOperator
 from queuekeeper.airflow.settings import task_settings
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.migration.spark.masters import check_master, is_local
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.asked import Ask, AsksOperator, argument
 from queuekeeper.jobs.common import DryRun
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.postgres import Connection
 
 

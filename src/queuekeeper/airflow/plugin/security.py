@@ -14,9 +14,9 @@ from airflow.api_fastapi.core_api.security import get_user
 from airflow.sdk.configuration import conf
 from fastapi import Depends, HTTPException, Request
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.registry import kind_of
+from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION
 
 SignedIn = Annotated[BaseUser, Depends(get_user)]
 

@@ -18,12 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.jobs.keys import KeyPages
 from queuekeeper.jobs.model import Plan, Step, Table, Words, World
+from queuekeeper.jobs.shares import check_rights, check_servers
 from queuekeeper.keyspace import session_scan_pattern
-from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import (
     KIND,
     CleanupCounts,
@@ -34,7 +33,7 @@ from queuekeeper.maintenance.cleanup.model import (
 )
 from queuekeeper.maintenance.cleanup.sweep import Sweep
 from queuekeeper.maintenance.cleanup.undo import undo_cleanup
-from queuekeeper.redis_client import RedisClient, address_of, facts, unfit
+from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.figures import number
 
 _READING = (
@@ -77,7 +76,11 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
     @classmethod
     def check(cls, client: RedisClient, parameters: CleanupParameters, *, writing: bool) -> None:
         """Check the servers and the user's rights."""
-        check_access(client, key_prefix=parameters.key_prefix, writing=writing)
+        prefix = parameters.key_prefix
+        with _named_rules(prefix):
+            check_servers(client)
+            commands = _READING + (_WRITING if writing else ())
+            check_rights(client, key_prefix=prefix, commands=commands, rules=acl_rules(prefix))
 
     def pattern(self) -> str:
         """Return the pattern of all keys of sessions."""
@@ -89,12 +92,12 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         expected = 0 if world.planned is None or world.counts_only else world.planned.share(share).counts.keys
         verb = "looked at" if world.counts_only else "cleaned"
         self._narrator = _Narrator(world.say, verb=verb, shard=share, expected_keys=expected)
-        with _named_rules(world.client, world.parameters.key_prefix):
+        with _named_rules(world.parameters.key_prefix):
             yield from super().find(share, after)
 
     def apply(self, step: Step) -> CleanupCounts:
         """Clean a page of keys."""
-        with _named_rules(self.world.client, self.world.parameters.key_prefix):
+        with _named_rules(self.world.parameters.key_prefix):
             self.begun = counts = CleanupCounts()
             self._sweep.page(step.work, counts)
         if self._narrator is not None and self.world.total is not None:
@@ -177,31 +180,11 @@ def acl_rules(key_prefix: str) -> str:
     return " ".join(["ACL SETUSER <user>", *keys, *(f"+{command}" for command in (*_GROUNDWORK, *_READING, *_WRITING))])
 
 
-def check_access(client: RedisClient, *, key_prefix: str, writing: bool) -> None:
-    """Check the servers and the user's rights before anything is done.
-
-    :param writing: whether the rights to write are needed.
-    :raises RefusedError: when a server is too old, or the user may not run a command; names the rule that allows it.
-    """
-    with _named_rules(client, key_prefix):
-        problems = [problem for server in facts(client) for problem in unfit(server)]
-        if problems:
-            raise RefusedError("; ".join(problems))
-        key = f"{key_prefix}{{queuekeeper}}_messages"
-        commands = _READING + (_WRITING if writing else ())
-        call = scripts.maintenance.refused_commands(key=key, commands=commands)
-        refused = lua.ScriptCaller(client).call(*call)
-    if refused:
-        names = ", ".join(name.decode() for name in refused)
-        where = f"Redis at {address_of(client)}"
-        raise RefusedError(f"{where} does not allow this user {names} on keys such as {key}: {acl_rules(key_prefix)}")
-
-
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _named_rules(client: RedisClient, key_prefix: str) -> Iterator[None]:
+def _named_rules(key_prefix: str) -> Iterator[None]:
     """Add all rules that a cleanup needs to an error about a missing right."""
     try:
         yield

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from queuekeeper import lua
-from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, RefusedError, UsageError
+from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, UsageError
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.shares import check_rights, check_servers
 from queuekeeper.jobs.undo import read_undo_file
-from queuekeeper.lua import scripts
 from queuekeeper.maintenance.remedies.model import (
     EXAMPLES,
     PURPOSES,
@@ -33,7 +33,7 @@ from queuekeeper.maintenance.remedies.model import (
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.postgres import Connection
-from queuekeeper.redis_client import RedisClient, address_of, facts, unfit
+from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportKind
 
 REPORT = ReportKind("repair", "Repair report")
@@ -163,23 +163,15 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         :raises RefusedError: when a server is too old or a right is missing; names the commands and the rules that
             allow them.
         """
-        problems = [problem for server in facts(client) for problem in unfit(server)]
-        if problems:
-            raise RefusedError("; ".join(problems))
+        check_servers(client)
         used = [lua.load(f"sessions/{name}") for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
         # A user who may write may also read.
         ways = (True, False) if writing else (True,)
         called = (lua.commands_called(script, counts_only=way) for script in used for way in ways)
         commands = sorted(frozenset().union(*called) - _WITHOUT_KEY)
-        key = f"{parameters.key_prefix}{{queuekeeper}}_messages"
-        refused = lua.ScriptCaller(client).call(*scripts.maintenance.refused_commands(key=key, commands=commands))
-        if refused:
-            names = ", ".join(name.decode() for name in refused)
-            rules = " ".join(f"+{command}" for command in (*_GROUNDWORK, *commands))
-            raise RefusedError(
-                f"Redis at {address_of(client)} does not allow this user {names} on keys such as {key}: "
-                f"ACL SETUSER <user> ~{parameters.key_prefix}{{*}}_* {rules}"
-            )
+        granted = " ".join(f"+{command}" for command in (*_GROUNDWORK, *commands))
+        rules = f"ACL SETUSER <user> ~{parameters.key_prefix}{{*}}_* {granted}"
+        check_rights(client, key_prefix=parameters.key_prefix, commands=commands, rules=rules)
 
     def shares(self) -> list[str]:
         """Return the only share."""
