@@ -53,7 +53,8 @@ from queuekeeper.migration.ledger.model import CohortState, MigrationPlan, PlanS
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
-from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, MESSAGES, SESSION_COLUMNS, SESSIONS
+from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect

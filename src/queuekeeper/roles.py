@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from queuekeeper.checks import of_job
 from queuekeeper.errors import UsageError
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
 from queuekeeper.postgres import statement
 
 DEFAULT_PREFIX = "queuekeeper_"
@@ -76,7 +77,7 @@ class PostgresRole:
         for place in Place:
             schema = quoted(schemas[place])
             if place is Place.SESSIONS:
-                tables = ", ".join(f"{schema}.{quoted(name)}" for name in _VENDOR)
+                tables = ", ".join(f"{schema}.{quoted(name)}" for name in SOURCE_TABLES)
                 made.append(Statement(place=place, sql=f"REVOKE ALL ON TABLE {tables} FROM {role}"))
             else:
                 for kind in ("TABLES", "SEQUENCES", "ROUTINES"):
@@ -116,7 +117,7 @@ def quoted(name: str) -> str:
 
 def psql_script(roles: Sequence[PostgresRole], *, prefix: str = DEFAULT_PREFIX, sessions_schema: str = "public") -> str:
     """Return a file for psql that makes roles: all of it or nothing; what is about an absent place is left out."""
-    messages = _text(f"{quoted(sessions_schema)}.{quoted(_VENDOR[0])}")
+    messages = _text(f"{quoted(sessions_schema)}.{quoted(MESSAGES)}")
     facts = ", ".join(
         f"to_regclass({name}) IS NOT NULL AS has_{place}"
         for place, name in zip(Place, ("'queuekeeper.audit'", messages, "'pgmb.events'"), strict=True)
@@ -154,7 +155,6 @@ def postgres_role(job: str) -> PostgresRole:
 
 # --- the jobs ------------------------------------------------------------------------------------------------------
 
-_VENDOR = ("device_publish_msg", "device_session_ctx")
 _READ = ("SELECT",)
 _ADD = ("INSERT",)
 _KEEP = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -205,7 +205,7 @@ def _control(names: Iterable[str], privileges: tuple[str, ...], *columns: str) -
 
 
 def _vendor(privileges: tuple[str, ...], *names: str, columns: tuple[str, ...] = ()) -> Grant:
-    return Grant(place=Place.SESSIONS, privileges=privileges, names=names or _VENDOR, columns=columns)
+    return Grant(place=Place.SESSIONS, privileges=privileges, names=names or tuple(SOURCE_TABLES), columns=columns)
 
 
 def _events(privileges: tuple[str, ...], *names: str, columns: tuple[str, ...] = ()) -> Grant:
@@ -263,8 +263,8 @@ def _roles() -> tuple[PostgresRole, ...]:
             job="quality",
             purpose="queue_quality: facts, sizes and instants of messages and events; it cannot read a payload",
             grants=(
-                _vendor(_READ, "device_publish_msg", columns=_MESSAGE_FACTS),
-                _vendor(_READ, "device_session_ctx"),
+                _vendor(_READ, MESSAGES, columns=_MESSAGE_FACTS),
+                _vendor(_READ, SESSIONS),
                 _control((*_QUALITY, *_PACED), _KEEP),
                 _control((*_LEDGER, *_PARTITIONS, *_RUNS, "session_states", "plans", "ledger"), _READ),
                 _control(("quarantine",), _READ, *_QUARANTINE_FACTS),
@@ -290,7 +290,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             job="maintenance",
             purpose="records of runs that mend Redis: cleanup, repair, collection, fan-out; serials of the source",
             grants=(
-                _vendor(_READ, "device_publish_msg", columns=("client_id", "serial_number", "packet_id")),
+                _vendor(_READ, MESSAGES, columns=("client_id", "serial_number", "packet_id")),
                 _control((*_RUNS, *_PACED), _KEEP),
                 _control((*_QUALITY, *_LEDGER), _READ),
                 _AUDITED,
@@ -410,8 +410,8 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="doctor, metrics, and pages without actions; it cannot read a payload",
             reads_keys=True,
             grants=(
-                _vendor(_READ, "device_publish_msg", columns=_MESSAGE_FACTS),
-                _vendor(_READ, "device_session_ctx"),
+                _vendor(_READ, MESSAGES, columns=_MESSAGE_FACTS),
+                _vendor(_READ, SESSIONS),
                 _control(
                     (
                         *(each for each in _PLANS if each != "quarantine"),
@@ -449,7 +449,7 @@ def _granted(grant: Grant, schema: str, role: str) -> str:
 
 def _size_teller(schema: str, role: str) -> list[str]:
     """Return what makes the function that tells sizes, and lets a role call it."""
-    table = f"{schema}.{quoted(_VENDOR[0])}"
+    table = f"{schema}.{quoted(MESSAGES)}"
     function = "queuekeeper.message_facts(tid, tid)"
     return [
         _file("message_facts").replace("public.device_publish_msg", table),

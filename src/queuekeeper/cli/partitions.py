@@ -21,7 +21,13 @@ from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, PartitionWish, Purpose
 from queuekeeper.maintenance.partitions.plan import plan_for, plan_reattachment
-from queuekeeper.maintenance.partitions.policies import delete_policy, load_policies, load_policy, save_policy
+from queuekeeper.maintenance.partitions.policies import (
+    NO_POLICY,
+    delete_policy,
+    load_policies,
+    load_policy,
+    save_policy,
+)
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, PartitionRules, spans
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
@@ -230,7 +236,7 @@ def _each(
         return [look(load_policy(call.connection, name))], []
     policies = load_policies(call.connection)
     if not policies:
-        raise UsageError("no table has a policy: set one by `queuekeeper partitions set`")
+        raise UsageError(NO_POLICY)
     return _without_the_broken(policies, look)
 
 

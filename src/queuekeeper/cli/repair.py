@@ -13,7 +13,7 @@ from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import hash_key
-from queuekeeper.maintenance.remedies.model import Queue, RemedyParameters
+from queuekeeper.maintenance.remedies.model import PURPOSES, Purpose, Queue, RemedyParameters
 from queuekeeper.maintenance.remedies.queues import named_queues
 
 NEWEST = "latest"
@@ -21,20 +21,8 @@ NEWEST = "latest"
 
 app = group()
 
-_HELP = {
-    "repair_counter": "Move the last packet id forward to that of the newest message. There is no undo.",
-    "repair_ttl": "Give messages the end that their own time and expiry say; no life is made longer.",
-    "reorder_from_source": "Put messages back into the order of PostgreSQL's serials.",
-    "unlink_orphans": "Set records aside that no reference names.",
-    "remove_duplicates": "Set messages aside that repeat an earlier one; the oldest stays.",
-    "rekey_clients": "Move sessions of ids that begin with } or % from an earlier build's keys. There is no undo.",
-    "trim_dead_first": "Bring queues down to the limit, dead references first. There is no undo.",
-    "quarantine_messages": "Set records aside that nobody can read, or that belong elsewhere.",
-    "replay_quarantined": "Bring records back from the quarantine that can be read now.",
-}
 
-
-def _add(remedy: str, words: str) -> None:
+def _add(remedy: str, purpose: Purpose) -> None:
     def repair(
         call: OnServers,
         client_ids: Annotated[
@@ -58,15 +46,17 @@ def _add(remedy: str, words: str) -> None:
         told: dict[str, Any] = {"report_directory": report_directory, "undo_file": undo_file, "given": queues}
         return jobs.carry_out(call, remedy, wanted, go_on=go_on, **told)
 
-    repair.__doc__ = f"{words}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
+    repair.__doc__ = (
+        f"{purpose.text}\n\nUndo: {purpose.undo}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
+    )
     asks = takes(
         lambda: RemedyParameters, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]}
     )
-    command(app, remedy, also=PLANS, asks=asks, short_help=words)(repair)
+    command(app, remedy, also=PLANS, asks=asks, short_help=purpose.in_short)(repair)
 
 
-for _remedy, _words in _HELP.items():
-    _add(_remedy, _words)
+for _remedy, _purpose in PURPOSES.items():
+    _add(_remedy, _purpose)
 
 
 @command(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from queuekeeper.approvals import check_release
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
@@ -33,53 +33,50 @@ QUEUED_ROWS = 4_096
 
 _LARGEST_PER_PAGE = 100
 
-_TEXT = frozenset({"character varying", "text"})
 
+class Column(NamedTuple):
+    """What a column of the source must be like.
 
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    """What a column of the source must be like, and how to add it where an old vendor's release lacks it."""
+    :param type: as the vendor has it; ``text`` does for ``character varying``.
+    :param since: release of the vendor that added it.
+    """
 
-    types: frozenset[str]
+    type: str
     since: str = "1.0"
 
 
-def _column(*types: str, since: str = "1.0") -> _Column:
-    return _Column(types=frozenset(types), since=since)
-
-
+_TEXT = "character varying"
 _WRONG_SOURCE = "name the database of TBMQ 1.4"
-_MESSAGES = "device_publish_msg"
-_SESSIONS = "device_session_ctx"
-_TABLES: dict[str, dict[str, _Column]] = {
-    _MESSAGES: {
-        "client_id": _column(*_TEXT),
-        "serial_number": _column("bigint"),
-        "topic": _column(*_TEXT),
-        "time": _column("bigint"),
-        "packet_id": _column("integer"),
-        "packet_type": _column(*_TEXT),
-        "qos": _column("integer"),
-        "payload": _column("bytea"),
-        "user_properties": _column(*_TEXT),
-        "retain": _column("boolean"),
-        "msg_expiry_interval": _column("integer", since="1.1"),
-        "payload_format_indicator": _column("integer", since="1.2.1"),
-        "content_type": _column(*_TEXT, since="1.2.1"),
-        "response_topic": _column(*_TEXT, since="1.3"),
-        "correlation_data": _column("bytea", since="1.3"),
+MESSAGES = "device_publish_msg"
+SESSIONS = "device_session_ctx"
+SOURCE_TABLES: Mapping[str, Mapping[str, Column]] = {
+    MESSAGES: {
+        "client_id": Column(_TEXT),
+        "serial_number": Column("bigint"),
+        "topic": Column(_TEXT),
+        "time": Column("bigint"),
+        "packet_id": Column("integer"),
+        "packet_type": Column(_TEXT),
+        "qos": Column("integer"),
+        "payload": Column("bytea"),
+        "user_properties": Column(_TEXT),
+        "retain": Column("boolean"),
+        "msg_expiry_interval": Column("integer", since="1.1"),
+        "payload_format_indicator": Column("integer", since="1.2.1"),
+        "content_type": Column(_TEXT, since="1.2.1"),
+        "response_topic": Column(_TEXT, since="1.3"),
+        "correlation_data": Column("bytea", since="1.3"),
     },
-    _SESSIONS: {
-        "client_id": _column(*_TEXT),
-        "last_updated_time": _column("bigint"),
-        "last_serial_number": _column("bigint"),
-        "last_packet_id": _column("integer"),
+    SESSIONS: {
+        "client_id": Column(_TEXT),
+        "last_updated_time": Column("bigint"),
+        "last_serial_number": Column("bigint"),
+        "last_packet_id": Column("integer"),
     },
 }
-SOURCE_TABLES = tuple(_TABLES)
-"""Tables of the vendor that a migration reads."""
+"""Tables of the vendor that a migration reads, with their columns."""
 
-_KEYS = {_MESSAGES: "client_id, serial_number", _SESSIONS: "client_id"}
+_KEYS = {MESSAGES: "client_id, serial_number", SESSIONS: "client_id"}
 
 
 def check_source(connection: Connection, *, payloads: bool = True) -> None:
@@ -94,18 +91,18 @@ def check_source(connection: Connection, *, payloads: bool = True) -> None:
             name: (kind, readable, filtered, keys)
             for name, kind, readable, filtered, keys in connection.execute(statement("sessions/source_tables"))
         }
-        columns: dict[str, dict[str, str]] = {name: {} for name in _TABLES}
+        columns: dict[str, dict[str, str]] = {name: {} for name in SOURCE_TABLES}
         for table, column, type_name in connection.execute(statement("sessions/source_columns")):
             columns[table][column] = type_name
         row = connection.execute(statement("sessions/source_encoding")).fetchone()
     where = address(connection)
-    missing = [name for name in _TABLES if name not in tables]
+    missing = [name for name in SOURCE_TABLES if name not in tables]
     if missing:
         raise SchemaMismatch(
             f"the database at {where} lacks {' and '.join(missing)}: name the database of TBMQ 1.x "
             "(TBMQ 2.0.0 and 2.0.1 drop these tables when they upgrade: restore the backup made before)"
         )
-    problems = [problem for name in _TABLES for problem in _differences(name, columns[name])]
+    problems = [problem for name in SOURCE_TABLES for problem in _differences(name, columns[name])]
     for name, (kind, _, _, keys) in tables.items():
         if kind not in ("r", "p"):
             problems.append(f"{name} is not a table: name the database that holds the table itself")
@@ -119,7 +116,7 @@ def check_source(connection: Connection, *, payloads: bool = True) -> None:
     if problems:
         raise SchemaMismatch(f"the database at {where} does not look like TBMQ 1.4: {'; '.join(problems)}")
     for name, (_, readable, filtered, _) in tables.items():
-        if not payloads and name == _MESSAGES:
+        if not payloads and name == MESSAGES:
             continue
         if not readable:
             raise RefusedError(
@@ -135,18 +132,17 @@ def check_source(connection: Connection, *, payloads: bool = True) -> None:
 
 def _differences(table: str, found: dict[str, str]) -> list[str]:
     problems: list[str] = []
-    for name, column in _TABLES[table].items():
+    for name, column in SOURCE_TABLES[table].items():
         kind = found.get(name)
-        wanted = "character varying" if column.types == _TEXT else min(column.types)
         if kind is None and column.since == "1.0":
-            problems.append(f"{table} lacks column {name} ({wanted}), which every release has: check the database")
+            problems.append(f"{table} lacks column {name} ({column.type}), which every release has: check the database")
         elif kind is None:
             problems.append(
                 f"{table} lacks column {name}, which TBMQ {column.since} added: upgrade TBMQ to 1.4 first, "
-                f"or ALTER TABLE {table} ADD COLUMN {name} {wanted}"
+                f"or ALTER TABLE {table} ADD COLUMN {name} {column.type}"
             )
-        elif kind not in column.types:
-            problems.append(f"{table}.{name} is {kind}: it must be {wanted}")
+        elif kind != column.type and (kind, column.type) != ("text", _TEXT):
+            problems.append(f"{table}.{name} is {kind}: it must be {column.type}")
     return problems
 
 
@@ -241,7 +237,7 @@ def check_payloads(connection: Connection, memory: TaskMemory) -> int:
     raise RefusedError(
         f"the largest payload has {sizes[0]:,} bytes{together}: the {size(memory.heap_bytes)} of Spark's heap carry "
         f"{carried_bytes:,}. Set {memory.setting} to {memory.setting_for(needed_bytes)} (docs/migration.md, 4), or "
-        f"take rows of {_MESSAGES} with octet_length(payload) > {carried_bytes // len(sizes)} out of the source"
+        f"take rows of {MESSAGES} with octet_length(payload) > {carried_bytes // len(sizes)} out of the source"
     )
 
 
@@ -266,7 +262,7 @@ def check_queues(connection: Connection, memory: TaskMemory, *, payloads_need_by
         f"the largest queue of a client has {sizes[0]:,} bytes of payloads beside its largest{together}: the "
         f"{size(memory.heap_bytes)} of Spark's heap carry {carried_bytes:,}. Set {memory.setting} to "
         f"{memory.setting_for(needed_bytes)} (docs/migration.md, 4), or take messages of the clients with the greatest "
-        f"sum(octet_length(payload)) in {_MESSAGES} out of the source"
+        f"sum(octet_length(payload)) in {MESSAGES} out of the source"
     )
 
 
@@ -286,7 +282,7 @@ def check_values(client: RedisClient, *, largest_bytes: int) -> None:
     """
     problems = [
         f"the largest message makes a value of {largest_bytes:,} bytes, and Redis at {address} takes {bound:,} "
-        f"({setting}): CONFIG SET {setting} {largest_bytes + 2}, or take rows of {_MESSAGES} with "
+        f"({setting}): CONFIG SET {setting} {largest_bytes + 2}, or take rows of {MESSAGES} with "
         f"octet_length(payload) > {bound // 4 * 3} out of the source"
         for address, setting, bound in value_bounds(client)
         # The end of the line is read with the value.

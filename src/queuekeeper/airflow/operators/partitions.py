@@ -38,7 +38,7 @@ from queuekeeper.maintenance.partitions.model import (
     report_of,
 )
 from queuekeeper.maintenance.partitions.plan import plan_for
-from queuekeeper.maintenance.partitions.policies import load_policies, load_policy
+from queuekeeper.maintenance.partitions.policies import NO_POLICY, load_policies, load_policy
 from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport
 from queuekeeper.maintenance.partitions.restore import archive_folder, retired_name
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
@@ -96,7 +96,7 @@ class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
                 policy.table for policy in load_policies(connection)
             ]
         if not tables:
-            raise AirflowSkipException("no table has a policy: set one with `queuekeeper partitions set`")
+            raise AirflowSkipException(NO_POLICY)
         self.log.info("Maintaining %s", ", ".join(tables))
         return tables
 

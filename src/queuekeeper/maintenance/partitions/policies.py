@@ -12,6 +12,8 @@ from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 
+NO_POLICY = "no table has a policy: set one by `queuekeeper partitions set`"
+
 _QUERIES = "maintenance/partitions/"
 
 

@@ -73,7 +73,7 @@ class _Visit:
 class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     """A remedy for queues.
 
-    :cvar purpose: what the remedy does, in a sentence.
+    :cvar purpose: what the remedy does.
     :cvar way_back: how the remedy can be undone, or that it cannot.
     :cvar looks_by: scripts that it reads with, besides the scripts of all remedies.
     :cvar writes_by: scripts that it writes with.
@@ -94,7 +94,8 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     def __init_subclass__(cls) -> None:
         """Set the remedy's words; the reports of all remedies are of one kind."""
-        cls.report, cls.purpose = REPORT, PURPOSES[cls.kind]
+        cls.report = REPORT
+        cls.purpose, cls.way_back = PURPOSES[cls.kind]
         cls.words = Words(
             noun=cls.kind,
             title=cls.kind,

@@ -6,31 +6,75 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.parameters import Parameters, Section, parameter, seconds
 
+
+class Purpose(NamedTuple):
+    """What a remedy is for: its first sentence says it all to who knows remedies.
+
+    :param undo: how the remedy can be undone, or that it cannot.
+    """
+
+    text: str
+    undo: str
+
+    @property
+    def in_short(self) -> str:
+        """The first sentence."""
+        return f"{self.text.partition('. ')[0].rstrip('.')}."
+
+
 PURPOSES = {
-    "repair_counter": "Moves the last packet id forward to that of the newest message, also where it is missing, and "
-    "past packet ids that the broker would give out twice; never moves it back.",
-    "repair_ttl": "Sets the instant at which a message expires from its own time and expiry, or the default life, "
-    "where it has none or a later one; no life is made longer.",
-    "reorder_from_source": "Gives messages the serials of their rows in PostgreSQL, and puts later messages behind "
-    "them; refuses a queue whose rows in the source do not suffice.",
-    "unlink_orphans": "Takes records that no reference names out of their sessions and keeps them under another name "
-    "for a while.",
-    "remove_duplicates": "Keeps the oldest of messages with the same topic, time and payload, and puts the others into "
-    "the session's quarantine; the server compares them, and no content leaves it.",
-    "rekey_clients": "Moves sessions of client ids that begin with a closing brace or a percent sign from the encoded "
-    "keys of builds before release 0.1 to the keys that TBMQ gives them. Messages of a client whose real id equals the "
-    "encoded id stay where they are.",
-    "trim_dead_first": "Removes dead references, then the oldest messages, of a queue that holds more than the limit.",
-    "quarantine_messages": "Puts records that are no message, belong to another client or packet id, or whose packet "
-    "id is out of range into the session's quarantine.",
-    "replay_quarantined": "Puts records of the session's quarantine back at their serials, where they can be read "
-    "now, their places are free, and no message of the session repeats them.",
+    "repair_counter": Purpose(
+        "Move the last packet id forward to that of the newest message. It is set where it is missing, goes past "
+        "packet ids that the broker would give out twice, and is never moved back.",
+        undo="There is none: a counter moved back would give out packet ids of waiting messages again.",
+    ),
+    "repair_ttl": Purpose(
+        "Let messages expire when their own time and expiry, or the default life, say so. Only those without an "
+        "expiry or with a later one are changed: no life is made longer.",
+        undo="Messages that still exist get their old expiry back.",
+    ),
+    "reorder_from_source": Purpose(
+        "Put messages back into the order of PostgreSQL's serials. They get the serials of their rows there, and later "
+        "messages come behind them. A queue whose rows in the source do not suffice is refused.",
+        undo="References get their old serials back, if none of them has changed since and no newer message would come "
+        "between them.",
+    ),
+    "unlink_orphans": Purpose(
+        "Set records aside that no reference names. They are taken out of their sessions and kept under another name "
+        "for a while.",
+        undo="Records get their names and expiries back while they are kept; they stay on the server, so their memory "
+        "is freed when that time is over.",
+    ),
+    "remove_duplicates": Purpose(
+        "Set messages aside that repeat an earlier one; the oldest stays. Those with the same topic, time and payload "
+        "go into the session's quarantine; the server compares them, and no content leaves it.",
+        undo="Messages come back to their places while they are kept in quarantine.",
+    ),
+    "rekey_clients": Purpose(
+        "Move sessions of ids that begin with } or % from an earlier build's keys. Builds before release 0.1 encoded "
+        "these ids, and TBMQ does not. Messages of a client whose real id equals the encoded id stay where they are.",
+        undo="There is none: nobody reads the old keys. Each copy is compared before its original is removed.",
+    ),
+    "trim_dead_first": Purpose(
+        "Bring queues down to the limit, dead references first. Then the oldest messages are removed.",
+        undo="There is none: trimmed messages are removed. Export the sessions before (queuekeeper sessions export).",
+    ),
+    "quarantine_messages": Purpose(
+        "Set records aside that nobody can read, or that belong elsewhere. Those that are no message, belong to "
+        "another client or packet id, or whose packet id is out of range, go into the session's quarantine.",
+        undo="Records come back to their places while they are kept; a reference without a record stays removed.",
+    ),
+    "replay_quarantined": Purpose(
+        "Bring records back from the quarantine that can be read now. They go back to their serials where their places "
+        "are free and no message of the session repeats them.",
+        undo="Messages go back into quarantine while they wait.",
+    ),
 }
 """Purpose of each remedy, by its name in forms, commands and checks."""
 
@@ -116,7 +160,7 @@ class RepairWish(Parameters):
         REMEDY_NAMES[0],
         title="Remedy",
         help="The remedy to apply. The plan says how it can be undone, or that it cannot.",
-        choices={name: f"{name}: {purpose}" for name, purpose in PURPOSES.items()},
+        choices={name: f"{name}: {purpose.text}" for name, purpose in PURPOSES.items()},
     )
     max_operations_per_s: int | None = throttle()
     key_prefix: str = common.key_prefix()

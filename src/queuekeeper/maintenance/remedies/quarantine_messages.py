@@ -19,7 +19,6 @@ class QuarantineMessages(Remedy):
 
     kind = "quarantine_messages"
     writes_by = frozenset({"quarantine_message", "remove_references", "restore_message"})
-    way_back = "Records come back to their places while they are kept; a reference without a record stays removed."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per misplaced or unreadable record."""
@@ -70,7 +69,6 @@ class ReplayQuarantined(Remedy):
 
     kind = "replay_quarantined"
     writes_by = frozenset({"restore_message", "quarantine_message"})
-    way_back = "Messages go back into quarantine while they wait."
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
         """Find the keys of quarantines by a SCAN of all keys, since nothing else names them."""

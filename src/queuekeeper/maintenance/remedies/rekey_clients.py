@@ -62,7 +62,6 @@ class RekeyClients(Remedy):
     kind = "rekey_clients"
     looks_by = frozenset({"export_messages"})
     writes_by = frozenset({"mark_delivered", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
-    way_back = "There is none: nobody reads the old keys. Each copy is compared before its original is removed."
     undoes = False
 
     def __init__(self, world: World[RemedyParameters]) -> None:

@@ -17,7 +17,6 @@ class RemoveDuplicates(Remedy):
 
     kind = "remove_duplicates"
     writes_by = frozenset({"quarantine_duplicate", "restore_message"})
-    way_back = "Messages come back to their places while they are kept in quarantine."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message that repeats one with a lower serial."""

@@ -26,10 +26,6 @@ class ReorderFromSource(Remedy):
 
     kind = "reorder_from_source"
     writes_by = frozenset({"reorder_messages"})
-    way_back = (
-        "References get their old serials back, if none of them has changed since and no newer message would come "
-        "between them."
-    )
     reads_source = True
     whole = True
 

@@ -18,7 +18,6 @@ class RepairCounter(Remedy):
 
     kind = "repair_counter"
     writes_by = frozenset({"set_last_packet_id"})
-    way_back = "There is none: a counter moved back would give out packet ids of waiting messages again."
     undoes = False
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:

@@ -25,7 +25,6 @@ class RepairTtl(Remedy):
 
     kind = "repair_ttl"
     writes_by = frozenset({"set_expiry"})
-    way_back = "Messages that still exist get their old expiry back."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message that would live too long."""

@@ -18,7 +18,6 @@ class TrimDeadFirst(Remedy):
 
     kind = "trim_dead_first"
     writes_by = frozenset({"remove_dead_references", "trim_messages"})
-    way_back = "There is none: trimmed messages are removed. Export the sessions before (queuekeeper sessions export)."
     undoes = False
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:

@@ -24,10 +24,6 @@ class UnlinkOrphans(Remedy):
     kind = "unlink_orphans"
     looks_by = frozenset({"find_orphans"})
     writes_by = frozenset({"unlink_orphan", "restore_message"})
-    way_back = (
-        "Records get their names and expiries back while they are kept; they stay on the server, so their memory is "
-        "freed when that time is over."
-    )
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
         """Find all payload keys by SCAN, since nothing else names an orphan."""

@@ -9,13 +9,8 @@ from pyspark.sql import functions as F
 
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.source import (
-    MESSAGE_COLUMNS,
-    MESSAGES,
-    SESSION_COLUMNS,
-    SESSIONS,
-    Source,
-)
+from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, Source
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 
 # PostgreSQL hashes the long columns itself, so their content never leaves it.
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}

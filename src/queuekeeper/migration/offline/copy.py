@@ -29,14 +29,13 @@ from queuekeeper.migration.offline.plan import measured_rows
 from queuekeeper.migration.offline.quarantine import reopen_lost
 from queuekeeper.migration.offline.source import (
     MESSAGE_COLUMNS,
-    MESSAGES,
     SESSION_COLUMNS,
-    SESSIONS,
     Source,
     layout,
     open_source,
     task_count,
 )
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, is_cluster

@@ -23,15 +23,14 @@ from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.forecast import MemoryModel, memory_model
 from queuekeeper.migration.offline.source import (
     MESSAGE_COLUMNS,
-    MESSAGES,
     SESSION_COLUMNS,
-    SESSIONS,
     Source,
     layout,
     open_source,
     task_count,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres

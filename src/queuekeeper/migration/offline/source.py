@@ -14,35 +14,26 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
 from queuekeeper.keyspace import Cohort, client_slot
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
 from queuekeeper.migration.spark.slices import SliceReader, export_snapshot
 from queuekeeper.postgres import Connection, connect
 
-MESSAGES = "device_publish_msg"
-SESSIONS = "device_session_ctx"
+# `packet_id` and friends stay 32 bit here and are widened where arithmetic needs it.
+_SPARK_TYPES = {
+    "bigint": "bigint",
+    "boolean": "boolean",
+    "bytea": "binary",
+    "character varying": "string",
+    "integer": "int",
+}
 
-# Types as PostgreSQL has them; `packet_id` and friends stay 32 bit here and are widened where arithmetic needs it.
-MESSAGE_COLUMNS = {
-    "client_id": "string",
-    "serial_number": "bigint",
-    "topic": "string",
-    "time": "bigint",
-    "packet_id": "int",
-    "packet_type": "string",
-    "qos": "int",
-    "payload": "binary",
-    "user_properties": "string",
-    "retain": "boolean",
-    "msg_expiry_interval": "int",
-    "payload_format_indicator": "int",
-    "content_type": "string",
-    "response_topic": "string",
-    "correlation_data": "binary",
-}
-SESSION_COLUMNS = {
-    "client_id": "string",
-    "last_serial_number": "bigint",
-    "last_packet_id": "int",
-}
+
+def _columns(table: str, *left_out: str) -> dict[str, str]:
+    return {name: _SPARK_TYPES[column.type] for name, column in SOURCE_TABLES[table].items() if name not in left_out}
+
+
+MESSAGE_COLUMNS = _columns(MESSAGES)
+SESSION_COLUMNS = _columns(SESSIONS, "last_updated_time")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,16 +22,9 @@ from queuekeeper.migration.ledger.model import CohortState, Difference, LedgerRo
 from queuekeeper.migration.ledger.progress import reported
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.compare import MENDABLE, Replayed, compare, expected_rows, found_rows
-from queuekeeper.migration.offline.source import (
-    MESSAGE_COLUMNS,
-    MESSAGES,
-    SESSIONS,
-    Source,
-    layout,
-    open_source,
-    task_count,
-)
+from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, Source, layout, open_source, task_count
 from queuekeeper.migration.offline.target import SPARK_SCHEMA, TargetReader
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import statement

@@ -9,7 +9,8 @@ from pyspark.sql import functions as F
 
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
 from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.source import MESSAGES, SESSION_COLUMNS, SESSIONS, Source
+from queuekeeper.migration.offline.source import SESSION_COLUMNS, Source
+from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.quality.profile.model import HOUR_MS, ProfileParameters, in_sample
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, SPARK_COLUMNS
 from queuekeeper.sessions.judge import MAX_SERIAL
