@@ -18,6 +18,7 @@ from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts,
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.compacted import forms
 from queuekeeper.compacted.jsonl import append_lines, gone_on, message_facts, message_line, rewind_facts, verify_facts
+from queuekeeper.compacted.model import MAX_PAGE
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.facts import plain
 from queuekeeper.service.signals import stopped_by_signals
@@ -197,7 +198,7 @@ def _waiting(
     after_sequence: Annotated[
         int, typer.Option("--after", metavar="SEQUENCE", help="Show messages after this sequence number.")
     ] = 0,
-    limit: Annotated[int, typer.Option(help="Number of messages to show, up to 500.")] = 20,
+    limit: Annotated[int, typer.Option(help=f"Number of messages to show, up to {MAX_PAGE:,}.")] = 20,
     show_values: ShowValues = False,
 ) -> Shown:
     next_after: Any = messages[-1].sequence if messages else None

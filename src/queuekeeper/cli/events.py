@@ -19,6 +19,7 @@ from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Column, Shown, headed, listing, screen
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.errors import UsageError
+from queuekeeper.events.model import MAX_PAGE
 from queuekeeper.facts import plain
 from queuekeeper.jobs.parameters import Parameters
 
@@ -116,7 +117,7 @@ def read(
     group: Annotated[str, typer.Argument(metavar="GROUP")],
     *,
     cursor: str | None = None,
-    limit: int = 20,
+    limit: Annotated[int, typer.Option(help=f"Number of events to show, up to {MAX_PAGE:,}.")] = 20,
     content: Content = False,
 ) -> Shown:
     """Show the events that a group reads next. Its consumers still get them.
@@ -125,7 +126,6 @@ def read(
 
     :param group: Name of the consumer group.
     :param cursor: Event id after which to begin. Without it, the group's cursor.
-    :param limit: Number of events to show, up to 10,000.
     """
     page = call.store.read(group, cursor=cursor, limit=limit, peek=True)
     if not page.items and not call.store.has_group(group):
@@ -183,7 +183,7 @@ def _letters(
     letters: Any,
     *,
     group_id: OneGroup = None,
-    limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 10,000.")] = 50,
+    limit: Annotated[int, typer.Option(help=f"Number of dead letters to show, up to {MAX_PAGE:,}.")] = 50,
     content: Content = False,
 ) -> Shown:
     columns = {"number": "dead_letter_id", "died": "died_at", "group": "group_id"} | headed("handler", "event.topic")

@@ -13,6 +13,7 @@ from queuekeeper.cli.input import ClientId
 from queuekeeper.cli.output import Shown, cell, listing, pairs, picked, screen
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError
+from queuekeeper.sessions.model import DEFAULT_EXPLAINED, MAX_PAGE, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ def explain(
     client_id: ClientId,
     *,
     gaps: bool = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE)] = DEFAULT_EXPLAINED,
 ) -> Shown:
     """Tell what became of each message of one queue.
 
@@ -110,7 +111,7 @@ def _pretty(client_id: str, found: Explanation, lines: list[dict[str, Any]]) -> 
         "why": "why",
     }
     yield listing(f"Queue of {client_id}", lines, columns)
-    served = {"redis": "Redis", "postgres": "PostgreSQL"}.get(found.served_from or "", "neither store")
+    served = STORES.get(found.served_from or "", "neither store")
     yield pairs(
         "In sum",
         {"served from": served, **dict(sorted(found.counts.items()))}

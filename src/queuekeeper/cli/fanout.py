@@ -23,7 +23,7 @@ from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
 from queuekeeper.fanout import forms
 from queuekeeper.fanout.jsonl import letter_facts, message_facts, message_line, publish_lines, verify_facts
-from queuekeeper.fanout.model import DAY_MS
+from queuekeeper.fanout.model import DAY_MS, DEFAULT_LEASE_MS, MAX_CLAIM, MAX_PAGE
 from queuekeeper.service.signals import stopped_by_signals
 
 app = group()
@@ -41,7 +41,7 @@ DeadIds = Annotated[
     list[int] | None, typer.Argument(metavar="ID", help="Ids of dead letters, as `fanout dead list` shows them.")
 ]
 AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
-Limit = Annotated[int, typer.Option(help="Number of entries to show, up to 1,000.")]
+Limit = Annotated[int, typer.Option(help=f"Number of entries to show, up to {MAX_PAGE:,}.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
 
 OF_MESSAGE = options(fanout.NewMessage, "delay_ms", "content_type", "order_key", "deduplication_id")
@@ -131,8 +131,8 @@ def consume(
     *,
     limit: EndAfter = None,
     follow: Follow = False,
-    batch: Annotated[int, typer.Option(min=1, max=1_000)] = 10,
-    lease_ms: int = 30_000,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_CLAIM)] = 10,
+    lease_ms: int = DEFAULT_LEASE_MS,
     show_bodies: ShowBodies = False,
     as_json: JsonLines = False,
 ) -> None:

@@ -19,7 +19,7 @@ from queuekeeper.cli import context, foreign_writers, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, screen, table
-from queuekeeper.cli.run_control import agree, run_taken_back, run_told
+from queuekeeper.cli.run_control import PlanId, agree, run_taken_back, run_told
 from queuekeeper.cli.session_quarantine import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 app = group()
 app.add_typer(foreign_writers.app, name="trigger")
 
-PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id of the plan; the newest if left out.")]
 _CHOOSES = takes(lambda: CohortChoice)
 

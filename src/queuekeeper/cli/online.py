@@ -6,15 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import Taken, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, show_result, table
+from queuekeeper.cli.run_control import PlanId
 from queuekeeper.facts import plain
 from queuekeeper.migration.ledger.parameters import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 app = group()
 
-PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 
 _TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verified": "green", "rolling_back": "yellow"}
 

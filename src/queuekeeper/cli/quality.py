@@ -23,7 +23,7 @@ from queuekeeper.facts import plain
 from queuekeeper.jobs.checks import CHECKS, Check, check
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.run import EVENT_SUITES, QUEUE_SUITES, QualityReport, judging, run_quality
-from queuekeeper.quality.judge.store import QualityRun, QualityStore, TrendRun, Verdict
+from queuekeeper.quality.judge.store import RUNS_SHOWN, QualityRun, QualityStore, TrendRun, Verdict
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.profile.model import PROFILED, JudgeWish, ProfileReport, ProfileWish, RunWish, profile_folder
 
@@ -36,7 +36,6 @@ ShowClientIds = Annotated[
 ]
 _STORE = {"stores": ["--store"]}
 _MARKS = {"passed": "·", "known": "k", "failed": "✗", "broken": "!"}
-RUNS_SHOWN = 30
 _NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
 
 
@@ -391,10 +390,9 @@ def report(
         forms_url="" if airflow_url is None else f"{airflow_url.rstrip('/')}{FORMS_PATH}",
     )
     files = write_report(built, context.report_folder(directory))
-    paths = {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}
     return Shown(
         {**plain(files), **built.summary()},
-        lambda: [toned(built.verdict.value), cell(built.explanation), pairs("Files", paths)],
+        lambda: [toned(built.verdict.value), cell(built.explanation), pairs("Files", files.named())],
         failed=f"quality run {chosen} failed: open {files.html}" if built.verdict is Verdict.FAILED else None,
     )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Undone = TypeVar("Undone")
 
+PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id that the plan has shown.")]
 RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
 Rate = Annotated[str, typer.Argument(metavar="RATE", help="Operations per second, or none.")]
@@ -104,7 +105,7 @@ def run_told(call: OnServers, run: MaintenanceRun, *, directory: Path | None = N
         yield from map(cell, told.lines)
         yield from told_tables(told.tables)
         if files is not None:
-            yield pairs("Files", {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256})
+            yield pairs("Files", files.named())
 
     failed = told.failed and (f"{told.failed}: open {files.html}" if files else told.failed)
     return Shown({**(plain(files) if files else {}), **told.facts}, pretty, failed=failed or None)

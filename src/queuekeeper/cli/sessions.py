@@ -19,6 +19,7 @@ from queuekeeper.facts import plain
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
+from queuekeeper.sessions.model import MAX_PAGE, STORES
 from queuekeeper.sessions.reports import MessageView, SessionView
 from queuekeeper.sessions.transfer import SessionStore
 
@@ -36,17 +37,13 @@ def _store(call: OnBoth, name: str, told: SessionRules | None = None) -> Session
     return sessions.RedisSessionStore(call.client, call.key_prefix, rules)
 
 
-def _product(store: str) -> str:
-    return {"postgres": "PostgreSQL", "redis": "Redis"}[store]
-
-
 @command(app)
 def inspect(
     call: OnBoth,
     client_id: ClientId,
     *,
     offset: Annotated[int, typer.Option(min=0)] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE)] = 20,
 ) -> Shown:
     """Show one session in both stores. It lists message by message, without content.
 
@@ -81,11 +78,11 @@ def peek(
     message = _store(call, store, parameters).peek(client_id, packet_id=packet_id)
     if message is None:
         raise UsageError(
-            f"{_product(store)} holds no message of {client_id!r} with packet id {packet_id}: "
+            f"{STORES[store]} holds no message of {client_id!r} with packet id {packet_id}: "
             "`queuekeeper sessions inspect` lists those that are there"
         )
     facts = {"client_id": client_id, "store": store} | message_facts(message, content=content)
-    return Shown(facts, f"Packet {packet_id} of {client_id} in {_product(store)}")
+    return Shown(facts, f"Packet {packet_id} of {client_id} in {STORES[store]}")
 
 
 @command(app, "export", also=CONFIRMS, asks=TOLD_LIFE)
@@ -160,7 +157,7 @@ def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis") -> S
     report = call.carry_out(
         lambda only_count: held.purge_session(client_id, dry_run=only_count),
         lambda found: (
-            f"The session of {printable(client_id)} will be removed from {_product(store)}, with "
+            f"The session of {printable(client_id)} will be removed from {STORES[store]}, with "
             f"{found.messages:,} messages."
         ),
     )

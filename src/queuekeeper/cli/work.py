@@ -16,6 +16,7 @@ from queuekeeper import compacted, events, fanout
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
 from queuekeeper.errors import UsageError
+from queuekeeper.fanout.model import DEFAULT_WORKERS, MAX_CLAIM
 from queuekeeper.redis_async import connect
 from queuekeeper.service.app import App, Service, run_together, stop_all
 from queuekeeper.service.handlers import handler_of
@@ -30,7 +31,10 @@ Target = Annotated[
     ),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, max=1_000, help="Messages that one process handles at once; 8 by default.")
+    int | None,
+    typer.Option(
+        min=1, max=MAX_CLAIM, help=f"Messages that one process handles at once; {DEFAULT_WORKERS} by default."
+    ),
 ]
 ProcessCount = Annotated[int, typer.Option("--processes", min=1, max=64, help="Number of processes.")]
 Reload = Annotated[

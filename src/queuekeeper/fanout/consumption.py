@@ -18,6 +18,7 @@ from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Failed, H
 from queuekeeper.fanout.model import (
     DEFAULT_LEASE_MS,
     DEFAULT_MAX_STALLS,
+    DEFAULT_WORKERS,
     MAX_CLAIM,
     MAX_MS,
     SUSPECT_STALLS,
@@ -65,7 +66,7 @@ class WorkRules:
     :raises UsageError: naming parameter, value and rule.
     """
 
-    workers: int = 8
+    workers: int = DEFAULT_WORKERS
     prefetch: int = 0
     lease_ms: int = DEFAULT_LEASE_MS
     max_stalls: int = DEFAULT_MAX_STALLS

@@ -20,15 +20,12 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection, rows_of
 from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import check_packet_id
+from queuekeeper.sessions.model import DEFAULT_EXPLAINED, check_packet_id
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import MessageView, PendingMessage, Problem, SessionView
 
 _DEFAULTS = MigrationParameters()
-
-DEFAULT_LIMIT = 1_000
-"""Number of messages that are read from each store, the oldest first."""
 
 _REASON_LETTERS = range(10, 501)
 
@@ -160,7 +157,7 @@ def read_queue(
     connection: Connection | None,
     client: RedisClient | None,
     key_prefix: str = "",
-    limit: int = DEFAULT_LIMIT,
+    limit: int = DEFAULT_EXPLAINED,
     problems: Mapping[str, str] | None = None,
 ) -> QueueReading:
     """Read one queue in both stores; when one store fails, the result names it, and the other store is still read.

@@ -87,6 +87,10 @@ class ReportFiles:
     json: Path
     sha256: str
 
+    def named(self) -> dict[str, Path | str]:
+        """Return them under the names by which commands show them."""
+        return {"HTML": self.html, "JSON": self.json, "SHA-256 of the HTML": self.sha256}
+
 
 def stamp(at_ms: int) -> str:
     """Return an instant as it stands in file names, in UTC."""

@@ -15,12 +15,12 @@ from queuekeeper.jsonl import attributes
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import MAX_SERIAL
+from queuekeeper.sessions.model import STORES
 from queuekeeper.sessions.reports import PendingMessage
 
 FORMAT = 1
 """Version of the format of the lines; an incompatible change raises it."""
 
-STORES = ("postgres", "redis")
 _MAX_INSTANT_MS = 2**63 - 1
 _SESSION_FIELDS = ("client_id", "last_packet_id", "last_serial", "exported_from", "format")
 _MESSAGE_FIELDS = ("serial", "expires_at_ms", "delivered", "message")

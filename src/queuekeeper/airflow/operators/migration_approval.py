@@ -11,12 +11,12 @@ from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.summary import summarise
 from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.errors import StalePlan
 from queuekeeper.facts import brief
 from queuekeeper.jobs.resources import POSTGRES_CONNECTION
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import MigrationPlan, PlanState
+from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import CopyGroups
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection
@@ -40,8 +40,7 @@ class SummarisePlanOperator(StoresOperator):
         """Return the summary of the plan, and the same as Markdown."""
         with self.postgres_hook.ledger() as ledger:
             plan = ledger.load_plan(ledger.plan_of_run(self.run_id))
-        if plan.state is PlanState.REFUSED:
-            raise RefusedError(f"plan {plan.plan_id} was refused: {plan.state_reason}")
+        plan.check_accepted()
         with self.redis_hook.connect() as client:
             markdown = summarise(plan, facts(client))
         self.log.info("Plan %s in short:\n%s", plan.plan_id, markdown)

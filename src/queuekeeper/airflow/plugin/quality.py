@@ -14,8 +14,9 @@ from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.report.model import HeatMap
-from queuekeeper.quality.report.page import STATES, STORES, VERDICTS, cell_words
+from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
+from queuekeeper.sessions.model import STORES
 
 _FAILED = ("critical", "warning", "info", "broken", "known")
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from queuekeeper import __version__
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import Cohort, parse_cohorts
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 
@@ -125,6 +125,14 @@ class MigrationPlan:
     state: PlanState = PlanState.PLANNED
     state_reason: str = ""
     target_clustered: bool | None = None
+
+    def check_accepted(self) -> None:
+        """Check that the plan was not refused when it was made.
+
+        :raises RefusedError: saying why it was.
+        """
+        if self.state is PlanState.REFUSED:
+            raise RefusedError(f"plan {self.plan_id} was refused: {self.state_reason}")
 
     @property
     def chosen_cohorts(self) -> tuple[CohortPlan, ...]:

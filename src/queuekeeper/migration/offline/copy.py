@@ -107,8 +107,7 @@ def _copy_until_paused(
         ledger = MigrationLedger(connection)
         plan = ledger.load_plan(plan_id)
         wanted = plan.choose(cohorts)
-        if plan.state == PlanState.REFUSED:
-            raise RefusedError(f"plan {plan_id} was refused: {plan.state_reason}")
+        plan.check_accepted()
         ledger.check_current(plan_id, now_ms=system_clock())
         client = connect_redis(redis_url)
         stack.callback(client.close)

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal, TypeAlias
 
 from psycopg import errors as postgres_errors
 
@@ -23,12 +22,10 @@ from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEp
 from queuekeeper.migration.ledger.parameters import BadRows, Lease
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
+from queuekeeper.sessions.owners import AsyncOwnerStore, Owner, Ownership
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.snapshot import ApplyReport, Difference, SessionSnapshot, differences
-
-Store: TypeAlias = Literal["postgres", "redis"]
 
 LEASE_MS = Lease().lease_ms
 """Longest time that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""
@@ -449,7 +446,7 @@ class SessionMover:
             raise RefusedError(f"nobody knows who owns {client_id!r}: its cohort is not armed")
         return owned
 
-    async def _not_fenced(self, client_id: str, *, wanted: Store) -> MoveReport:
+    async def _not_fenced(self, client_id: str, *, wanted: Owner) -> MoveReport:
         owned = await self._owner(client_id)
         outcome = Outcome.ALREADY if owned.owner == wanted else Outcome.BUSY
         return MoveReport(client_id=client_id, outcome=outcome)

@@ -16,6 +16,9 @@ from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
 from queuekeeper.quality.profile.model import FAULTS
 
+RUNS_SHOWN = 30
+"""Finished runs of a trend."""
+
 _KNOWN = 5
 _STORED = tuple(each.name for each in fields(Finding) if each.name not in {"remedy_url", "kind", "subject"})
 
@@ -244,7 +247,7 @@ class QualityStore:
             found.append(Finding(**values))
         return tuple(sorted(found, key=lambda result: result.urgency))
 
-    def trend(self, *, runs: int = 30, same_servers_as: str | None = None) -> tuple[TrendRun, ...]:
+    def trend(self, *, runs: int = RUNS_SHOWN, same_servers_as: str | None = None) -> tuple[TrendRun, ...]:
         """Return the result of each check in the last finished runs, the oldest run first.
 
         :param same_servers_as: see :meth:`runs`.

@@ -17,7 +17,7 @@ from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter, percent, same
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 from queuekeeper.places import shared_folder
-from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
+from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, STORES, StoreRules
 
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
@@ -166,10 +166,9 @@ def contents(*, needs: str) -> Any:
     )
 
 
-_STORES = {
-    "redis": "Redis",
-    "postgres": "PostgreSQL",
-    "both": "Redis and PostgreSQL",
+_CHOICES = {
+    **STORES,
+    "both": " and ".join(STORES.values()),
     "events": "Event broker and partitions",
     "compacted": "Compacted queues",
     "fanout": "Fan-out queues",
@@ -189,7 +188,7 @@ def stores(*names: str) -> Any:
         "redis",
         title="Stores",
         help=f"{where} Nothing is written to any store.",
-        choices={name: _STORES[name] for name in names},
+        choices={name: _CHOICES[name] for name in names},
     )
 
 
@@ -346,7 +345,7 @@ class JudgeWish(Parameters):
 class RunWish(ProfileWish):
     """Options of the command of a quality run: those of a profile, and those of its judgement."""
 
-    stores: str = stores(*_STORES)
+    stores: str = stores(*_CHOICES)
     run_id: str = common.run_id(
         help="Name of the run. An earlier run of this name is replaced.",
         unset="a new name",
@@ -366,7 +365,7 @@ class QualityWish(Parameters):
         "day. full reads all chosen cohorts.",
         choices={"fast": "fast: one turn of the cohorts", "full": "full: all chosen cohorts"},
     )
-    stores: str = stores(*_STORES)
+    stores: str = stores(*_CHOICES)
     compare: bool = compare()
     turn: int | None = _turn_or_now()
     parquet_directory: str = parquet_directory()

@@ -19,6 +19,7 @@ from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.judge.incidents import Incident, Incidents
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.judge.store import (
+    RUNS_SHOWN,
     DepthBucket,
     ExpiryHour,
     Profile,
@@ -55,7 +56,6 @@ from queuekeeper.report.servers import ServerMemory
 
 T = TypeVar("T")
 
-RUNS_SHOWN = 30
 QUEUES_SHOWN = 20
 POINTS_SHOWN = 170
 """Largest number of points of a timeline: a week by the hour. In a longer timeline, a point spans several hours."""

@@ -21,6 +21,7 @@ from queuekeeper.quality.report.model import (
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
 from queuekeeper.report.figures import harmless, number, size
 from queuekeeper.report.page import render_page
+from queuekeeper.sessions.model import STORES
 
 VERDICTS = {
     Verdict.PASSED: ("Passed", "good", "✓"),
@@ -28,8 +29,6 @@ VERDICTS = {
     Verdict.FAILED: ("Failed", "bad", "✗"),
     Verdict.RUNNING: ("Not finished", "wait", "…"),
 }
-
-STORES = {"redis": "Redis", "postgres": "PostgreSQL"}
 
 STATES = {
     "passed": ("✓", "passed"),

@@ -19,11 +19,11 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.operation import Operation, Pause
-from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.model import STORES, StoreRules
 from queuekeeper.sessions.owners import OwnerOperations, Ownership
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
-from queuekeeper.sessions.router.steps import POSTGRES, REDIS, STORES, AtRedis, by_postgres
+from queuekeeper.sessions.router.steps import POSTGRES, REDIS, AtRedis, by_postgres
 
 PATIENCE_S = 3.0
 """Seconds that a call waits for a session that is moving; TBMQ 1.x gives a batch up after about the same time."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from queuekeeper import lua
 from queuekeeper.errors import NotOwner, QueuekeeperError
 from queuekeeper.operation import Operation, Pause, mapped
+from queuekeeper.sessions.model import STORES
 from queuekeeper.sessions.owners import Owner, Ownership
 from queuekeeper.sessions.postgres_operations import Query
 from queuekeeper.sessions.postgres_operations import Step as PostgresStep
@@ -17,8 +18,6 @@ POSTGRES: Owner = "postgres"
 REDIS: Owner = "redis"
 FENCED = "fenced"
 """Owner, as recorded in Redis, of a session that is moving back."""
-
-STORES = {POSTGRES: "PostgreSQL", REDIS: "Redis"}
 
 T = TypeVar("T")
 
