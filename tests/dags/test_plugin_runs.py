@@ -184,9 +184,10 @@ def finished_run_has_no_button_that_does_nothing(
     # Its page was loaded before it ended: the order comes too late, and leaves nothing behind.
     before, noted = runs.load(run_id), len(entries(runs.connection, run_id))
     address = f"/runs/{kind}/{run_id}"
-    for verb, form in (("pause", {"paused": "yes"}), ("throttle", {"per_s": "7"})):
+    for verb, form in (("pause", {"paused": "yes"}), ("pause", {"paused": "no"}), ("throttle", {"per_s": "7"})):
         answer = browser.send("POST", f"{address}/{verb}", data=form, headers=FORM)
-        assert (answer.status_code, FINISHED in answer.json()["detail"]) == (409, True), verb
+        assert (answer.status_code, FINISHED in answer.json()["detail"]) == (409, True), form
+    assert answer.json()["detail"] in commanded("resume", run_id)
     assert (runs.load(run_id), len(entries(runs.connection, run_id))) == (before, noted)
     # A pause that came before the end can be lifted, as a second look keeps to it.
     runs.set_paused(run_id, True)

@@ -159,7 +159,7 @@ def test_export_that_is_not_whole_fails_its_task(client: redis_client.RedisClien
 
 
 def test_unknown_store_is_refused_before_any_server_is_asked() -> None:
-    with pytest.raises(UsageError, match=r"^the store is 'mysql': it must be postgres or redis$"):
+    with pytest.raises(UsageError, match=r"^the store is 'mysql': it must be redis or postgres$"):
         run(InspectSessionOperator, store="mysql")
 
 

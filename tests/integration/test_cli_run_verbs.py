@@ -103,7 +103,7 @@ def test_every_verb_works_on_a_run_of_a_kind_or_is_refused_in_words(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "online_migration"])
-def test_run_that_is_over_is_not_paused_or_slowed_down_in_silence(
+def test_run_that_is_over_is_not_paused_resumed_or_slowed_down_in_silence(
     control: Connection, own_home: Path, kind: str
 ) -> None:
     run_id = planned(control, kind, own_home)
@@ -114,13 +114,19 @@ def test_run_that_is_over_is_not_paused_or_slowed_down_in_silence(
         MaintenanceRuns(control).save_report(run_id, {"changes": 0})
     before, noted = MaintenanceRuns(control).load(run_id), entries(control, run_id)
 
-    for call in (("pause", run_id), ("throttle", run_id, "250")):
+    for call in (("pause", run_id), ("resume", run_id), ("throttle", run_id, "250")):
         code, told, error = called(*call)
         assert (code, told) == (4, None)
-        assert "It is done: nothing is at work that could be paused or slowed down." in error
+        assert "It is done: nothing is at work that could be paused, resumed or slowed down." in error
+        assert f"`queuekeeper run report {run_id}` says what it did" in error
 
     assert MaintenanceRuns(control).load(run_id) == before
     assert entries(control, run_id) == noted
+    # A pause that came before the end can be lifted, as a second look keeps to it; the run does not go on.
+    MaintenanceRuns(control).set_paused(run_id, True)
+    lifted = CliRunner().invoke(app, ["run", "resume", run_id])
+    assert (lifted.exit_code, MaintenanceRuns(control).load(run_id).paused) == (0, False)
+    assert "no longer paused. It is done:" in " ".join(lifted.stdout.split())
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)

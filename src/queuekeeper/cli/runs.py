@@ -78,9 +78,9 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
 
 
 def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) -> Shown:
-    set_waiting(call.runs, chosen(call.runs, run_id, kind), paused, actor=context.person())
-    words = f"Run {run_id}: {'paused' if paused else 'goes on'}."
-    return Shown({"maintenance_run_id": run_id, "paused": paused}, lambda: [words])
+    run = set_waiting(call.runs, chosen(call.runs, run_id, kind), paused, actor=context.person())
+    words = "paused." if paused else f"no longer paused. {run.over}" if run.over else "goes on."
+    return Shown({"maintenance_run_id": run_id, "paused": paused}, lambda: [f"Run {run_id}: {words}"])
 
 
 def pause(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:

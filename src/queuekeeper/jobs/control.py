@@ -29,16 +29,18 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     return found
 
 
-def set_waiting(runs: Runs, run_id: str, waits: bool, *, actor: str) -> None:
-    """Pause or resume a run.
+def set_waiting(runs: Runs, run_id: str, waits: bool, *, actor: str) -> MaintenanceRun:
+    """Pause or resume a run and return it as it was.
 
     :param actor: person who asks for it.
-    :raises RefusedError: when a run that is over is to be paused.
+    :raises RefusedError: when the run is over, unless a pause is lifted, which a second look would keep to.
     :raises UsageError: when there is no such run.
     """
-    if waits:
-        _at_work(runs, run_id)
+    run = runs.load(run_id)
+    if waits or not run.paused:
+        _check_at_work(run)
     runs.set_paused(run_id, waits, actor=actor)
+    return run
 
 
 def set_pace(runs: Runs, run_id: str, text: str, *, actor: str) -> MaintenanceRun:
@@ -49,17 +51,16 @@ def set_pace(runs: Runs, run_id: str, text: str, *, actor: str) -> MaintenanceRu
     :raises RefusedError: when the run is over.
     :raises UsageError: when the text is no rate, the run has no throttle, or there is no such run.
     """
-    run = _at_work(runs, run_id)
+    run = runs.load(run_id)
+    _check_at_work(run)
     runs.set_throttle(run_id, rate_of(text, run.unit), actor=actor)
     return runs.load(run_id)
 
 
-def _at_work(runs: Runs, run_id: str) -> MaintenanceRun:
-    """Return a run that is not over; a run that has failed or was stopped can go on."""
-    run = runs.load(run_id)
+def _check_at_work(run: MaintenanceRun) -> None:
+    """Refuse a run that is over; a run that has failed or was stopped can go on."""
     if run.over:
         raise RefusedError(run.over)
-    return run
 
 
 def rate_of(text: str, what: str) -> int | None:

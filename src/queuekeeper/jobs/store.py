@@ -101,12 +101,15 @@ class MaintenanceRun:
 
     @property
     def over(self) -> str:
-        """Why the run can no longer be paused or throttled; empty where it can, as after a failure or a stop."""
+        """Why nobody can pause, resume or throttle the run any more; empty where they can, as after a failure."""
         if self.refused:
-            return f"Its plan was refused: {self.refused}."
+            return f"Its plan was refused: {self.refused}. Plan again."
         # A second look can be paused.
         if self.state is RunState.DONE and (self.report is not None or not self.of.looks_again):
-            return "It is done: nothing is at work that could be paused or slowed down."
+            return (
+                "It is done: nothing is at work that could be paused, resumed or slowed down. "
+                f"`queuekeeper run report {self.maintenance_run_id}` says what it did."
+            )
         return ""
 
     @property
