@@ -108,7 +108,7 @@ def redis_users() -> Mapping[str, RedisUser]:
     users = (
         RedisUser(
             job="sessions",
-            purpose="the broker's store of persistent sessions, and queuekeeper sessions",
+            purpose="the broker's store of persistent sessions in Redis, and queuekeeper sessions",
             keys=(*_SESSION_KEYS, "{*}_quarantined_*"),
             scripts=_sessions(*_SESSION_STORE),
         ),

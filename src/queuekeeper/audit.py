@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 
 _PAGE = 5_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -180,7 +180,7 @@ def record(
         "report_hash": report_hash,
         "effect": json.dumps(effect, sort_keys=True, ensure_ascii=False, default=str),
     }
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         connection.execute(statement("audit/record"), entry)
 
 
@@ -192,7 +192,7 @@ def record_answer(connection: Connection, answer: Answer, *, subject: str, kind:
     """
     known = {"subject": subject, "answered_at": answer.at, "action": str(answer.action), "actor": answer.actor}
     effect = {"kind": kind, **answer.facts}
-    with translated_errors(connection, missing=MIGRATE), connection.transaction():
+    with translated_errors(connection), connection.transaction():
         if answer.at is not None:
             if not connection.execute(statement("audit/note_answer"), known).rowcount:
                 return
@@ -233,7 +233,7 @@ def note_subject(connection: Connection, subject: str) -> None:
     run = _current_run()
     if run is not None:
         values = {"dag_id": run.dag_id, "run_id": run.run_id, "subject": subject}
-        with translated_errors(connection, missing=MIGRATE):
+        with translated_errors(connection):
             connection.execute(statement("audit/note_run"), values)
 
 

@@ -9,7 +9,7 @@ from typing import Any, LiteralString
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.postgres import MIGRATE, Connection, connect, schema_version, statement, translated_errors
+from queuekeeper.postgres import Connection, connect, schema_version, statement, translated_errors
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import nodes, redis_errors
 
@@ -204,7 +204,7 @@ Read = Callable[[Row], Iterator[Sample]]
 
 
 def _rows(connection: Connection, query: LiteralString, read: Read) -> Iterator[Sample]:
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         rows = connection.execute(query).fetchall()
     for row in rows:
         yield from read(row)

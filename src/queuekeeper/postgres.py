@@ -32,7 +32,6 @@ T = TypeVar("T")
 MIGRATE = "run `queuekeeper database migrate`"
 """What to do when the control database lacks a table or column."""
 
-_PLAN = "make a plan first, with this release of Queuekeeper"
 Connection = psycopg.Connection[tuple[Any, ...]]
 """A connection whose rows are plain tuples."""
 
@@ -310,7 +309,7 @@ def server_words(error: Exception) -> str:
 
 
 @contextmanager
-def translated_errors(connection: psycopg.BaseConnection[Any], *, missing: str = _PLAN) -> Iterator[None]:
+def translated_errors(connection: psycopg.BaseConnection[Any], *, missing: str = MIGRATE) -> Iterator[None]:
     """Turn what the server answers into words that say what to do; other errors pass.
 
     :param missing: what to do when a table or column is missing.
@@ -387,19 +386,16 @@ def _included(line: re.Match[str]) -> str:
 
 def rows_of(connection: Connection, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
     """Run a statement in the control database and return its rows."""
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         return connection.execute(statement(name), parameters).fetchall()
 
 
-def records(
-    connection: Connection, made: Callable[..., T], name: str, parameters: Mapping[str, Any], *, missing: str = _PLAN
-) -> list[T]:
+def records(connection: Connection, made: Callable[..., T], name: str, parameters: Mapping[str, Any]) -> list[T]:
     """Run a statement and return a record per row, made of its columns by their names.
 
     :param made: the record's class, or what makes one of such arguments.
-    :param missing: as for :func:`translated_errors`.
     """
-    with translated_errors(connection, missing=missing), connection.cursor(row_factory=kwargs_row(made)) as cursor:
+    with translated_errors(connection), connection.cursor(row_factory=kwargs_row(made)) as cursor:
         return cursor.execute(statement(name), parameters).fetchall()
 
 

@@ -255,7 +255,7 @@ def _roles() -> tuple[PostgresRole, ...]:
         ),
         PostgresRole(
             job="sessions",
-            purpose="the broker's store of persistent sessions, and queuekeeper sessions",
+            purpose="the broker's store of persistent sessions in PostgreSQL, and queuekeeper sessions",
             grants=(_vendor(_KEEP), _control(_SESSION_STATES, _KEEP), _KNOWN),
             reads_payloads=True,
         ),

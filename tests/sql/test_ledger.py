@@ -735,7 +735,9 @@ def test_connection_in_transactions_is_refused(postgres_url: str) -> None:
 
 
 def test_missing_schema_is_explained(connection: Connection) -> None:
-    with pytest.raises(RefusedError, match=r"lacks a part of the schema: .*queuekeeper.*; make a plan first"):
+    with pytest.raises(
+        RefusedError, match=r"lacks a part of the schema: .*queuekeeper.*; run `queuekeeper database migrate`"
+    ):
         MigrationLedger(connection).latest_id()
 
 

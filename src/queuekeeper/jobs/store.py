@@ -22,7 +22,7 @@ from queuekeeper.jobs.locks import session_lock
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
-from queuekeeper.postgres import MIGRATE, Connection, records, statement, translated_errors
+from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
@@ -196,14 +196,12 @@ class Runs:
     :cvar kinds: only runs of these kinds; none for all.
     :cvar noun: word for a run.
     :cvar none_known: sentence that says that there is no run.
-    :cvar missing: what to do when the database lacks the tables.
     :ivar connection: none where no run is put on record.
     """
 
     kinds: ClassVar[Sequence[str]] = ()
     noun: ClassVar[str] = "maintenance run"
     none_known: ClassVar[str] = "there are none yet"
-    missing: ClassVar[str] = MIGRATE
     connection: Any = None
 
     def __init__(self, connection: Connection) -> None:
@@ -355,12 +353,12 @@ class Runs:
         audit.record(self.connection, actor=actor, action=action, subject=run_id, effect=facts)
 
     def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self.connection, missing=self.missing):
+        with translated_errors(self.connection):
             cursor = self.connection.execute(statement(f"{_QUERIES}{name}"), parameters)
             return cursor.fetchall() if cursor.description else []
 
     def _records(self, made: Callable[..., T], name: str, parameters: dict[str, Any]) -> list[T]:
-        return records(self.connection, made, f"{_QUERIES}{name}", parameters, missing=self.missing)
+        return records(self.connection, made, f"{_QUERIES}{name}", parameters)
 
     def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
         return next(iter(self._rows(name, parameters)), None)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
@@ -219,7 +219,7 @@ class SessionQuarantine:
             "client_id": client_id,
             "maximum": limit,
         }
-        with translated_errors(self._connection, missing=MIGRATE):
+        with translated_errors(self._connection):
             cursor = self._connection.execute(statement("sessions/quarantined_messages"), choice)
             names = [column.name for column in cursor.description or ()]
             return [AsideMessage(**dict(zip(names, row, strict=True))) for row in cursor]
@@ -237,7 +237,7 @@ class SessionQuarantine:
     def mark_replayed(self, quarantine_id: int, *, serial: int | None, packet_id: int | None, person: str) -> None:
         """Record that a message was put back; a repeated call changes nothing."""
         mark = {"quarantine_id": quarantine_id, "serial": serial, "packet_id": packet_id, "person": person}
-        with translated_errors(self._connection, missing=MIGRATE):
+        with translated_errors(self._connection):
             self._connection.execute(statement("sessions/mark_replayed"), mark)
 
 

@@ -17,7 +17,7 @@ from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import HASH_DIGITS
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.explain import Explanation, Fate, explain, read_queue, reveal_message
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.reports import PendingMessage
@@ -147,6 +147,6 @@ def _explain(stores: Stores, client_id: str, *, hash_key: bytes, key_prefix: str
 
 
 def _client_of(connection: Connection, name: str) -> str | None:
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         row = connection.execute(statement("quality/client_of_hash"), {"client_hash": name}).fetchone()
     return None if row is None else str(row[0])

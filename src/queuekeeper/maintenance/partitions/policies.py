@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 
 NO_POLICY = "no table has a policy: set one by `queuekeeper partitions set`"
 
@@ -45,7 +45,7 @@ def save_policy(connection: Connection, policy: PartitionPolicy) -> None:
     """
     _refuse_broker(policy.table)
     values: dict[str, Any] = {each.name: getattr(policy, each.name) for each in fields(policy)}
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         connection.execute(
             statement(f"{_QUERIES}save_policy"),
             values | {"storage": Jsonb(dict(each.split("=") for each in policy.storage))},
@@ -59,7 +59,7 @@ def delete_policy(connection: Connection, table: str) -> None:
     """
     _refuse_broker(table)
     load_policy(connection, table)
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         connection.execute(statement(f"{_QUERIES}delete_policy"), {"table": table})
 
 

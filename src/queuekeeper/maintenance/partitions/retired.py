@@ -15,7 +15,7 @@ from queuekeeper.maintenance.partitions.catalog import read_table, schema_rights
 from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
-from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 
 _QUERIES = "maintenance/partitions/"
 
@@ -50,7 +50,7 @@ def record_archive(connection: Connection, *, retired_id: int, archive: Mapping[
     :param archive: manifest as JSON values, without payloads.
     :raises RefusedError: when the partition is not in quarantine.
     """
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         row = connection.execute(
             statement(f"{_QUERIES}record_archive"), {"retired_id": retired_id, "archive": Jsonb(dict(archive))}
         ).fetchone()
@@ -94,7 +94,7 @@ def recreate_retired(connection: Connection, *, retired_id: int) -> RetiredParti
         raise RefusedError(_wrong_state(record, "it is recreated"))
     table = read_table(connection, record.table)
     target = sql.Identifier(record.quarantine_schema, record.partition_name)
-    with translated_errors(connection, missing=MIGRATE), connection.transaction():
+    with translated_errors(connection), connection.transaction():
         if not schema_rights(connection, record.quarantine_schema)[0]:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(record.quarantine_schema)))
         connection.execute(create_like(table, target))
@@ -117,7 +117,7 @@ def finish_restore(connection: Connection, *, retired_id: int, quarantine_days: 
 
     :raises RefusedError: when the partition is not being restored.
     """
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         row = connection.execute(
             statement(f"{_QUERIES}finish_restore"),
             {"retired_id": retired_id, "quarantine_days": quarantine_days, "now_ms": now_ms},

@@ -9,7 +9,7 @@ import psycopg
 
 from queuekeeper.errors import MaintenanceRunning, UsageError
 from queuekeeper.jobs.locks import session_lock
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, statement, translated_errors
 
 _SETTINGS = (
     "TimeZone",
@@ -31,7 +31,7 @@ def pinned(connection: Connection, *, lock_timeout_ms: int) -> Iterator[None]:
         raise UsageError(
             "partitions need a connection with autocommit=True: DETACH ... CONCURRENTLY runs outside of one"
         )
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         before = {name: _setting(connection, name) for name in _SETTINGS}
         try:
             connection.execute(statement("queuekeeper/queries/pin_session"))

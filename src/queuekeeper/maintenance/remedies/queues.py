@@ -9,7 +9,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import check_client_id, parse_cohorts
 from queuekeeper.maintenance.remedies.model import Queue, Selection
-from queuekeeper.postgres import MIGRATE, Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, statement, translated_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def failed_queues(connection: Connection, *, remedy: str, selection: Selection) 
     :raises UsageError: when there is no such quality run, cohort or client hash.
     :raises RefusedError: when the run's queues have been dropped since.
     """
-    with translated_errors(connection, missing=MIGRATE):
+    with translated_errors(connection):
         run = connection.execute(
             statement("quality/judged_profiles"), {"quality_run_id": selection.quality_run_id or None}
         ).fetchone()

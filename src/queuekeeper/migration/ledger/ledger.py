@@ -141,7 +141,6 @@ class MigrationLedger(Runs):
     kinds = MIGRATIONS
     noun = "plan"
     none_known = "there are no plans yet"
-    missing = "make a plan first, with this release of Queuekeeper"
 
     # --- plans -------------------------------------------------------------------------------------------------
 

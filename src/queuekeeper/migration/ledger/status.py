@@ -10,7 +10,7 @@ from functools import partial
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger, Step, ThroughputSample
 from queuekeeper.migration.ledger.model import CohortState, Difference, PlanState
-from queuekeeper.postgres import MIGRATE, Connection, records, statement, translated_errors
+from queuekeeper.postgres import Connection, records, statement, translated_errors
 from queuekeeper.report.figures import duration
 
 _QUERIES = "queuekeeper/queries/"
@@ -240,7 +240,7 @@ def hold_words(
 
 def list_plans(connection: Connection, *, limit: int = 50) -> list[PlanLine]:
     """Return the latest plans, latest first."""
-    return records(connection, PlanLine, f"{_QUERIES}plan_lines", {"maximum": limit}, missing=MIGRATE)
+    return records(connection, PlanLine, f"{_QUERIES}plan_lines", {"maximum": limit})
 
 
 def cohorts_to_look_at(connection: Connection, plan_id: str, *, limit: int = 100) -> list[TroubledCohort]:

@@ -19,7 +19,7 @@ from queuekeeper.errors import RefusedError, StaleDriver, UsageError
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
-from queuekeeper.postgres import MIGRATE, Connection, records, statement, translated_errors
+from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
 T = TypeVar("T")
@@ -320,14 +320,14 @@ class OnlineCohorts:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with translated_errors(self._connection, missing=MIGRATE), self._connection.transaction():
+        with translated_errors(self._connection), self._connection.transaction():
             yield
 
     def _records(self, made: Callable[..., T], name: str, values: dict[str, Any]) -> list[T]:
-        return records(self._connection, made, _QUERIES + name, values, missing=MIGRATE)
+        return records(self._connection, made, _QUERIES + name, values)
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection, missing=MIGRATE):
+        with translated_errors(self._connection):
             cursor = self._connection.execute(statement(_QUERIES + name), values)
             return cursor.fetchall() if cursor.description else []
 

@@ -15,7 +15,7 @@ from typing import Any
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Priority, Severity, check
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 
 
@@ -146,7 +146,7 @@ class Incidents:
         return tuple(_incident(row, issues=issues, today=today) for row in rows)
 
     def _execute(self, name: str, values: dict[str, Any]) -> None:
-        with translated_errors(self._connection, missing=MIGRATE):
+        with translated_errors(self._connection):
             self._connection.execute(statement(f"quality/{name}"), values)
 
 

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import MIGRATE, Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 from queuekeeper.quality.profile.model import FAULTS
 
 RUNS_SHOWN = 30
@@ -174,7 +174,7 @@ class QualityStore:
     ) -> None:
         """Record the start of a run; the results of an earlier run of the same id are deleted."""
         name = {"quality_run_id": quality_run_id}
-        with translated_errors(self._connection, missing=MIGRATE), self._connection.transaction():
+        with translated_errors(self._connection), self._connection.transaction():
             self._execute(
                 "save_run",
                 name
@@ -198,7 +198,7 @@ class QualityStore:
     ) -> None:
         """Record the results and the verdict of a run."""
         name = {"quality_run_id": quality_run_id}
-        with translated_errors(self._connection, missing=MIGRATE), self._connection.transaction():
+        with translated_errors(self._connection), self._connection.transaction():
             for result in results:
                 # Results hold no client ids: readers of results may lack the right to know them.
                 row = asdict(result.without_client_ids())
