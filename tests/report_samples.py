@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from queuekeeper.jobs.store import Approval
 from queuekeeper.keyspace import Cohort, cohorts
-from queuekeeper.migration.ledger.ledger import QuarantineCount, Step, ThroughputSample
+from queuekeeper.migration.ledger.ledger import QuarantineCount, Step
 from queuekeeper.migration.ledger.model import (
     CohortPlan,
     CohortState,
@@ -18,6 +18,7 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
 )
 from queuekeeper.migration.ledger.parameters import MigrationParameters
+from queuekeeper.migration.ledger.throughput import ThroughputSample
 from queuekeeper.migration.report.gather import Evidence
 from queuekeeper.migration.report.memory import KeySample, scale
 from queuekeeper.migration.report.model import MemoryFacts

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 from queuekeeper import approvals, audit, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs, RunState
-from queuekeeper.migration.ledger.ledger import MigrationLedger, Progress, QuarantinedRow, ThroughputSample
+from queuekeeper.migration.ledger.ledger import MigrationLedger, Progress, QuarantinedRow
 from queuekeeper.migration.ledger.model import (
     CohortPlan,
     CohortState,
@@ -26,7 +26,9 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
 )
 from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
+from queuekeeper.migration.ledger.throughput import MOST_SAMPLES, ThroughputSample
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.report.gather import summarise_throughput
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.quarantine import SessionQuarantine
@@ -464,6 +466,29 @@ def test_throughput_is_a_curve_in_time(ledger: MigrationLedger) -> None:
         ThroughputSample(at_ms=20, done=3),
     ]
     assert ledger.throughput("plan-a", "verify") == []
+
+
+def test_a_long_step_keeps_few_samples_with_all_its_time_and_messages(
+    ledger: MigrationLedger, connect: Callable[[], Connection]
+) -> None:
+    ledger.save_plan(make_plan(), run_id=None)
+    writers = [MigrationLedger(connect()) for _ in range(2)]
+    barrier = threading.Barrier(len(writers))
+    last = MOST_SAMPLES + 101
+
+    def write(number: int) -> None:
+        for second in range(number, last + 1, len(writers)):
+            barrier.wait()
+            writers[number].record_throughput(plan_id="plan-a", step="copy", at_ms=second * 1_000, done=second * 10)
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        list(pool.map(write, range(len(writers))))
+
+    kept = ledger.throughput("plan-a", "copy")
+    told = summarise_throughput("copy", kept)
+    assert len(kept) <= MOST_SAMPLES + 1
+    assert told is not None
+    assert (told.runs, told.messages, told.seconds, told.peak_messages_per_s) == (1, last * 10, float(last), 10.0)
 
 
 def make_copy_report(sessions_written: int) -> CopyReport:

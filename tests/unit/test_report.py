@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.migration.ledger.ledger import ThroughputSample
 from queuekeeper.migration.ledger.model import CohortState
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.ledger.status import speeds
+from queuekeeper.migration.ledger.throughput import ThroughputSample
 from queuekeeper.migration.report.gather import (
     GUIDE,
     client_label,

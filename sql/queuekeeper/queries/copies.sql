@@ -28,23 +28,54 @@ WHERE
     AND (%(parts)s::text[] IS NULL OR part = any(%(parts)s::text[]));
 
 -- name: record_throughput
--- Record the number of messages that were done at an instant.
+-- Record the number of messages that were done at an instant; returns how many samples there were before.
 -- params: plan_id, step, at_ms, done
--- rows: none
+-- rows: one: (samples)
 -- index: throughput_pkey
 INSERT INTO queuekeeper.throughput (plan_id, step, at_ms, done)
 VALUES (%(plan_id)s, %(step)s, %(at_ms)s, %(done)s)
 ON CONFLICT (plan_id, step, at_ms) DO UPDATE
-    SET done = excluded.done;
+    SET done = excluded.done
+RETURNING (
+    SELECT count(*)
+    FROM queuekeeper.throughput AS samples
+    WHERE
+        samples.plan_id = %(plan_id)s
+        AND samples.step = %(step)s
+) AS samples;
+
+-- name: merge_throughput
+-- Leave out a sample; the next one takes over its time and messages.
+-- params: plan_id, step, left_out_ms, at_ms, worked_ms, messages
+-- rows: none
+-- index: throughput_pkey
+WITH left_out AS (
+    DELETE FROM queuekeeper.throughput
+    WHERE
+        plan_id = %(plan_id)s
+        AND step = %(step)s
+        AND at_ms = %(left_out_ms)s
+)
+
+UPDATE queuekeeper.throughput
+SET
+    worked_ms = %(worked_ms)s,
+    messages = %(messages)s
+WHERE
+    plan_id = %(plan_id)s
+    AND step = %(step)s
+    AND at_ms = %(at_ms)s;
 
 -- name: throughput
 -- Read the curve of a step from an instant on, in order of time.
 -- params: plan_id, step, since_ms
--- rows: (at_ms, done)
+-- rows: (at_ms, done, worked_ms, messages)
 -- index: throughput_pkey
 SELECT
     at_ms,
-    done
+    done,
+    worked_ms,
+    messages
 FROM queuekeeper.throughput
 WHERE
     plan_id = %(plan_id)s

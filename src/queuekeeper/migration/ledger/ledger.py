@@ -26,6 +26,7 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
 )
 from queuekeeper.migration.ledger.parameters import MigrationParameters
+from queuekeeper.migration.ledger.throughput import MOST_SAMPLES, ThroughputSample, to_merge
 from queuekeeper.postgres import statement, translated_errors
 from queuekeeper.sessions.judge import check_reason
 
@@ -58,14 +59,6 @@ class Progress:
     total: int
     parts: int
     updated_at_ms: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThroughputSample:
-    """Messages done at an instant."""
-
-    at_ms: int
-    done: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,8 +314,18 @@ class MigrationLedger(Runs):
         self._row("clear_progress", {"plan_id": plan_id, "step": step, "parts_prefix": parts_prefix})
 
     def record_throughput(self, *, plan_id: str, step: Step, at_ms: int, done: int) -> None:
-        """Record how many messages were done at an instant."""
-        self._row("record_throughput", {"plan_id": plan_id, "step": step, "at_ms": at_ms, "done": done})
+        """Record how many messages were done at an instant; of many samples two become one."""
+        of_step = {"plan_id": plan_id, "step": step}
+        before = self._row("record_throughput", of_step | {"at_ms": at_ms, "done": done})
+        if before is None or before[0] < MOST_SAMPLES:
+            return
+        with self._transaction():
+            self._hold(plan_id)
+            found = to_merge(self.throughput(plan_id, step))
+            if found is not None:
+                left_out, by = found
+                merged = {"at_ms": by.at_ms, "worked_ms": by.worked_ms, "messages": by.messages}
+                self._row("merge_throughput", of_step | merged | {"left_out_ms": left_out.at_ms})
 
     def throughput(self, plan_id: str, step: Step) -> list[ThroughputSample]:
         """Return the samples of a step in order of time."""

@@ -8,18 +8,13 @@ from datetime import datetime
 from functools import partial
 
 from queuekeeper.errors import UsageError
-from queuekeeper.migration.ledger.ledger import MigrationLedger, Step, ThroughputSample
+from queuekeeper.migration.ledger.ledger import MigrationLedger, Step
 from queuekeeper.migration.ledger.model import CohortState, Difference, PlanState
+from queuekeeper.migration.ledger.throughput import RECENT_MS, Span, ThroughputSample, spans
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 from queuekeeper.report.figures import duration
 
 _QUERIES = "queuekeeper/queries/"
-
-RECENT_MS = 60_000
-"""Time over which the present speed is measured."""
-
-PAUSE_MS = 30_000
-"""Longest time between two samples of a step at work; a longer silence is a pause between two runs."""
 
 SILENT_MS = 30_000
 """Silence after which a step counts as held up; a step at work reports every second."""
@@ -177,37 +172,22 @@ def _step(
     )
 
 
-def runs_at_work(samples: Sequence[ThroughputSample]) -> list[list[ThroughputSample]]:
-    """Split running counts into runs, without the times in which nothing was at work.
-
-    A count is recorded when it changes and when a task begins. A new run begins with a task that begins after another
-    has ended, with a count that starts again, and after a long silence.
-    """
-    runs: list[list[ThroughputSample]] = []
-    for sample in samples:
-        last = runs[-1][-1] if runs else None
-        if last is None or sample.done <= last.done or sample.at_ms - last.at_ms > PAUSE_MS:
-            runs.append([])
-        runs[-1].append(sample)
-    return runs
-
-
 def speeds(samples: Sequence[ThroughputSample]) -> tuple[float | None, float | None, float | None]:
     """Return messages per second over all samples, and in the slower and the faster half of them.
 
     Pauses do not count.
     """
 
-    def speed(part: Sequence[ThroughputSample]) -> float | None:
-        runs = runs_at_work(part)
-        seconds = sum(run[-1].at_ms - run[0].at_ms for run in runs) / 1_000
-        return sum(run[-1].done - run[0].done for run in runs) / seconds if seconds > 0 else None
+    def speed(part: Sequence[Span]) -> float | None:
+        worked_ms = sum(span.worked_ms for span in part)
+        return sum(span.messages for span in part) * 1_000 / worked_ms if worked_ms else None
 
-    overall = speed(samples)
+    work = spans(samples)
+    overall = speed(work)
     if overall is None:
         return None, None, None
-    middle = len(samples) // 2
-    halves = [each for each in (speed(samples[: middle + 1]), speed(samples[middle:]), overall) if each]
+    middle = len(work) // 2 + 1
+    halves = [each for each in (speed(work[:middle]), speed(work[middle:]), overall) if each]
     return overall, min(halves), max(halves)
 
 

@@ -16,11 +16,10 @@ from queuekeeper.migration.ledger.ledger import (
     MigrationLedger,
     QuarantineCount,
     Step,
-    ThroughputSample,
 )
 from queuekeeper.migration.ledger.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan
 from queuekeeper.migration.ledger.parameters import Mode
-from queuekeeper.migration.ledger.status import runs_at_work
+from queuekeeper.migration.ledger.throughput import ThroughputSample, spans
 from queuekeeper.migration.report.memory import estimate_memory
 from queuekeeper.migration.report.model import (
     FORMAT,
@@ -395,23 +394,22 @@ def summarise_throughput(step: Step, samples: Sequence[ThroughputSample]) -> Ste
     :returns: none when there are too few samples for a speed.
     """
     points: list[ThroughputPoint] = []
-    elapsed_ms, messages = 0, 0
-    for run, at_work in enumerate(runs_at_work(samples), start=1):
-        for before, after in pairwise(at_work):
-            gap_ms = after.at_ms - before.at_ms
-            if gap_ms <= 0:
-                continue
-            elapsed_ms += gap_ms
-            messages += after.done - before.done
-            points.append(
-                ThroughputPoint(
-                    run=run,
-                    at_ms=after.at_ms,
-                    elapsed_s=elapsed_ms / 1_000,
-                    done=after.done,
-                    messages_per_s=(after.done - before.done) * 1_000 / gap_ms,
-                )
+    run, elapsed_ms, messages = 0, 0, 0
+    for span in spans(samples):
+        if not span.worked_ms:
+            run += 1
+            continue
+        elapsed_ms += span.worked_ms
+        messages += span.messages
+        points.append(
+            ThroughputPoint(
+                run=run,
+                at_ms=span.sample.at_ms,
+                elapsed_s=elapsed_ms / 1_000,
+                done=span.sample.done,
+                messages_per_s=span.messages_per_s,
             )
+        )
     if not points:
         return None
     return StepThroughput(
