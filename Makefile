@@ -8,8 +8,7 @@ BIN := .venv/bin
 LANES := unit lua sql conformance dags spark quality integration property chaos ui
 # Named as folders: by their marks, Airflow and Spark would be imported in order to find that none of it is wanted.
 FAST := lua sql unit
-STORES := sessions compacted fanout events
-CODE := $(wildcard src dags plugins spark_jobs tests benchmarks)
+CODE := $(wildcard src dags plugins spark_jobs tests benchmarks scripts)
 # Further words for pytest: make test-lua ARGS="-k import -x"
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
@@ -174,11 +173,9 @@ format: setup ## Let ruff and sqlfluff put the files in shape
 	@$(BIN)/ruff check --quiet --fix-only $(CODE)
 	@$(BIN)/ruff format $(CODE)
 
-.PHONY: reference
-reference: setup ## Build the reference of the stores, from their docstrings, into var/reference
-	@$(BIN)/python -m pdoc --docformat restructuredtext --no-show-source --output-directory var/reference \
-		$(STORES:%=queuekeeper.%) queuekeeper.errors
-	@echo "the reference is var/reference/index.html"
+.PHONY: docs
+docs: setup ## Build the documentation site, with its reference, into var/docs/site
+	@$(BIN)/python -m scripts.build_docs
 
 .PHONY: lock
 lock: setup ## Resolve the dependencies anew into requirements.lock, with hashes and without addresses
