@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
@@ -18,6 +19,7 @@ from typing import Any, LiteralString, TypeVar, cast
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 from psycopg.rows import kwargs_row
 from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
@@ -43,6 +45,10 @@ MINIMUM_SERVER_VERSION = 140_000
 """PostgreSQL 14: ``bit_xor`` and ``hash_record_extended``, on which the fingerprint of the source rests."""
 
 CONNECT_TIMEOUT_S = 10
+
+# Two seconds in all: what the server does not end by then is cancelled as psycopg does it.
+_CANCEL_REQUESTS = 20
+_CANCEL_PAUSE_S = 0.1
 
 _JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?=\s*(:)?)|[][{}]|[^][{}",:\s]+')
 
@@ -203,6 +209,45 @@ async def _connect_async(url: str, *, autocommit: bool) -> AsyncConnection:
         await connection.close()
         raise
     return connection
+
+
+async def undisturbed(connection: AsyncConnection, work: Coroutine[Any, Any, T]) -> T:
+    """Await work on a connection to its end, also when the caller is cancelled.
+
+    Cancelled by itself, psycopg can leave a pipeline half read or a COPY begun, with their transaction open.
+
+    :param work: what the connection does, while nobody else uses it; a caller that is cancelled is not told whether
+        it was done.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        ending = asyncio.ensure_future(_end(connection, task))
+        while not ending.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([ending])
+        raise
+
+
+async def _end(connection: AsyncConnection, task: asyncio.Future[Any]) -> None:
+    """Have the server cancel what a task waits for, such as a lock, until the task is done."""
+    for _ in range(_CANCEL_REQUESTS):
+        if task.done():
+            break
+        try:
+            # A request that arrives between two statements ends neither.
+            await connection.cancel_safe(timeout=CONNECT_TIMEOUT_S)
+        except psycopg.Error:
+            break
+        await asyncio.wait([task], timeout=_CANCEL_PAUSE_S)
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        # The caller is told that it was cancelled, whatever has become of the work.
+        task.exception()
+    if connection.info.transaction_status == TransactionStatus.ACTIVE:
+        await connection.close()
 
 
 def _loads(text: str | bytes) -> Any:

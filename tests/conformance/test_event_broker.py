@@ -12,7 +12,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events import operations
-from queuekeeper.events.broker import EventBroker
+from queuekeeper.events.broker import AsyncEventBroker, EventBroker
 from queuekeeper.events.model import Delivery, Event, Interest, NewEvent
 from queuekeeper.events.operations import Query
 from tests.conformance.event_worlds import KINDS, Kind, World, either
@@ -395,3 +395,30 @@ async def test_statement_that_the_server_ends_says_so(world: World) -> None:
         await broker.connection.execute("SET statement_timeout = 50")
         with pytest.raises(RefusedError, match="ended a statement: canceling statement due to"):
             await broker.subscriptions()
+
+
+@pytest.mark.parametrize("loop_is_busy", [False, True])
+def test_cancelled_task_leaves_the_connection_to_the_others(
+    broker_url: str, loop_is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if loop_is_busy:
+        monkeypatch.setattr("psycopg.waiting.MAX_BUSY_TIME", -1.0)
+
+    async def run() -> int:
+        cancelled = 0
+        async with postgres.connect_async(broker_url, autocommit=True) as connection:
+            broker = AsyncEventBroker(connection)
+            for turn in range(40):
+                task = asyncio.ensure_future(broker.publish_many([event(number) for number in range(1_000)]))
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                cancelled += task.cancelled()
+                assert await broker.publish([event(0)])
+        return cancelled
+
+    assert asyncio.run(run()) > 3
+    with postgres.connect(broker_url) as connection:
+        (events,) = connection.execute("SELECT count(*) FROM pgmb.events").fetchone() or (None,)
+    assert events % 1_000 == 40

@@ -19,7 +19,15 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.postgres import AsyncConnection, Connection, address, server_words, statement, translated_errors
+from queuekeeper.postgres import (
+    AsyncConnection,
+    Connection,
+    address,
+    server_words,
+    statement,
+    translated_errors,
+    undisturbed,
+)
 from queuekeeper.text_form import shows
 
 Step: TypeAlias = Query | Statements | Copy
@@ -120,18 +128,21 @@ class AsyncEventBroker(_Methods, Awaiting):
         """Carry out a step, as :meth:`EventBroker.answer` does."""
         async with self._busy:
             with broker_errors(self._connection):
-                if isinstance(step, Query):
-                    return await self._execute(step)
-                async with self._connection.transaction():
-                    if isinstance(step, Statements):
-                        return [await self._execute(query) for query in step.queries]
-                    async with self._connection.cursor() as cursor:
-                        async with cursor.copy(statement(f"events/queries/{step.name}")) as copy:
-                            for row in step.rows:
-                                await copy.write_row(row)
-                        copied = cursor.rowcount
-                    await self._execute(step.after)
-                    return copied
+                return await undisturbed(self._connection, self._answer(step))
+
+    async def _answer(self, step: Step) -> Any:
+        if isinstance(step, Query):
+            return await self._execute(step)
+        async with self._connection.transaction():
+            if isinstance(step, Statements):
+                return [await self._execute(query) for query in step.queries]
+            async with self._connection.cursor() as cursor:
+                async with cursor.copy(statement(f"events/queries/{step.name}")) as copy:
+                    for row in step.rows:
+                        await copy.write_row(row)
+                copied = cursor.rowcount
+            await self._execute(step.after)
+            return copied
 
     async def _execute(self, query: Query) -> Rows:
         cursor = self._connection.cursor(row_factory=_named_row)

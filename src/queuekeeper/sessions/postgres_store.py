@@ -15,7 +15,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.postgres import MIGRATE, Connection, address, server_words, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, address, server_words, statement, translated_errors, undisturbed
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
 from queuekeeper.text_form import shows
@@ -99,9 +99,10 @@ class PostgresAnswers(Blocking):
                         errors.append(error)
             except psycopg.Error as error:
                 errors.append(error)
-            if errors:
+            finally:
                 if _is_stuck(self._connection):
                     self._connection.close()
+            if errors:
                 if _believes_too_much(self._connection):
                     with suppress(psycopg.Error), self._connection.transaction(force_rollback=True):
                         pass
@@ -158,47 +159,39 @@ class AsyncPostgresAnswers(Awaiting):
     async def answer(self, step: Step) -> list[Rows]:
         """Carry out a step, as :meth:`PostgresSessionStore.answer` does."""
         with _session_errors(self._connection):
-            if _stands_alone(step, self._connection):
-                async with self._busy:
-                    return await self._execute(step.queries)
-            if step.begin:
-                await self._begin(step.transaction)
-            elif step.undo:
+            if step.undo:
                 # The operation gets the error and cannot know whether its transaction was rolled back.
                 if self._open is not None and self._open[0] is step.transaction:
-                    await self._finish(_Undone())
+                    await undisturbed(self._connection, self._finish(_Undone()))
                 return []
+            if step.begin:
+                await self._busy.acquire()
             try:
-                rows = await self._execute(step.queries)
-            except BaseException as error:
-                await self._finish(error)
+                return await undisturbed(self._connection, self._carry_out(step))
+            except asyncio.CancelledError as error:
+                if self._open is not None:
+                    await undisturbed(self._connection, self._finish(error))
                 raise
-            if step.end:
-                await self._finish(None)
-            return rows
 
-    async def _begin(self, transaction: object) -> None:
-        await self._busy.acquire()
-        opened = self._connection.transaction()
-        entering = asyncio.ensure_future(opened.__aenter__())
+    async def _carry_out(self, step: Step) -> list[Rows]:
         try:
-            # A task cancelled here would leave a transaction open.
-            await asyncio.shield(entering)
+            if step.begin and not _stands_alone(step, self._connection):
+                opened = self._connection.transaction()
+                await opened.__aenter__()
+                self._open = (step.transaction, opened)
+            rows = await self._execute(step.queries)
         except BaseException as error:
-            await asyncio.wait([entering])
-            if entering.exception() is None:
-                self._open = (transaction, opened)
-                await self._finish(error)
-            else:
-                self._busy.release()
+            await self._finish(error)
             raise
-        self._open = (transaction, opened)
+        if step.end:
+            await self._finish(None)
+        return rows
 
     async def _finish(self, error: BaseException | None) -> None:
-        assert self._open is not None
-        (_, opened), self._open = self._open, None
+        opened, self._open = self._open, None
         try:
-            await opened.__aexit__(type(error) if error else None, error, None)
+            if opened is not None:
+                await opened[1].__aexit__(type(error) if error else None, error, None)
         finally:
             self._busy.release()
 
@@ -218,9 +211,10 @@ class AsyncPostgresAnswers(Awaiting):
                         errors.append(error)
             except psycopg.Error as error:
                 errors.append(error)
-            if errors:
+            finally:
                 if _is_stuck(self._connection):
                     await self._connection.close()
+            if errors:
                 if _believes_too_much(self._connection):
                     with suppress(psycopg.Error):
                         async with self._connection.transaction(force_rollback=True):
@@ -265,7 +259,8 @@ def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
 def _is_stuck(connection: psycopg.BaseConnection[Any]) -> bool:
     """Return whether the connection is stuck in a pipeline that is over.
 
-    That happens when the server has announced that it ends the connection, and the end itself has not arrived yet.
+    That happens when the server has announced that it ends the connection, and the end itself has not arrived yet, and
+    when psycopg is interrupted between two results.
     """
     return not connection.closed and connection.info.pipeline_status != PipelineStatus.OFF
 
