@@ -376,6 +376,13 @@ def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     assert {(page, target) for page, target in named if target not in targets} == set()
 
 
+def test_the_readme_fits_two_screens() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+
+    assert len(text.splitlines()) <= 100
+    assert len(re.findall(r"^!\[", text, re.MULTILINE)) == 1
+
+
 def test_continuous_integration_runs_the_test_command_and_is_executable() -> None:
     script = ROOT / ".ci" / "run"
 
