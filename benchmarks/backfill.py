@@ -42,7 +42,8 @@ from rich.console import Console
 from watch import Watch, empty_redis, memory_of
 
 from queuekeeper import lua
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
+from queuekeeper.config import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import QueuekeeperError
@@ -55,10 +56,8 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
-from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.hostile import DAY_MS
 from queuekeeper.sessions.sample import SampleParameters, fill
 
 READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"

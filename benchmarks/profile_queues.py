@@ -41,10 +41,10 @@ from watch import Watch, memory_of
 
 from queuekeeper import redis_client
 from queuekeeper.clock import system_clock
+from queuekeeper.config import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.java import java_home
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
 from queuekeeper.quality.profile.model import ProfileParameters

@@ -6,16 +6,15 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from queuekeeper.clock import EPOCH, MICROSECOND
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 
 _PAGE = 5_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 class Action(StrEnum):
@@ -58,7 +57,7 @@ class AuditEntry:
         """Work the hash out from the other fields, as the database did when the entry was added."""
         fields = (
             str(self.seq),
-            str((self.at - _EPOCH) // _MICROSECOND),
+            str((self.at - EPOCH) // MICROSECOND),
             self.actor,
             self.action,
             self.subject,

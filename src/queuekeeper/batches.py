@@ -40,6 +40,9 @@ class Promise(Protocol):
         ...
 
 
+MAX_PENDING = 10_000
+"""Parts that may wait to be stored, unless a program says otherwise."""
+
 P = TypeVar("P", bound=Promise)
 _Waiting: TypeAlias = "deque[tuple[T, asyncio.Future[R]]]"
 

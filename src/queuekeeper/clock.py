@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 Clock = Callable[[], int]
 """Answers the current time as milliseconds since 1970-01-01 UTC."""

@@ -15,6 +15,19 @@ DRIVER_JAVA_OPTIONS = "-XX:+UseParallelGC"
 """How Spark's driver is started. A bulk job cares for throughput, not for pauses: with the JVM's default collector the
 copy takes a fifth more processor time (docs/performance.md)."""
 
+DRIVER_SETTINGS = {
+    "spark.driver.extraJavaOptions": DRIVER_JAVA_OPTIONS,
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Settings of Spark's driver, for whoever starts its JVM: a command, or Airflow's operator by ``spark-submit``."""
+
+POSTGRES_VARIABLE = "QUEUEKEEPER_POSTGRES_URL"
+REDIS_VARIABLE = "QUEUEKEEPER_REDIS_URL"
+SUPERVISOR_VARIABLE = "QUEUEKEEPER_SUPERVISOR_PID"
+"""Names the process with which the driver of a Spark job ends."""
+
 
 def _taken_by(take: Callable[..., object]) -> BeforeValidator:
     def taken(given: object, info: ValidationInfo) -> object:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
@@ -22,7 +22,6 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.hostile import DAY_MS
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests.chaos.support import Driver, Value, contents, until
 from tests.spark_session import spark

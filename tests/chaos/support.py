@@ -14,10 +14,8 @@ from typing import Any, Self
 import psutil
 import redis
 
-from queuekeeper.config import DRIVER_JAVA_OPTIONS
+from queuekeeper.config import DRIVER_JAVA_OPTIONS, POSTGRES_VARIABLE, REDIS_VARIABLE, SUPERVISOR_VARIABLE
 from queuekeeper.embedded import RedisServer
-from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
-from queuekeeper.migration.spark.session import SUPERVISOR_VARIABLE
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

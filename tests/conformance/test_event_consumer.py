@@ -829,7 +829,7 @@ def test_consumer_that_cannot_start_says_why(postgres_url: str, broker_url: str,
             async with consumer:
                 pass
 
-    with pytest.raises(RefusedError, match="install the event broker"):
+    with pytest.raises(RefusedError, match="run `queuekeeper events install`"):
         asyncio.run(start(postgres_url, Interest()))
     with pytest.raises(UsageError, match='column "nonsense" does not exist'):
         asyncio.run(start(broker_url, Interest(condition="NONSENSE")))

@@ -212,8 +212,8 @@ def test_wrong_use_is_refused_in_words(connection: Connection, arguments: list[s
 
 def test_database_without_the_broker_is_told_so(connection: Connection) -> None:
     schema.uninstall(connection)
-    fails("publish", "a", code=4, words="install the event broker there")
-    fails("dispatch", "--once", code=4, words="install the event broker there")
+    fails("publish", "a", code=4, words="run `queuekeeper events install`")
+    fails("dispatch", "--once", code=4, words="run `queuekeeper events install`")
 
 
 def test_an_installation_that_lacks_a_privilege_shows_the_grant_that_helps(connection: Connection) -> None:

@@ -19,9 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from queuekeeper.config import POSTGRES_VARIABLE, REDIS_VARIABLE, SUPERVISOR_VARIABLE
 from queuekeeper.migration.spark import job
-from queuekeeper.migration.spark.job import POSTGRES_VARIABLE, REDIS_VARIABLE
-from queuekeeper.migration.spark.session import SUPERVISOR_VARIABLE
 from tests.patience import PATIENCE_S
 from tests.spark.world import World
 

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from queuekeeper import audit, postgres, redis_client
-from queuekeeper.airflow.provider import POSTGRES_TYPE, REDIS_TYPE
+from queuekeeper.airflow.provider import POSTGRES_NAME, POSTGRES_TYPE, REDIS_NAME, REDIS_TYPE
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.doctor import Examination, Finding, State, examine_postgres, examine_redis
@@ -139,7 +139,7 @@ class QueuekeeperPostgresHook(PostgresHook):
 
     default_conn_name = POSTGRES_CONNECTION
     conn_type = POSTGRES_TYPE
-    hook_name = "Queuekeeper PostgreSQL"
+    hook_name = POSTGRES_NAME
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
         """Return which server answers and whether it is fit, for Airflow's Test button."""
@@ -186,7 +186,7 @@ class QueuekeeperRedisHook(RedisHook):
 
     default_conn_name = REDIS_CONNECTION
     conn_type = REDIS_TYPE
-    hook_name = "Queuekeeper Redis or Valkey"
+    hook_name = REDIS_NAME
 
     def __init__(self, redis_conn_id: str = REDIS_CONNECTION, **kwargs: Any) -> None:
         super().__init__(redis_conn_id, **kwargs)

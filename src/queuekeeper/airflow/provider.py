@@ -10,6 +10,8 @@ from typing import Any
 
 POSTGRES_TYPE = "queuekeeper_postgres"
 REDIS_TYPE = "queuekeeper_redis"
+POSTGRES_NAME = "Queuekeeper PostgreSQL"
+REDIS_NAME = "Queuekeeper Redis or Valkey"
 """Connection types with our own form and test; the types ``postgres`` and ``redis`` are accepted, too."""
 
 CONFIGURATION = "queuekeeper"
@@ -51,11 +53,16 @@ def _text(label: str, description: str, **schema: Any) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {"type": ["string", "null"], **schema}}
 
 
+_AUTHORITY = _text("CA certificate path", "File on every worker that the server's certificate is signed by.")
+_CERTIFICATE = _text("Client certificate path", "Only where the server asks for a certificate.")
+_KEY = _text("Client key path", "Key of the client certificate.")
+
+
 def _postgres() -> dict[str, Any]:
     return {
         "connection-type": POSTGRES_TYPE,
         "hook-class-name": "queuekeeper.airflow.hooks.QueuekeeperPostgresHook",
-        "hook-name": "Queuekeeper PostgreSQL",
+        "hook-name": POSTGRES_NAME,
         "ui-field-behaviour": {
             "hidden-fields": [],
             "relabeling": {"schema": "Database", "login": "User"},
@@ -73,11 +80,9 @@ def _postgres() -> dict[str, Any]:
                 "One of disable, allow, prefer, require, verify-ca, verify-full. Empty: prefer. Use verify-full unless "
                 "the server is on the same machine.",
             ),
-            "sslrootcert": _text(
-                "CA certificate path", "File on every worker that the server's certificate is signed by."
-            ),
-            "sslcert": _text("Client certificate path", "Only where the server asks for a certificate."),
-            "sslkey": _text("Client key path", "Key of the client certificate."),
+            "sslrootcert": _AUTHORITY,
+            "sslcert": _CERTIFICATE,
+            "sslkey": _KEY,
             "sslpassword": _text("Client key password", "Only for an encrypted key.", format="password"),
             "connect_timeout": {
                 "label": "Connection time-out (s)",
@@ -92,7 +97,7 @@ def _redis() -> dict[str, Any]:
     return {
         "connection-type": REDIS_TYPE,
         "hook-class-name": "queuekeeper.airflow.hooks.QueuekeeperRedisHook",
-        "hook-name": "Queuekeeper Redis or Valkey",
+        "hook-name": REDIS_NAME,
         "ui-field-behaviour": {
             "hidden-fields": ["schema", "extra"],
             "relabeling": {"login": "User", "host": "Host (of a cluster: any node)"},
@@ -114,9 +119,7 @@ def _redis() -> dict[str, Any]:
                 "description": "Switch it on unless the server is on the same machine.",
                 "schema": {"type": ["boolean", "null"], "default": False},
             },
-            "ssl_ca_certs": _text(
-                "CA certificate path", "File on every worker that the server's certificate is signed by."
-            ),
+            "ssl_ca_certs": _AUTHORITY,
             "ssl_cert_reqs": _text(
                 "Server certificate",
                 "Check of the server's certificate: required, optional or none.",
@@ -128,8 +131,8 @@ def _redis() -> dict[str, Any]:
                 "description": "Whether the server's certificate must name its host.",
                 "schema": {"type": ["boolean", "null"], "default": True},
             },
-            "ssl_certfile": _text("Client certificate path", "Only where the server asks for a certificate."),
-            "ssl_keyfile": _text("Client key path", "Key of the client certificate."),
+            "ssl_certfile": _CERTIFICATE,
+            "ssl_keyfile": _KEY,
         },
     }
 

@@ -20,10 +20,11 @@ from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, nam
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
+from queuekeeper.clock import DAY_MS
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
 from queuekeeper.fanout import forms
 from queuekeeper.fanout.jsonl import letter_facts, message_facts, message_line, publish_lines, verify_facts
-from queuekeeper.fanout.model import DAY_MS, DEFAULT_LEASE_MS, MAX_CLAIM, MAX_PAGE
+from queuekeeper.fanout.model import DEFAULT_LEASE_MS, MAX_CLAIM, MAX_PAGE
 from queuekeeper.service.signals import stopped_by_signals
 
 app = group()

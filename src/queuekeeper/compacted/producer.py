@@ -14,7 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from queuekeeper import lua
-from queuekeeper.batches import Batches
+from queuekeeper.batches import MAX_PENDING, Batches
 from queuekeeper.checks import check_integer, check_seconds, check_text, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.closing import AsyncClosing
@@ -27,8 +27,6 @@ from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceCo
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operation, Pause, awaited, blocking
 from queuekeeper.text_form import shows
-
-MAX_PENDING = 10_000
 
 
 class Appended(NamedTuple):

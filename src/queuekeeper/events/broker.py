@@ -18,6 +18,7 @@ from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
+from queuekeeper.events.schema import INSTALL
 from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.postgres import (
     AsyncConnection,
@@ -165,7 +166,7 @@ def _named_row(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> RowMak
 def broker_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
     """Translate errors of the server into errors that say what to do."""
     try:
-        with translated_errors(connection, missing="install the event broker there (queuekeeper events install)"):
+        with translated_errors(connection, missing=INSTALL):
             yield
     except RefusedError as error:
         if isinstance(error.__cause__, postgres_errors.DiskFull):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_all_seconds, check_fields, check_integers, check_text
+from queuekeeper.clock import EPOCH
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jsonl import holds, json_bytes
 from queuekeeper.quick_init import quick_init
@@ -34,7 +35,6 @@ RETRY_TOPIC = "pgmb-retry"
 
 EVENT_PREFIX, SUBSCRIPTION_PREFIX = "pm", "su"
 _TIME_DIGITS = 13
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class FellBehind(RefusedError):
@@ -319,7 +319,7 @@ def instant_of(event_id: str) -> datetime:
     try:
         if not event_id[2:].isalnum() or len(event_id) > MAX_ID_CHARACTERS:
             raise ValueError
-        return _EPOCH + timedelta(microseconds=int(digits, 16))
+        return EPOCH + timedelta(microseconds=int(digits, 16))
     except (ValueError, OverflowError):
         raise UsageError(f"{event_id[:40]!r} is not an id of the event broker: it holds no instant") from None
 

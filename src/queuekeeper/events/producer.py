@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from queuekeeper.batches import Batches, ThreadBatches
+from queuekeeper.batches import MAX_PENDING, Batches, ThreadBatches
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
@@ -26,7 +26,6 @@ from queuekeeper.events.operations import BYTES_PER_COPY
 from queuekeeper.text_form import shows
 
 MAX_BATCH = 2_500
-MAX_PENDING = 10_000
 
 _OF_ROWS = frozenset({"22", "23", "54", "P0"})
 """Classes of SQLSTATE that one row may cause: data, constraints, limits, and errors that triggers raise."""

@@ -19,6 +19,9 @@ from queuekeeper.postgres import Connection, Migration, address, check_history, 
 MINIMUM_SERVER_VERSION = 150_000
 """PostgreSQL 15, the first version with ``max(xid8)``."""
 
+INSTALL = "run `queuekeeper events install`"
+"""What to do when a database lacks the event broker, or a part of it."""
+
 _LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.pgmb").digest()[:8], "big", signed=True)
 _NAMED = 10
 """Largest number of objects that a refusal names; it counts the others."""
@@ -252,7 +255,7 @@ def dispatch_status(connection: Connection) -> DispatchStatus:
 
     :raises RefusedError: when the broker is not installed, or a privilege is missing.
     """
-    with translated_errors(connection, missing="install the event broker: queuekeeper events install"):
+    with translated_errors(connection, missing=INSTALL):
         row = connection.execute(statement("events/queries/dispatch_status")).fetchone()
     assert row is not None
     return DispatchStatus(**dict(zip((each.name for each in fields(DispatchStatus)), row, strict=True)))

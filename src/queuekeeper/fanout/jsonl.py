@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from queuekeeper.clock import DAY_MS
 from queuekeeper.errors import QueuekeeperError, UsageError
-from queuekeeper.fanout.model import DAY_MS, NewMessage
+from queuekeeper.fanout.model import NewMessage
 from queuekeeper.fanout.producer import FanoutProducer
 from queuekeeper.fanout.reports import DeadLetter, FanoutMessage, VerifyReport
 from queuekeeper.jsonl import attributes, decoded, encoded, read_lines

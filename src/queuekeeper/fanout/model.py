@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.checks import check_choice, check_fields, check_instant, check_integer, check_text
+from queuekeeper.clock import DAY_MS
 from queuekeeper.errors import InvalidLife, InvalidName, PayloadTooLarge, UsageError
 from queuekeeper.quick_init import quick_init
 
-DAY_MS = 86_400_000
 MAX_NAME = 255
 """Largest number of characters in the name of a queue or consumer."""
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from queuekeeper import lua
-from queuekeeper.batches import Batches
+from queuekeeper.batches import MAX_PENDING, Batches
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.closing import AsyncClosing
@@ -32,8 +32,6 @@ from queuekeeper.fanout.records import json_message
 from queuekeeper.fanout.reports import PublishReport
 from queuekeeper.operation import AnswersByQueues, AsyncAnswersByQueues, Operation, Pause, awaited, blocking
 from queuekeeper.text_form import shows
-
-MAX_PENDING = 10_000
 
 REMEMBERED_MS = 600_000
 """Time in ms for which the queue remembers an id made here after the last repetition.

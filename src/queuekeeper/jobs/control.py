@@ -23,9 +23,9 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     if found is None:
         how = f"make one by `queuekeeper {of.command}`" if of.command else "a job's own command makes one"
         raise UsageError(f"there is no {of.noun} yet: {how}")
-    is_of = runs.load(found).kind
-    if kinds and is_of not in kinds:
-        raise UsageError(f"run {found} is a {is_of}, not a {of.noun}")
+    run = runs.load(found)
+    if kinds:
+        run.check_kind(kinds, of.noun)
     return found
 
 

@@ -351,8 +351,7 @@ def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
     :raises StalePlan: when an earlier release wrote the plan in another form.
     """
     run = runs.load(run_id)
-    if run.kind != job.kind:
-        raise UsageError(f"run {run_id} is a {run.kind}, not a {job.words.noun}")
+    run.check_kind((job.kind,), job.words.noun)
     plan = run.plan
     if "steps" not in plan:
         raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: plan again")

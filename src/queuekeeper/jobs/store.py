@@ -112,6 +112,15 @@ class MaintenanceRun:
             )
         return ""
 
+    def check_kind(self, kinds: Collection[str], noun: str) -> None:
+        """Check that the run is of one of these kinds.
+
+        :param noun: a run of these kinds, in sentences.
+        :raises UsageError: saying what the run is.
+        """
+        if self.kind not in kinds:
+            raise UsageError(f"run {self.maintenance_run_id} is a {self.kind}, not a {noun}")
+
     @property
     def standing(self) -> Standing:
         """What decides whether the run may be carried out: release and instant of its plan, and its approval."""

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+SCORE_95 = 1.96
+"""Standard deviations to either side within which 95 % of a normal distribution lie."""
+
 _FORMULA = ("=", "+", "-", "@", "|", "%")
 
 

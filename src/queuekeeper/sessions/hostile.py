@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from queuekeeper.clock import DAY_MS
 from queuekeeper.keyspace import MAX_PACKET_ID
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 
-DAY_MS = 86_400_000
 
 _BROKEN_PROPERTIES = (
     "not json",

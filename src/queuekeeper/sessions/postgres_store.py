@@ -15,13 +15,19 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.postgres import MIGRATE, Connection, address, server_words, statement, translated_errors, undisturbed
+from queuekeeper.postgres import (
+    MIGRATE,
+    AsyncConnection,
+    Connection,
+    address,
+    server_words,
+    statement,
+    translated_errors,
+    undisturbed,
+)
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
 from queuekeeper.text_form import shows
-
-AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
-"""An asyncio connection whose rows are plain tuples."""
 
 Rows: TypeAlias = list[tuple[Any, ...]]
 

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from queuekeeper.clock import DAY_MS
 from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
-from queuekeeper.sessions.hostile import DAY_MS, hostile_rows
+from queuekeeper.sessions.hostile import hostile_rows
 
 Integers = NDArray[np.int64]
 

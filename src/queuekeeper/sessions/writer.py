@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from copy import copy
 from typing import NamedTuple, TypeAlias
 
-from queuekeeper.batches import take_batch
+from queuekeeper.batches import MAX_PENDING, take_batch
 from queuekeeper.checks import check_integer, check_text
 from queuekeeper.clock import Backoff
 from queuekeeper.closing import AsyncClosing, Users
@@ -25,7 +25,6 @@ from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter
 from queuekeeper.text_form import shows
 
-MAX_PENDING = 10_000
 SESSIONS_PER_FLUSH = 128
 FLUSHES = 2
 """Concurrent flushes: one is built while the server works on the other. If a flush took all waiting messages, client

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
 from queuekeeper.airflow.operators.asked import AsksOperator
 from queuekeeper.airflow.settings import task_settings
-from queuekeeper.config import DRIVER_JAVA_OPTIONS
+from queuekeeper.config import DRIVER_SETTINGS, POSTGRES_VARIABLE, REDIS_VARIABLE, SUPERVISOR_VARIABLE
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
@@ -30,11 +30,8 @@ if TYPE_CHECKING:
 
 _NEVER_RETRIED = frozenset({UsageError.exit_code, StalePlan.exit_code, RefusedError.exit_code})
 _CONF = {
-    "spark.driver.extraJavaOptions": DRIVER_JAVA_OPTIONS,
+    **DRIVER_SETTINGS,
     "spark.log.level": "WARN",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
 _CLUSTER_MODE = "it is for drivers in deploy mode cluster, and a job's driver runs in its task"
 _NOT_TAKEN = {
@@ -243,11 +240,11 @@ class QueuekeeperSparkOperator(AsksOperator, SparkSubmitOperator):
         there = kept["PYSPARK_PYTHON"]
         kept.setdefault("PYSPARK_DRIVER_PYTHON", there if Path(there).is_absolute() else sys.executable)
         if self.redis_conn_id is not None:
-            kept["QUEUEKEEPER_REDIS_URL"] = QueuekeeperRedisHook(self.redis_conn_id).url
+            kept[REDIS_VARIABLE] = QueuekeeperRedisHook(self.redis_conn_id).url
         return kept | {
             "PYTHONUNBUFFERED": "1",
-            "QUEUEKEEPER_POSTGRES_URL": QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
-            "QUEUEKEEPER_SUPERVISOR_PID": str(os.getpid()),
+            POSTGRES_VARIABLE: QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+            SUPERVISOR_VARIABLE: str(os.getpid()),
         }
 
     def _fail(self, hook: QueuekeeperSparkHook | None, error: AirflowException) -> NoReturn:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
+from queuekeeper.clock import EPOCH
 from queuekeeper.errors import MembershipChanged, QueueFull, QueuekeeperError, UnknownConsumer
 from queuekeeper.fanout.model import NewMessage, check_body, check_consumer
 from queuekeeper.fanout.operations.common import (
@@ -30,7 +31,6 @@ from queuekeeper.operation import Operation
 MESSAGES_PER_CALL = 100
 REFERENCES_PER_CALL = 2_500
 
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _MS = timedelta(milliseconds=1)
 
 
@@ -179,7 +179,7 @@ def _instant(message: NewMessage) -> str:
     if message.due_at is None:
         return ""
     # Round up to a millisecond: the message is never due early.
-    return str(max(0, -((_EPOCH - message.due_at) // _MS)))
+    return str(max(0, -((EPOCH - message.due_at) // _MS)))
 
 
 def _end_of_chunk(records: Sequence[bytes], start: int, most: int) -> int:

@@ -291,15 +291,7 @@ class Sweep:
             for page in self._world.batches(without, RECORDS_PER_CALL)
         ]
 
-        def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
-            return scripts.maintenance.repair_expiries(
-                raw_session_keys(stem),
-                payloads=keys,
-                default_ttl_ms=self._default_ttl_ms,
-                grace_ms=self._grace_ms,
-                said_ms=said_ms,
-            )
-
+        call = self._judging(scripts.maintenance.repair_expiries)
         for judged in self._records(work, call, 1, counts):
             counts.unreadable += sum(answer == b"unreadable" for each in judged for _, (answer,) in each.answers)
             self._limit(
@@ -327,15 +319,7 @@ class Sweep:
             )
         ]
 
-        def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
-            return scripts.maintenance.unlink_orphans(
-                raw_session_keys(stem),
-                payloads=keys,
-                default_ttl_ms=self._default_ttl_ms,
-                grace_ms=self._grace_ms,
-                said_ms=said_ms,
-            )
-
+        call = self._judging(scripts.maintenance.unlink_orphans)
         for judged in self._records(work, call, 2, counts):
             for _, (outcome, amount) in (pair for each in judged for pair in each.answers):
                 if outcome == b"unlinked":
@@ -353,6 +337,11 @@ class Sweep:
                 2,
                 counts,
             )
+
+    def _judging(self, script: Callable[..., lua.Call]) -> Callable[..., lua.Call]:
+        """Return what calls a script that judges messages of a session by their age."""
+        ages = {"default_ttl_ms": self._default_ttl_ms, "grace_ms": self._grace_ms}
+        return lambda stem, keys, said_ms=0: script(raw_session_keys(stem), payloads=keys, said_ms=said_ms, **ages)
 
     def _records(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from queuekeeper.errors import UsageError
+from queuekeeper.events.schema import INSTALL
 from queuekeeper.jobs.common import Pacing
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
@@ -89,7 +90,7 @@ class BrokerJob(Job[Any, Any, EventFound]):
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
         """Yield what is to be mended; a continued run does not find again what is mended already."""
         remedy = REMEDIES[share]
-        with translated_errors(self.database, missing="run `queuekeeper events install`"):
+        with translated_errors(self.database, missing=INSTALL):
             subjects = remedy.find(self.database)
         self._examples[share] = tuple(subjects[:_EXAMPLES])
         while subjects:

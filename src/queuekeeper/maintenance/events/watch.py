@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from queuekeeper.events.schema import INSTALL
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, percent, seconds
@@ -143,7 +144,7 @@ def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch
     :raises RefusedError: when there is no broker.
     """
     rows = read_event_broker(connection)
-    with translated_errors(connection, missing="run `queuekeeper events install`"):
+    with translated_errors(connection, missing=INSTALL):
         (status,) = connection.execute(statement("maintenance/broker_status")).fetchall()
         bloat = connection.execute(statement("maintenance/broker_bloat")).fetchall()
     undispatched, scheduled, overdue, reenqueued, quarantined, overflow_in_use, subscriptions, dead_letters = status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from queuekeeper.events.schema import INSTALL
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection, statement, translated_errors
 
@@ -35,7 +36,7 @@ def holds_undispatched(connection: Connection, *, table: str, oid: int) -> bool:
 
 def broker_policies(connection: Connection) -> list[PartitionPolicy]:
     """Return the policies of the broker's tables, from its settings; none where it is not installed."""
-    with translated_errors(connection, missing="run `queuekeeper events install`"):
+    with translated_errors(connection, missing=INSTALL):
         row = connection.execute(statement(f"{_QUERIES}has_broker")).fetchone()
         if row is None or not row[0]:
             return []

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
+from queuekeeper.clock import EPOCH, MICROSECOND
 from queuekeeper.errors import InvalidPolicy, UsageError
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _DAY = 86_400_000_000
 _UNITS = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": _DAY, "week": 7 * _DAY}
 _MONTHS = {"month": 1, "year": 12}
@@ -62,14 +61,14 @@ def _to_position(year: int, month: int, day: int, rest: timedelta) -> int:
     # Every year has a twin in the cycle of 400 years that begins with 2000.
     cycles, within = divmod(year - 2000, _CYCLE_YEARS)
     moment = datetime(2000 + within, month, day, tzinfo=UTC) + rest
-    return cycles * _CYCLE + (moment - _EPOCH) // _MICROSECOND
+    return cycles * _CYCLE + (moment - EPOCH) // MICROSECOND
 
 
 def _from_position(position: int) -> tuple[int, datetime]:
     """Return the year, and an instant of its twin among the years from 2000 to 2399."""
     start = 10_957 * _DAY
     cycles, within = divmod(position - start, _CYCLE)
-    twin = _EPOCH + (start + within) * _MICROSECOND
+    twin = EPOCH + (start + within) * MICROSECOND
     return twin.year + cycles * _CYCLE_YEARS, twin
 
 

@@ -14,7 +14,7 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, RemedyParameters
-from queuekeeper.maintenance.remedies.sessions import Sessions
+from queuekeeper.maintenance.remedies.sessions import WRONG_TYPE, Sessions
 from queuekeeper.portions import portions
 from queuekeeper.redis_client import is_cluster
 
@@ -126,7 +126,7 @@ class _Move:
         if is_scattered(self._target.client_id) and is_cluster(self._sessions.client):
             raise QueueRefused("a cluster cannot serve its own keys: its id begins with a closing brace")
         if "wrong_type" in words:
-            raise QueueRefused("a key of the session holds another Redis type")
+            raise QueueRefused(WRONG_TYPE)
         fields = self._sessions.state(self._old_queue).fields
         if "mirror" in fields:
             raise QueueRefused("its changes still go to PostgreSQL too: end the online migration first")

@@ -28,6 +28,9 @@ KEYS_PER_CALL = 200
 JUDGED_BYTES_PER_CALL = 262_144
 REFERENCES_PER_CALL = 1_000
 
+WRONG_TYPE = "a key of the session holds another Redis type"
+"""Why a session is not mended."""
+
 T = TypeVar("T")
 
 
@@ -121,7 +124,7 @@ class Sessions:
                 ) from None
             except ScriptError as error:
                 if "WRONGTYPE" in str(error):
-                    raise QueueRefused("a key of the session holds another Redis type") from None
+                    raise QueueRefused(WRONG_TYPE) from None
                 raise
         return found
 

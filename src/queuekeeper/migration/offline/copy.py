@@ -123,7 +123,7 @@ def _copy_until_paused(
             spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
         )
         totals = [plan.total_of(group, "to_copy") for group in placement.groups]
-        names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
+        names = placement.names
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         before = masters(client) if isinstance(client, redis.RedisCluster) else []
         # Checked in the snapshot that is copied.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
@@ -169,16 +169,13 @@ def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
     is_message = F.col("kind") == transforms.MESSAGE
     copied = F.col("fate") == "copied"
 
-    def rows(condition: Column) -> Column:
-        return F.sum(F.when(condition, 1).otherwise(0))
-
     fates = {"to_copy": "copied", "expired": "expired", "trimmed": "trimmed", "quarantined": "quarantined"}
     clients = judged.groupBy("task", "cohort", "client_id").agg(
-        rows(is_message).alias("messages"),
-        rows(~is_message).alias("sessions"),
+        F.count_if(is_message).alias("messages"),
+        F.count_if(~is_message).alias("sessions"),
         F.sum("payload_bytes").alias("payload_bytes"),
-        *(rows(F.col("fate") == fate).alias(name) for name, fate in fates.items()),
-        *(rows(F.col("reason") == reason.value).alias(_reason_column(reason)) for reason in Reason),
+        *(F.count_if(F.col("fate") == fate).alias(name) for name, fate in fates.items()),
+        *(F.count_if(F.col("reason") == reason.value).alias(_reason_column(reason)) for reason in Reason),
         F.sum(F.when(copied, model.message(key_bytes=F.col("key_bytes"), json_bytes=F.col("json_bytes")))).alias(
             "message_memory"
         ),
@@ -191,7 +188,7 @@ def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
     return clients.groupBy("cohort").agg(
         *(F.sum(name).alias(name) for name in ("messages", "sessions", "payload_bytes", *fates)),
         *(F.sum(_reason_column(reason)).alias(_reason_column(reason)) for reason in Reason),
-        rows(F.col("messages") > 0).alias("clients"),
+        F.count_if(F.col("messages") > 0).alias("clients"),
         F.max("messages").alias("longest_queue"),
         F.max("largest_bytes").alias("largest_bytes"),
         F.sum(memory).alias("forecast_bytes"),

@@ -58,6 +58,11 @@ class Layout:
         """Number of tasks, each with one partition."""
         return len(self.groups)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the tasks in the record of progress."""
+        return [f"{group[0]:05d}-{group[-1]:05d}" for group in self.groups]
+
     def place(self, client_id: str) -> tuple[int, int]:
         """Return cohort and task label of a client."""
         cohort = bisect_right(self.slot_firsts, client_slot(client_id)) - 1

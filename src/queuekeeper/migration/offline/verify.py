@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 from pyspark.taskcontext import TaskContext
@@ -64,8 +64,7 @@ def verify_migration(
         placement = layout(
             spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
         )
-        names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
-        totals = [plan.total_of(group, "to_copy") for group in placement.groups]
+        names, totals = placement.names, [plan.total_of(group, "to_copy") for group in placement.groups]
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         # Checked in the snapshot that is compared.
         preflight.check_same_source(source.connection, plan)
@@ -204,17 +203,16 @@ def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mappin
 
 def _balance(compared: DataFrame) -> DataFrame:
     """Return the counts of each cohort's ledger row."""
-
-    def rows(condition: Column) -> Column:
-        return F.sum(F.when(condition, 1).otherwise(0))
-
     outcome = F.col("outcome")
     is_session = F.col("kind") == transforms.SESSION
     return compared.groupBy("cohort").agg(
-        rows(outcome.isNotNull()).alias("rows_seen"),
-        *(rows(outcome == name).alias(name) for name in ("copied", "expired", "trimmed", "superseded", "quarantined")),
-        rows(is_session).alias("sessions_seen"),
-        rows(is_session & ~F.col("moved_on") & (F.size("differences") == 0)).alias("sessions_copied"),
+        F.count_if(outcome.isNotNull()).alias("rows_seen"),
+        *(
+            F.count_if(outcome == name).alias(name)
+            for name in ("copied", "expired", "trimmed", "superseded", "quarantined")
+        ),
+        F.count_if(is_session).alias("sessions_seen"),
+        F.count_if(is_session & ~F.col("moved_on") & (F.size("differences") == 0)).alias("sessions_copied"),
         F.sum(F.size("differences")).alias("differences"),
         F.hex(F.bit_xor("hash")).alias("digest"),
     )

@@ -11,6 +11,7 @@ from statistics import fmean, pvariance
 import redis
 
 from queuekeeper.redis_client import RedisClient, nodes, redis_errors
+from queuekeeper.report.figures import SCORE_95
 
 DRAWS = 20_000
 """Random keys asked for, over all servers: enough for a few per cent, and done in about a second."""
@@ -19,7 +20,6 @@ WHOLE = 50_000
 """With no more keys than this all are measured: a few very large messages would escape a sample."""
 
 BATCH = 500
-_SCORE = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def scale(sample: KeySample, *, messages: int, sessions: int) -> MemoryEstimate 
         residuals = [used - per_reference * count for used, count in sample.references]
         variance += (messages * len(residuals) / members) ** 2 * _variance_of_mean(residuals)
     total = per_message * messages + per_session * sessions
-    margin = 0.0 if sample.whole else _SCORE * sqrt(variance)
+    margin = 0.0 if sample.whole else SCORE_95 * sqrt(variance)
     return MemoryEstimate(
         bytes=round(total),
         low_bytes=max(0, round(total - margin)),

@@ -12,13 +12,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from queuekeeper.config import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.facts import brief
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.migration.spark.session import build_session, end_with_supervisor
-
-POSTGRES_VARIABLE = "QUEUEKEEPER_POSTGRES_URL"
-REDIS_VARIABLE = "QUEUEKEEPER_REDIS_URL"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,18 +22,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from queuekeeper import errors
-from queuekeeper.config import DRIVER_JAVA_OPTIONS
+from queuekeeper.config import DRIVER_SETTINGS, SUPERVISOR_VARIABLE
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
 from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
 from queuekeeper.migration.spark.probe import EXECUTOR_WAIT_S, asked, probe_executor, telling_line
 
-SUPERVISOR_VARIABLE = "QUEUEKEEPER_SUPERVISOR_PID"
-
 _SETTINGS = {
-    # Without effect under spark-submit, whose JVM runs already: the Airflow operator passes it there.
-    "spark.driver.extraJavaOptions": DRIVER_JAVA_OPTIONS,
-    "spark.sql.session.timeZone": "UTC",
+    # What is the JVM's has no effect under spark-submit, whose JVM runs already: the Airflow operator passes it there.
+    **DRIVER_SETTINGS,
     # Base64 in lines of 76 characters would not be what TBMQ's reader expects.
     "spark.sql.chunkBase64String.enabled": "false",
     # A row may be a megabyte: batches are bounded in bytes, not only in rows.
@@ -44,8 +41,6 @@ _SETTINGS = {
     # Spark cannot know how large a table of PostgreSQL is: it broadcasts what it has measured, or is told to.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
 }
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"

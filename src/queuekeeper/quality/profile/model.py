@@ -22,7 +22,6 @@ from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, STORES, StoreRules
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
 
-HOUR_MS = 3_600_000
 """Width of the spans by which a profile sums what expires."""
 
 TURNS = 96

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from queuekeeper.clock import HOUR_MS
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, Source
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
-from queuekeeper.quality.profile.model import HOUR_MS, ProfileParameters, in_sample
+from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, SPARK_COLUMNS
 from queuekeeper.sessions.judge import MAX_SERIAL
 
@@ -115,7 +116,7 @@ def _judged(rows: DataFrame, *, parameters: ProfileParameters, as_of_ms: int) ->
 
 def _summed(judged: DataFrame, *, parameters: ProfileParameters) -> DataFrame:
     def rows(condition: Column) -> Column:
-        return F.sum(F.when(is_message & condition, 1).otherwise(0))
+        return F.count_if(is_message & condition)
 
     is_message = F.col("kind") == transforms.MESSAGE
     is_session = F.col("kind") == transforms.SESSION
@@ -141,8 +142,8 @@ def _summed(judged: DataFrame, *, parameters: ProfileParameters) -> DataFrame:
             live & F.col("valid") & (F.pmod(F.col("packet_id") - F.col("counter"), F.lit(MAX_PACKET_ID)) == 1)
         ),
         "last_packet_id": F.max(F.when(is_session, F.col("last_packet_id"))),
-        "sessions": F.sum(F.when(is_session, 1).otherwise(0)),
-        "states": F.sum(F.when(F.col("kind") == _STATE, 1).otherwise(0)),
+        "sessions": F.count_if(is_session),
+        "states": F.count_if(F.col("kind") == _STATE),
         "payload_bytes": F.coalesce(F.sum(F.when(live, size)), F.lit(0)),
         "largest_bytes": F.coalesce(F.max(F.when(live, size)), F.lit(0)),
         "oversized": rows(live & (size > parameters.max_payload_bytes)),

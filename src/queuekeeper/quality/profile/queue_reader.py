@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from queuekeeper import lua
-from queuekeeper.clock import Pace
+from queuekeeper.clock import HOUR_MS, Pace
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
 from queuekeeper.lua import scripts
-from queuekeeper.quality.profile.model import HOUR_MS, ProfileParameters
+from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, ROWS
 from queuekeeper.redis_client import RedisClient
 

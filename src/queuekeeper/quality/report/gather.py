@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, TypeVar, cast
 
 from queuekeeper import __version__
+from queuekeeper.clock import DAY_MS, HOUR_MS
 from queuekeeper.jobs.checks import CHECKS, Check, Severity
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, statement, translated_errors
@@ -30,7 +31,6 @@ from queuekeeper.quality.judge.store import (
     Verdict,
     WorstQueue,
 )
-from queuekeeper.quality.profile.model import HOUR_MS
 from queuekeeper.quality.report.model import (
     FORMAT,
     CohortLine,
@@ -50,7 +50,8 @@ from queuekeeper.quality.report.model import (
     QuarantineCount,
     QueueLine,
 )
-from queuekeeper.quality.report.page import DAY_MS, render
+from queuekeeper.quality.report.page import render
+from queuekeeper.report.figures import SCORE_95
 from queuekeeper.report.files import RUN_ID, ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory
 
@@ -72,7 +73,6 @@ FULL_WITHIN_DAYS = 365.0
 POINTS_NEEDED = 5
 """Least number of measurements for a forecast; with fewer, its margin of error is too large."""
 
-_SCORE = 1.96
 _COHORT = ("cohort", "queues", "messages", "dead", "payload_bytes", "faulty_queues")
 
 
@@ -408,7 +408,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
     rest = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in points)
-    return slope, _SCORE * sqrt(rest / (len(points) - 2) / spread)
+    return slope, SCORE_95 * sqrt(rest / (len(points) - 2) / spread)
 
 
 def write_report(report: PublishedReport, directory: Path) -> ReportFiles:

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from queuekeeper.clock import DAY_MS
 from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.store import DepthBucket, Verdict
 from queuekeeper.quality.report.model import (
@@ -42,7 +43,6 @@ STATES = {
 """State of a check in a run -> mark and words. Colour only repeats them."""
 
 MEBIBYTE = 1_048_576
-DAY_MS = 86_400_000
 
 
 def render(report: PublishedReport, *, json_name: str, json_sha256: str) -> str:
