@@ -8,7 +8,7 @@ BIN := .venv/bin
 LANES := unit lua sql conformance dags spark quality integration property chaos ui
 # Named as folders: by their marks, Airflow and Spark would be imported in order to find that none of it is wanted.
 FAST := lua sql unit
-CODE := $(wildcard src dags plugins spark_jobs tests benchmarks scripts)
+CODE := $(wildcard src dags plugins release spark_jobs tests benchmarks scripts)
 # Further words for pytest: make test-lua ARGS="-k import -x"
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
@@ -180,7 +180,20 @@ docs: setup ## Build the documentation site, with its reference, into var/docs/s
 .PHONY: lock
 lock: setup ## Resolve the dependencies anew into requirements.lock, with hashes and without addresses
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --override overrides.txt \
-		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet --upgrade -o requirements.lock
+		--generate-hashes --no-emit-index-url --annotation-style line --no-header --quiet --upgrade -o requirements.lock
+
+.PHONY: licences
+licences: setup ## Write docs/licences.md; fails when a locked package has a licence that pyproject.toml does not allow
+	@$(BIN)/python -m release.licences
+
+# Asks the advisories of osv.dev, which CI does not reach: that is why `make test` only shows that this works.
+.PHONY: audit
+audit: setup ## Ask osv.dev, over the network, for known vulnerabilities of what is locked
+	@$(BIN)/pip-audit --requirement requirements.lock --disable-pip --vulnerability-service osv --progress-spinner off $(ARGS)
+
+.PHONY: release
+release: setup ## Build source, wheel and their checksums into dist/ (SOURCE_DATE_EPOCH, ARGS=--trial)
+	@$(BIN)/python -m release $(ARGS)
 
 .PHONY: clean
 clean: down ## Stop the private servers and remove their data, reports, caches and built files; .venv stays

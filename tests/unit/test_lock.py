@@ -1,60 +1,22 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+
+from release.lock import PYTHONS, environment, packages_by_extra, read_lock, read_project
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
-ENTRY = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>[^ ;]+)(?: ; (?P<marker>.+))?")
-HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
-PYTHONS = ("3.11", "3.12", "3.13")
-
-
-class Entry:
-    def __init__(self, name: str, version: str, marker: str | None, hashes: list[str]) -> None:
-        self.name = name
-        self.version = Version(version)
-        self.marker = Marker(marker) if marker else None
-        self.hashes = hashes
-
-    def applies(self, environment: dict[str, str]) -> bool:
-        return self.marker is None or self.marker.evaluate(environment)
-
-
-def entries() -> Iterator[Entry]:
-    for text in LOCK.read_text("utf-8").replace("\\\n", " ").splitlines():
-        if not text.strip() or text.lstrip().startswith("#"):
-            continue
-        requirement, *hashes = re.split(r"\s+(?=--)", text.strip())
-        match = ENTRY.fullmatch(requirement)
-        assert match is not None, f"not a pinned requirement: {requirement}"
-        assert all(HASH.fullmatch(part) for part in hashes), f"{match['name']}: not a hash: {hashes}"
-        yield Entry(match["name"], match["version"], match["marker"], hashes)
-
-
-def environment(python: str) -> dict[str, str]:
-    return {
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-        "os_name": "posix",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-    }
+ELSEWHERE = {"httpx2-jsfetch"}
+"""Packages for platforms where Queuekeeper does not run."""
 
 
 def declared() -> list[Requirement]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = read_project(ROOT)
     texts = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     for extra in project["project"]["optional-dependencies"].values():
         texts.extend(extra)
@@ -63,10 +25,36 @@ def declared() -> list[Requirement]:
 
 
 def test_every_requirement_is_pinned_and_has_a_hash() -> None:
-    locked = list(entries())
+    locked = list(read_lock(ROOT))
 
     assert len(locked) > 100
     assert [entry.name for entry in locked if not entry.hashes] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "redis>=8 \\\n    --hash=sha256:" + "0" * 64 + "\n    # via queuekeeper (pyproject.toml)\n",
+        "redis==8.1.0\n    # via queuekeeper (pyproject.toml)\n",
+        "redis==8.1.0 \\\n    --hash=sha256:" + "0" * 64 + "\n",
+    ],
+    ids=["unpinned", "without a hash", "without its origin"],
+)
+def test_a_lock_that_says_less_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "requirements.lock").write_text(line, "utf-8")
+
+    with pytest.raises(ValueError, match="not a pinned requirement with hashes: redis"):
+        list(read_lock(tmp_path))
+
+
+def test_each_extra_brings_what_it_names_and_what_that_requires() -> None:
+    brought = packages_by_extra(ROOT)
+
+    assert {"redis", "psycopg", "typing-extensions"} <= brought[""]
+    assert {"typer", "rich"} <= brought["cli"] - brought[""]
+    assert {"pyspark", "py4j"} <= brought["spark"] - brought["airflow"]
+    assert "pytest" in brought["dev"]
+    assert set().union(*brought.values()) == {each.name for each in read_lock(ROOT)} - {"pyspark-client"} - ELSEWHERE
 
 
 def test_the_lock_names_no_address() -> None:
@@ -80,7 +68,7 @@ def test_the_lock_names_no_address() -> None:
 def test_the_lock_satisfies_what_the_project_declares(requirement: Requirement, python: str) -> None:
     found = [
         entry
-        for entry in entries()
+        for entry in read_lock(ROOT)
         if entry.name == canonicalize_name(requirement.name) and entry.applies(environment(python))
     ]
 
@@ -90,7 +78,7 @@ def test_the_lock_satisfies_what_the_project_declares(requirement: Requirement, 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_no_package_is_locked_twice_for_one_environment(python: str) -> None:
-    names = [entry.name for entry in entries() if entry.applies(environment(python))]
+    names = [entry.name for entry in read_lock(ROOT) if entry.applies(environment(python))]
 
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
@@ -100,7 +88,7 @@ def test_pyspark_client_never_overwrites_files_of_pyspark() -> None:
         line for line in (ROOT / "overrides.txt").read_text("utf-8").splitlines() if line and not line.startswith("#")
     ]
     assert override == "pyspark-client ; sys_platform == 'never'"
-    clients = [entry for entry in entries() if entry.name == "pyspark-client"]
+    clients = [entry for entry in read_lock(ROOT) if entry.name == "pyspark-client"]
 
     assert all(entry.marker is not None for entry in clients)
     for platform in ("linux", "darwin", "win32"):
