@@ -13,7 +13,7 @@ from scripts import reference
 
 ROOT = reference.ROOT
 PLACE = ROOT / "var" / "docs"
-BESIDES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+BESIDES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
 """Pages of the site that are no files of ``docs/``."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,4 +1,4 @@
-"""The changelog has the form of Keep a Changelog, and what a version promises is said for every front page."""
+"""The changelog has the form of Keep a Changelog; what a version promises, and which one gets mends, is said."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
+
+from queuekeeper import __version__
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
@@ -106,3 +108,11 @@ def test_every_front_page_is_named_among_what_is_public() -> None:
     for name in named:
         place = ROOT / "src" / name.replace(".", "/")
         assert place.is_dir() or place.with_suffix(".py").is_file(), name
+
+
+def test_the_security_policy_names_this_version_and_no_address_but_the_repository() -> None:
+    policy = (ROOT / "SECURITY.md").read_text("utf-8")
+    [mended] = re.findall(r"^\| (\d+\.\d+)\.x.* \| yes \|$", policy, re.MULTILINE)
+
+    assert __version__.startswith(f"{mended}.")
+    assert re.findall(r"\S+@\S+|https?://\S+", policy) == []
