@@ -226,3 +226,20 @@ def test_base_image_is_of_the_locked_airflow() -> None:
     assert version == locked
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert python in SpecifierSet(project["requires-python"])
+
+
+def test_each_way_to_deploy_names_the_tests_that_run_it_or_says_that_none_does() -> None:
+    table = PAGE.partition("### Which ways were run")[2].partition("\n\nEach worker")[0]
+    _, _, *rows = re.findall(r"^\| (.+?) \| (.+) \|$", table, re.MULTILINE)
+    for way, ran in rows:
+        by_day, _, _ = ran.partition("at night")
+        tests = re.findall(r"`(tests/\S+\.py)`", ran)
+        assert tests or ran.startswith("not run"), way
+        for test in tests:
+            at_night = re.search(r"^pytestmark = .*nightly", (ROOT / test).read_text("utf-8"), re.MULTILINE)
+            assert not at_night or test not in by_day, f"{test} runs {way} at night alone"
+
+    ways = " ".join(way.lower() for way, _ in rows)
+    places = re.findall(r"^\| (.+?) \| `spark://", PAGE, re.MULTILINE)
+    assert places
+    assert [place for place in places if place.lower() not in ways] == []

@@ -18,6 +18,8 @@ import psutil
 import pyspark
 
 SPARK_HOME = Path(pyspark.__file__).parent
+WITHOUT_NAMESPACES = "QUEUEKEEPER_TESTS_WITHOUT_NAMESPACES"
+"""Variable that, when it is set, has hosts be addresses of this one, as where namespaces are not allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,8 @@ def network(count: int) -> Iterator[Network]:
     made = Network(here=here, only_here=only_here, hosts=hosts)
     with ExitStack() as stack:
         try:
+            if WITHOUT_NAMESPACES in os.environ:
+                raise OSError(f"{WITHOUT_NAMESPACES} is set")
             _ip("link", "add", name, "type", "bridge")
             stack.callback(_ip, "link", "del", name)
             _ip("addr", "add", f"{here}/28", "dev", name)
@@ -172,8 +176,11 @@ def spark_daemon(
             raise AssertionError("".join(heard))
         with (folder / "log").open("ab") as log, subprocess.Popen(["cat"], stdin=process.stdout, stdout=log):
             process.stdout.close()
-            yield psutil.Process(process.pid)
-            end(process.pid)
+            try:
+                yield psutil.Process(process.pid)
+            finally:
+                # Before `cat` is waited for, which ends with it.
+                end(process.pid)
     finally:
         end(process.pid)
         process.wait()

@@ -36,8 +36,10 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from tests.chaos.conftest import SEED
 from tests.chaos.support import contents, differing, until
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.conftest import nightly
 from tests.object_store import ObjectStore
 from tests.spark.cluster import ROOT, Cluster, pack_environment, result_of
+from tests.spark.hosts import WITHOUT_NAMESPACES
 from tests.spark.world import World
 
 COHORTS = 12
@@ -110,8 +112,11 @@ def cluster(
 ) -> Iterator[Cluster]:
     count = 3 if request.config.getoption("--nightly") else 1
     folder, hidden = tmp_path_factory.mktemp("cluster"), [server_home, ROOT]
-    with Cluster.started(count=count, archive=archive, folder=folder, hidden=hidden, store=object_store) as started:
-        yield started
+    with pytest.MonkeyPatch.context() as patch:
+        if getattr(request, "param", "hosts") == "addresses":
+            patch.setenv(WITHOUT_NAMESPACES, "yes")
+        with Cluster.started(count=count, archive=archive, folder=folder, hidden=hidden, store=object_store) as started:
+            yield started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +189,7 @@ def assert_as_undisturbed(served: Served, report: Any, undisturbed: Undisturbed)
     assert differing(served.keys(), undisturbed.keys) == []
 
 
+@pytest.mark.parametrize("cluster", ["hosts", nightly("addresses")], indirect=True)
 def test_a_host_without_a_file_of_the_drivers_moves_all_as_one_machine_does_and_shows_no_secret(
     cluster: Cluster, served: Served, undisturbed: Undisturbed
 ) -> None:

@@ -10,20 +10,31 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
+from queuekeeper import redis_client
 from queuekeeper.embedded import PostgresServer, RedisCluster
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger.model import code_version
 from queuekeeper.migration.spark.masters import check_master, refuse_loopback, runs_here
-from queuekeeper.migration.spark.session import build_session
+from queuekeeper.migration.spark.session import build_session, our_errors
 from tests.conformance.cutting_proxy import CuttingProxy
-from tests.spark.hosts import Network, free_port, network, spark_master, spark_worker, without_local_address
+from tests.spark.hosts import (
+    WITHOUT_NAMESPACES,
+    Network,
+    free_port,
+    network,
+    spark_master,
+    spark_worker,
+    without_local_address,
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +179,100 @@ def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
 
     assert f"executors of Spark at {master} cannot write to {unshared} (No such file or directory, as user" in said
     assert [each.name for each in unshared.iterdir()] == []
+
+
+def test_an_executor_that_does_not_answer_is_reported_and_not_waited_for(
+    master: str, worker: None, tmp_path: Path
+) -> None:
+    mute = tmp_path / "mute"
+    mute.write_text("#!/bin/sh\nwhile kill -0 $PPID; do sleep 1; done\n", "utf-8")
+    mute.chmod(0o755)
+
+    (said,) = _build_session(master, pythons=[mute], answer_wait_s=3)
+
+    assert said.startswith(
+        f"ServerUnavailable an executor of Spark at {master} has come, and did not answer within 3 seconds: check its"
+    )
+
+
+LATE = (
+    "an executor of Spark that came after the first one has no Queuekeeper: install the same packages on all machines"
+)
+
+
+def test_a_task_that_does_not_find_the_package_fails_the_step_with_advice(spark: SparkSession) -> None:
+    def lacking(_: Any) -> list[int]:
+        raise ModuleNotFoundError("No module named 'queuekeeper'")
+
+    with pytest.raises(RefusedError, match=LATE), our_errors():
+        spark.sparkContext.parallelize([0], 1).mapPartitions(lacking).collect()
+
+
+@pytest.mark.nightly
+def test_an_executor_that_comes_later_without_the_package_fails_the_step_with_advice(
+    hosts: Network, master: str, tmp_path: Path, clone: Callable[[str], str], healthy_template: str, own_redis: Any
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} $LATE "$@"\n', "utf-8")
+    python.chmod(0o755)
+    program = (
+        "import os, sys\n"
+        "from queuekeeper.errors import RefusedError\n"
+        "from queuekeeper.migration.ledger.parameters import MigrationParameters\n"
+        "from queuekeeper.migration.offline.copy import copy_sessions\n"
+        "from queuekeeper.migration.offline.plan import plan_migration\n"
+        "from queuekeeper.migration.spark.session import build_session\n"
+        "master, postgres_url, redis_url, os.environ['PYSPARK_PYTHON'] = sys.argv[1:]\n"
+        "stores = {'postgres_url': postgres_url, 'redis_url': redis_url}\n"
+        "spark = build_session('late', master=master, stores=list(stores.values()))\n"
+        "plan = plan_migration(spark, **stores, parameters=MigrationParameters(), run_id=None)\n"
+        "print('planned', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try:\n"
+        "    copy_sessions(spark, **stores, plan_id=plan.plan_id)\n"
+        "except RefusedError as error:\n"
+        "    print(error)\n"
+    )
+    folders = [tmp_path / name for name in ("first", "late")]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        CuttingProxy(clone(healthy_template), host=hosts.here) as source,
+        CuttingProxy(own_redis(), host=hosts.here) as target,
+        ExitStack() as first,
+    ):
+        first.enter_context(spark_worker(hosts.hosts[0], master, folders[0]))
+        words = [sys.executable, "-c", program, master, source.url, target.url, str(python)]
+        with subprocess.Popen(
+            words, env=without_local_address(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as driver:
+            assert driver.stdout is not None
+            assert any(line.startswith("planned") for line in driver.stdout)
+            first.close()
+            with spark_worker(hosts.hosts[0], master, folders[1], LATE="-S"):
+                said, _ = driver.communicate("\n")
+        with redis_client.connect(target.url) as client:
+            assert client.dbsize() == 0
+
+    assert said.splitlines()[-1].startswith(LATE)
+
+
+def test_where_namespaces_are_not_allowed_three_addresses_of_this_host_stand_for_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(WITHOUT_NAMESPACES, "yes")
+
+    with ExitStack() as stack:
+        with pytest.warns(UserWarning, match=r"no network namespaces here: hosts are .* is set"):
+            made = stack.enter_context(network(3))
+        assert [host.address for host in made.hosts] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+        assert not made.is_real
+        for host in made.hosts:
+            with (
+                socket.create_server((host.address, 0)) as server,
+                socket.create_connection(server.getsockname(), source_address=(made.here, 0)),
+            ):
+                subprocess.run(host.command(["true"], hidden=[Path("/")]), check=True)
 
 
 def test_a_spark_that_grants_no_executor_is_reported_and_not_waited_for(master: str) -> None:

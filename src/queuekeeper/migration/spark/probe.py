@@ -19,7 +19,7 @@ from queuekeeper.migration.ledger.model import code_version
 EXECUTOR_WAIT_S = 120.0
 """How long a cluster may take to grant the first executor."""
 
-_ANSWER_WAIT_S = 45.0
+ANSWER_WAIT_S = 45.0
 """How long an executor may take to answer, once it is granted."""
 
 _UNPACK_WAIT_S = 300.0
@@ -44,7 +44,13 @@ def asked(call: Callable[[], Result], *, name: str) -> Future[Result]:
     return answer
 
 
-def probe_executor(context: SparkContext, *, stores: Sequence[str], executor_wait_s: float = EXECUTOR_WAIT_S) -> None:
+def probe_executor(
+    context: SparkContext,
+    *,
+    stores: Sequence[str],
+    executor_wait_s: float = EXECUTOR_WAIT_S,
+    answer_wait_s: float = ANSWER_WAIT_S,
+) -> None:
     """Wait for the first executor and have it say its versions and whether it reaches the stores.
 
     :param stores: URLs.
@@ -54,7 +60,9 @@ def probe_executor(context: SparkContext, *, stores: Sequence[str], executor_wai
     place = f"Spark at {context.master}"
     look = _look(stores, expected=code_version())
     answer = asked(lambda: context.parallelize([0], 1).mapPartitions(look).collect(), name="first-executor")
-    _wait(answer, context, place=place, executor_wait_s=executor_wait_s)
+    if context.getConf().get("spark.archives"):
+        answer_wait_s += _UNPACK_WAIT_S
+    _wait(answer, context, place=place, executor_wait_s=executor_wait_s, answer_wait_s=answer_wait_s)
     try:
         (found,) = answer.result()
     except (PySparkException, Py4JError, OSError) as error:
@@ -69,10 +77,11 @@ def probe_executor(context: SparkContext, *, stores: Sequence[str], executor_wai
     _judge(found, place=place, spark_version=context.version)
 
 
-def _wait(answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float) -> None:
+def _wait(
+    answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float, answer_wait_s: float
+) -> None:
     begun_s = time.monotonic()
     granted_s: float | None = None
-    answer_wait_s = _ANSWER_WAIT_S + (_UNPACK_WAIT_S if context.getConf().get("spark.archives") else 0)
     while not answer.done():
         now_s = time.monotonic()
         if granted_s is None:

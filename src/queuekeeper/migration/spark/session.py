@@ -26,7 +26,7 @@ from queuekeeper.config import DRIVER_SETTINGS, SUPERVISOR_VARIABLE
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
 from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
-from queuekeeper.migration.spark.probe import EXECUTOR_WAIT_S, asked, probe_executor, telling_line
+from queuekeeper.migration.spark.probe import ANSWER_WAIT_S, EXECUTOR_WAIT_S, asked, probe_executor, telling_line
 
 _SETTINGS = {
     # What is the JVM's has no effect under spark-submit, whose JVM runs already: the Airflow operator passes it there.
@@ -59,6 +59,7 @@ def build_session(
     stores: Sequence[str] = (),
     master_wait_s: float = MASTER_WAIT_S,
     executor_wait_s: float = EXECUTOR_WAIT_S,
+    answer_wait_s: float = ANSWER_WAIT_S,
 ) -> SparkSession:
     """Return the process's Spark session, started if need be.
 
@@ -70,6 +71,7 @@ def build_session(
     :param stores: URLs of the stores that executors will connect to.
     :param master_wait_s: how long to wait for the master to accept the application, in seconds.
     :param executor_wait_s: how long to wait for the first executor, in seconds.
+    :param answer_wait_s: how long it may take to answer, in seconds, besides unpacking archives.
     :raises UsageError: when there is no such master, or executors on other machines are to reach a store by a loopback
         address.
     :raises ServerUnavailable: when the master does not answer or grants no executor.
@@ -103,7 +105,9 @@ def build_session(
     session.sparkContext.setLogLevel("ERROR")
     if is_cluster:
         try:
-            probe_executor(session.sparkContext, stores=stores, executor_wait_s=executor_wait_s)
+            probe_executor(
+                session.sparkContext, stores=stores, executor_wait_s=executor_wait_s, answer_wait_s=answer_wait_s
+            )
         except BaseException:
             session.stop()
             raise
