@@ -395,7 +395,7 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         assert clients >= 400
         pictured(page, tmp_path / "4-on-redis.png")
 
-        frame.get_by_role("link", name="a rollback").click()
+        frame.get_by_role("link", name="a roll-back").click()
         expect(frame.locator("[name=plan_id]")).to_have_value(plan.plan_id)
         frame.get_by_role("button", name="Start the run").click()
         back = started_run(frame)

@@ -25,17 +25,17 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
 
 @command(app, also=CONFIRMS)
 def apply(
-    call: OnServers, run_id: RunId, *, shard: str | None = None, undo_directory: jobs.UndoDirectory = None
+    call: OnServers, run_id: RunId, *, share: str | None = None, undo_directory: jobs.UndoDirectory = None
 ) -> Shown:
     """Clean as planned, then look again. Repeat it after an interruption: it goes on where it stopped.
 
-    Asks for approval unless the plan is approved already; --yes approves it. Exit code 1 when a shard is not done.
+    Asks for approval unless the plan is approved already; --yes approves it. Exit code 1 when a share is not done.
 
     Example: `queuekeeper cleanup apply 0123456789abcdef`
 
-    :param shard: Clean only this shard of the plan. Without it, all shards.
+    :param share: Clean only this share of the plan. Without it, all shares.
     """
-    return jobs.carry_out(call, KIND, go_on=run_id, only=shard, undo_directory=undo_directory)
+    return jobs.carry_out(call, KIND, go_on=run_id, only=share, undo_directory=undo_directory)
 
 
 runs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})

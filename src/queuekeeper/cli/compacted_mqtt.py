@@ -51,7 +51,7 @@ def serve_mqtt(
 ) -> Shown:
     """Let MQTT clients of a broker use compacted queues.
 
-    What they publish to $ECQ/w/CLIENTID/KEY is stored. A client that connects here and subscribes to $ECQ/CLIENTID/#
+    What they publish to $ECQ/w/CLIENT/KEY is stored. A client that connects here and subscribes to $ECQ/CLIENT/#
     gets its queue, and its PUBACKs acknowledge; all else is passed on to the broker and back.
 
     Until SIGTERM or Ctrl-C. `--show-config` connects nowhere.

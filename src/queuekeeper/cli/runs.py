@@ -118,7 +118,7 @@ def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) 
 
 
 def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: UndoDirectory = None) -> Shown:
-    """Take back what a run has changed.
+    """Undo what a run has changed.
 
     Run it on the machine that has the undo files of the run, or anywhere when they are in an object store. A change
     stays where somebody has used the place since. The job's page in the docs says what it cannot bring back.

@@ -66,7 +66,7 @@ class MigrationParameters(SessionRules):
     cohort_count: int = common.cohort_count(note="More cohorts are smaller steps to copy, verify and repeat.")
     quarantine_cap_percent: float = parameter(
         1.0,
-        title="Quarantine cap (percent of rows)",
+        title="Quarantine limit (percent of rows)",
         help="The plan is refused when more than this percent of the rows is unfit for copying.",
         section=Section.RULES,
         least=0,
@@ -244,7 +244,7 @@ class PlanWish(PlanRequest, MigrationParameters):
 
 
 class RollbackWish(Lease):
-    """Parameters of a rollback to PostgreSQL."""
+    """Parameters of a roll-back to PostgreSQL."""
 
     cohorts: str = common.cohorts(what="Which cohorts go back.", default="", unset="all that are on Redis")
     max_lag_s: float = seconds(
@@ -261,7 +261,7 @@ class RollbackWish(Lease):
         10.0,
         title="Wait for the mirror",
         help="Minutes to bring a mirror that is further behind up to date. After that, or at once with 0, the "
-        "rollback is refused.",
+        "roll-back is refused.",
         section=Section.RULES,
         least=0,
         most=1_440,

@@ -235,7 +235,7 @@ def _over_the_cap(plan: MigrationPlan) -> str | None:
     return (
         f"{bad:,} of {rows:,} messages ({100 * bad / rows:.2f} %) would be quarantined, more than the cap of "
         f"{plan.parameters.quarantine_cap_percent:g} %: {reasons}. Repair the rows in the source, or raise the "
-        "quarantine cap if they may stay behind"
+        "quarantine limit if they may stay behind"
     )
 
 
