@@ -7,6 +7,7 @@ Pictures of every page are kept in the folder that ``QUEUEKEEPER_SCREENSHOTS`` n
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.browser import CONTRASTS, chromium, pictured
+from tests.conftest import nightly
 from tests.patience import PATIENCE_S
 from tests.plugin_world import fill_all, fill_migration, open_guards
 from tests.run_kinds import planned
@@ -32,6 +34,7 @@ from tests.run_kinds import planned
 pytestmark = pytest.mark.ui
 
 DATABASE = "ui_pages"
+DAGS = Path(__file__).parents[2] / "dags"
 PAGES = {
     "overview": "/",
     "migrations": "/migration",
@@ -43,8 +46,27 @@ PAGES = {
     "quality": "/quality",
     "audit": "/audit?verify=true",
     "reports": "/reports",
+    "started": "/started?dag_id=queue_quality&run_id=manual__1",
     "nothing": "/nothing",
 }
+SIZES = {"phone": (390, 844), "tablet": (820, 1_180), "desk": (1_280, 900)}
+DAY = ["desk-dark", "desk-light", "phone-light"]
+NIGHT = ["phone-dark", "tablet-dark", "tablet-light"]
+
+# What a template leaves where a value was forgotten, and what a Markdown text is before it is rendered.
+LEFTOVERS = re.compile(
+    r"\bundefined\b|\bNone\b|\bnull\b|\bNaN\b|\[object |\{\{|\}\}|\{%|\| ?---|\bTraceback\b|<[a-z]+[ >]"
+)
+BLANK = """() => [...document.querySelectorAll("main, section, figure, table, ul, ol, dl, h1, h2, h3, p, svg, canvas")]
+  .filter((each) => !each.closest("[hidden], .sr, details:not([open]), template") && each.checkVisibility())
+  .filter((each) => {
+    const {width, height} = each.getBoundingClientRect();
+    const drawn = each.matches("svg, canvas") || each.querySelector("svg, canvas, input, select, textarea, button");
+    return width < 1 || height < 1 || (!drawn && !each.textContent.trim());
+  }).map((each) => each.outerHTML.slice(0, 200))"""
+
+
+FORMS = {f"form-{file.stem}": f"/trigger/{file.stem}" for file in sorted(DAGS.glob("*.py"))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +123,10 @@ def site(world: World) -> Iterator[str]:
 
     app = FastAPI()
     stores = Stores(postgres_url=lambda: world.source_url, redis_url=lambda: world.target.url)
-    app.mount("/queuekeeper", pages(settings=Settings(home=world.home), guards=open_guards(), stores=stores))
+    app.mount(
+        "/queuekeeper",
+        pages(settings=Settings(home=world.home), guards=open_guards(), stores=stores, api=airflow_api()),
+    )
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -117,6 +142,30 @@ def site(world: World) -> Iterator[str]:
     thread.join(PATIENCE_S)
 
 
+def airflow_api() -> Any:
+    """Return what answers as Airflow's own API does: details of our DAGs, read from their files, and states of runs."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    from queuekeeper.airflow.plugin.rest import RestApi
+
+    details = {
+        f"/{dag_id}/details": {
+            "params": {name: dag.params.get_param(name).serialize() for name in dag.params},
+            "tags": [{"name": tag} for tag in dag.tags],
+            "description": dag.description,
+            "is_paused": False,
+        }
+        for dag_id, dag in DagBag(DAGS).dags.items()
+    }
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        run = {"state": "queued" if request.url.path.endswith("waits") else "success"}
+        found = next((known for path, known in details.items() if path in request.url.path), run)
+        return httpx.Response(200, json=found)
+
+    return RestApi(lambda: httpx.MockTransport(answer))
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as started:
@@ -129,7 +178,7 @@ def contexts(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
     opened: list[BrowserContext] = []
 
     def profile(**options: Any) -> BrowserContext:
-        opened.append(browser.new_context(viewport={"width": 1280, "height": 900}, **options))
+        opened.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options))
         opened[-1].set_default_timeout(PATIENCE_S * 1_000)
         return opened[-1]
 
@@ -158,24 +207,43 @@ def serious_faults(page: Page) -> list[str]:
     ]
 
 
-def test_every_page_can_be_read_in_the_light_and_in_the_dark_and_asks_no_other_host(
-    world: World, site: str, contexts: Callable[..., BrowserContext]
+@pytest.mark.parametrize("view", [*DAY, *nightly(*NIGHT)])
+def test_every_page_can_be_read_in_every_size_in_the_light_and_in_the_dark_and_asks_no_other_host(
+    world: World, site: str, contexts: Callable[..., BrowserContext], view: str
 ) -> None:
-    page, requests, complaints = watched(contexts(color_scheme="dark"))
-    for name, path in {**PAGES, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
-        page.emulate_media(color_scheme="dark")
-        page.goto(f"{site}{path}")
-        for scheme in ("dark", "light"):
-            page.emulate_media(color_scheme=scheme)
-            pictured(page, world.pictures / f"{name}-{scheme}.png")
-            assert serious_faults(page) == [], (name, scheme)
-            assert page.evaluate(CONTRASTS) == [], (name, scheme)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 1280, name
-            dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-            assert dark is (scheme == "dark"), name
+    size, scheme = view.split("-")
+    width, height = SIZES[size]
+    page, requests, complaints = watched(contexts(color_scheme=scheme, viewport={"width": width, "height": height}))
+    faults: list[tuple[str, object]] = []
+    for name, path in {**PAGES, **FORMS, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
+        answer = page.goto(f"{site}{path}")
+        assert answer is not None
+        assert answer.status == (404 if name == "nothing" else 200), (name, page.locator("body").inner_text())
+        pictured(page, world.pictures / f"{name}-{scheme}{'' if size == 'desk' else f'-{size}'}.png")
+        text = page.locator("body").inner_text()
+        faults += [(name, fault) for fault in serious_faults(page)]
+        faults += [(name, contrast) for contrast in page.evaluate(CONTRASTS)]
+        faults += [(name, f"blank: {blank}") for blank in page.evaluate(BLANK)]
+        faults += [(name, f"left over: {text[at.start() - 30 : at.end() + 30]!r}") for at in LEFTOVERS.finditer(text)]
+        if name != "nothing":
+            faults += [(name, f"error: {alert}") for alert in page.get_by_role("alert").all_inner_texts()]
+        if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+            faults.append((name, f"{wide} pixels wide"))
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert dark is (scheme == "dark"), name
+    assert faults == []
     assert [url for url in requests if not url.startswith((site, "data:"))] == []
     # The page that does not exist is told as such, and nothing else.
     assert [text for text in complaints if "404" not in text] == []
+
+
+def test_walk_finds_what_is_blank_and_what_a_template_has_left_over(contexts: Callable[..., BrowserContext]) -> None:
+    page = contexts().new_page()
+    page.set_content("<main><p>all is well</p><section></section><ul hidden></ul><figure><svg width=9 height=9></svg>")
+    assert page.evaluate(BLANK) == ["<section></section>"]
+    for text in ("rate undefined/s", "None left", "| a | b |\n| --- | --- |", "{{ count }}", "NaN %", "a <b>word</b>"):
+        assert LEFTOVERS.search(text), text
+    assert not LEFTOVERS.search("nonexistent | a–b < c, 5 % of none")
 
 
 def test_ten_thousand_cohorts_are_drawn_in_under_a_second(
@@ -211,3 +279,17 @@ def test_board_is_walked_by_arrow_keys_and_tab_leaves_it(site: str, contexts: Ca
     page.goto(f"{site}/")
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+
+
+def test_page_of_a_run_that_has_been_started_looks_again_until_the_run_is_done(
+    site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page, requests, _ = watched(contexts())
+    page.clock.install()
+    page.goto(f"{site}/started?dag_id=queue_quality&run_id=waits")
+    with page.expect_navigation():
+        page.clock.fast_forward(6_000)
+    page.goto(f"{site}/started?dag_id=queue_quality&run_id=done")
+    page.clock.fast_forward(6_000)
+    expect(page.get_by_role("status")).to_contain_text("success")
+    assert [sum(url.endswith(run_id) for url in requests) for run_id in ("waits", "done")] == [2, 1]

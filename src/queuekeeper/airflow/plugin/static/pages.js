@@ -1,5 +1,6 @@
-// What the pages do beside being read: Airflow's own light or dark, local times, figures of a running migration, and
-// arrow keys on the board. Without it every page still works; it is as it was when it was loaded.
+// What the pages do beside being read: Airflow's own light or dark, local times, figures of a running migration,
+// another look at a run that has begun, and arrow keys on the board. Without it every page still works; it is as it was
+// when it was loaded.
 "use strict";
 
 const root = document.documentElement;
@@ -103,7 +104,12 @@ function leadByArrows(board) {
   });
 }
 
+function lookAgain(part) {
+  setTimeout(() => location.reload(), Number(part.dataset.again) * 1000);
+}
+
 followTheme();
 addLocalTimes();
 document.querySelectorAll("[data-poll]").forEach(follow);
+document.querySelectorAll("[data-again]").forEach(lookAgain);
 document.querySelectorAll(".board").forEach(leadByArrows);
