@@ -34,8 +34,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 ##@ Try it
 
 .PHONY: demo
-demo: setup ## Move a sample of 200,000 messages through Airflow, Spark and Redis (DEMO_EXIT=1, DEMO_APPROVE=ui)
-	@$(BIN)/python -m queuekeeper.demo
+demo: setup ## A day of the product in Airflow: move, judge, mend (DEMO_EXIT=1, DEMO_APPROVE=ui)
+	@$(BIN)/queuekeeper demo
 
 .PHONY: up
 up: setup ## Start the private PostgreSQL, Redis and Airflow

@@ -1,11 +1,11 @@
-"""Finds the files that travel with the code (``lua/``, ``sql/``, ``expectations/``), in a wheel or in a checkout."""
+"""Finds the files that travel with the code, such as ``lua/`` and ``dags/``, in a wheel or in a checkout."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
 
-AREAS = ("lua", "sql", "expectations")
+AREAS = ("lua", "sql", "expectations", "dags", "plugins", "spark_jobs")
 PROJECT = "pyproject.toml"
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).resolve().parent
 def directory(area: str) -> Path:
     """Return the folder of one kind of asset.
 
-    :param area: ``lua``, ``sql`` or ``expectations``.
+    :param area: one of :data:`AREAS`.
     :raises FileNotFoundError: when neither the installed package nor a checkout around it holds the folder.
     """
     if area not in AREAS:

@@ -28,7 +28,7 @@ _EXTRAS = {
 }
 """Extra that a part of the package needs for what is more than its stores."""
 
-_SPARK_PROVIDER = "--no-deps apache-airflow-providers-apache-spark"
+SPARK_PROVIDER = "--no-deps apache-airflow-providers-apache-spark"
 """No extra has it: it asks for ``pyspark-client``, which overwrites files of ``pyspark`` (ADR 0006)."""
 
 
@@ -45,7 +45,7 @@ class _LastFinder:
         extra = next((_EXTRAS[part] for part in _EXTRAS if f"{asking}.".startswith(f"{part}.")), None)
         if extra is None or name.split(".", maxsplit=1)[0] == "queuekeeper":
             return
-        wanted = f"'queuekeeper[{extra}]'" if extra else _SPARK_PROVIDER
+        wanted = f"'queuekeeper[{extra}]'" if extra else SPARK_PROVIDER
         raise MissingExtra(f"{asking} needs {name}, which is not installed: pip install {wanted}")
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -19,9 +20,21 @@ from typer.testing import CliRunner
 
 from queuekeeper import embedded, redis_client
 from queuekeeper.cli import app
+from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.config import Settings
+from queuekeeper.demo.partitions import TABLE
+from queuekeeper.demo.quality import PLANTED
+from queuekeeper.demo.queues import HELD, MESSAGES, METER, ORDERS
 from queuekeeper.embedded import AirflowServer, PostgresServer
-from queuekeeper.postgres import connect
+from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.findings import Status
+from queuekeeper.keyspace import session_keys
+from queuekeeper.maintenance.partitions.model import RetiredState
+from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.quality.judge.incidents import Incidents, State
+from queuekeeper.quality.judge.store import QualityStore
+from queuekeeper.redis_client import RedisClient
 from tests import planted
 from tests.conftest import nightly
 from tests.integration import airflow_pages, airflow_runs
@@ -54,10 +67,14 @@ def test_a_second_demo_in_the_same_home_is_refused_and_starts_nothing(home: Path
 
 
 # tests/unit/test_demo.py shows by stand-ins that nobody waits for an Airflow that still starts, and the exit code.
-@pytest.mark.parametrize("interrupts_one", [False, *nightly(True)], ids=["first", "behind an interrupted one"])
-def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path, interrupts_one: bool) -> None:
-    if interrupts_one:
-        _interrupt_one_that_starts(home)
+@pytest.mark.parametrize(
+    "interrupted_at",
+    [None, *nightly("filling PostgreSQL", "plan: success", "Triggered the DAG queue_quality")],
+    ids=["first", "behind one that started", "behind one that migrated", "behind one that judged"],
+)
+def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path, interrupted_at: str | None) -> None:
+    if interrupted_at is not None:
+        _interrupt_one(home, at=interrupted_at)
 
     demo = _demo(home)
     assert demo.stdout is not None
@@ -81,6 +98,7 @@ def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path
     address, user, password = shown.groups()
     assert httpx.post(f"{address}/auth/token", json={"username": user, "password": password}).status_code == 201
     _migration_is_on_record_for_those_who_may_see_it(embedded.private_airflow(_settings(home)), Path(report))
+    _runs_are_those_of_the_day(embedded.private_airflow(_settings(home)))
     demo.send_signal(signal.SIGINT)
     said, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0
@@ -94,24 +112,74 @@ def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path
         (plans,) = connection.execute("SELECT count(*) FROM queuekeeper.plans").fetchone() or (0,)
         (runs,) = connection.execute("SELECT count(*) FROM queuekeeper.quality_runs").fetchone() or (0,)
         assert plans == 1
-        # The schedule may have begun one of its own before the demo has paused the DAG again.
-        assert runs in (1, 2)
+        assert runs == 2
         assert client.dbsize() > 1_000
+        _finding_is_mended(connection, client)
+        _partition_is_back_with_its_rows(connection)
+        _queues_are_as_the_day_has_left_them(client)
     passwords = {
         name: planted.forms((home / name / "password").read_text("utf-8").strip().encode())
         for name in ("postgres", "redis")
     }
-    assert planted.found_in_files(home / "airflow", home / "reports", wanted=passwords) == []
+    assert planted.found_in_files(home / "airflow", home / "demo", home / "reports", wanted=passwords) == []
     metadata = PostgresServer(home / "postgres").database_url("airflow")
     assert planted.found_in_database(metadata, wanted=passwords) == []
     assert planted.found_in_database(urls["postgres"], wanted=passwords, schema="queuekeeper") == []
 
 
-def _interrupt_one_that_starts(home: Path) -> None:
+def _runs_are_those_of_the_day(airflow: AirflowServer) -> None:
+    with airflow.client("viewer") as client:
+        runs = client.call("GET", "/dags/~/dagRuns", query={"order_by": "run_after"})["dag_runs"]
+        started = sorted((run["dag_id"], run["state"]) for run in runs if run["run_type"] == "manual")
+        # What is critical fails the run that finds it.
+        assert [each for each in started if each[1] != "success"][-1:] == [("queue_quality", "failed")]
+        [repair] = [run for run in runs if run["dag_id"] == "session_repair"]
+        first = next(run["dag_run_id"] for run in runs if run["dag_id"] == "queue_quality")
+        judged = client.returned("queue_quality", first, "check")
+    found = next(finding for finding in judged["findings"] if finding["check"] == "Q11")
+    # With the values of the link, and the dry run unticked.
+    assert found["remedy_conf"]["quality_run_id"] == judged["quality_run_id"]
+    assert repair["conf"] == found["remedy_conf"] | {"dry_run": False}
+
+
+def _finding_is_mended(connection: Connection, client: RedisClient) -> None:
+    before, after = (
+        {each.check_id: each.status for each in QualityStore(connection).results(run.quality_run_id)}
+        for run in reversed(QualityStore(connection).runs(limit=2))
+    )
+    assert (before["Q11"], after["Q11"]) == (Status.FAILED, Status.PASSED)
+    # Nobody has mended the other one.
+    assert (before["Q13"], after["Q13"]) == (Status.FAILED, Status.FAILED)
+    assert client.get(session_keys(PLANTED["Q11"]).last_packet_id) == b"3"
+    incidents = {
+        each.check_id: each.state for each in Incidents(connection).all(today=datetime.now(UTC).date(), closed=True)
+    }
+    assert (incidents["Q11"], incidents["Q13"]) == (State.CLOSED, State.OPEN)
+
+
+def _partition_is_back_with_its_rows(connection: Connection) -> None:
+    one, other = sorted(retired_partitions(connection, table=TABLE), key=lambda each: each.lower or "")
+    assert (one.state, other.state) == (RetiredState.REATTACHED, RetiredState.QUARANTINED)
+    rows = connection.execute("SELECT count(*) FROM public.readings GROUP BY tableoid ORDER BY min(at)").fetchall()
+    assert rows == [(1_000,)] * 4
+    (first,) = connection.execute("SELECT min(at) FROM public.readings").fetchone() or (None,)
+    assert f"{first:%Y-%m-%d}" in str(one.lower)
+
+
+def _queues_are_as_the_day_has_left_them(client: RedisClient) -> None:
+    [left] = CompactedQueues(client).peek(METER)
+    assert (left.key, left.value) == (b"sensor-3", b"2")
+    billing, shipping = FanoutQueues(client).inspect(ORDERS).consumers
+    assert (billing.ready, billing.leased) == (0, 0)
+    # Those that the dead one held were delivered to the next one: the others still wait.
+    assert (shipping.ready, shipping.leased, shipping.overdue) == (MESSAGES - HELD, 0, 0)
+
+
+def _interrupt_one(home: Path, *, at: str) -> None:
     demo = _demo(home)
     assert demo.stdout is not None
     for line in demo.stdout:
-        if "filling PostgreSQL" in line:
+        if at in line:
             break
     demo.send_signal(signal.SIGTERM)
     said, _ = demo.communicate(timeout=PATIENCE_S)

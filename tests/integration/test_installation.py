@@ -357,6 +357,40 @@ def test_operators_of_spark_say_how_to_install_its_provider_beside_pyspark(envir
     assert failed.stderr.splitlines()[-1].endswith("pip install --no-deps apache-airflow-providers-apache-spark")
 
 
+def test_the_demo_without_all_extras_names_what_is_missing_and_starts_nothing(
+    environment: Environment, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [environment("cli") / "bin/queuekeeper", "demo"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("pip install 'queuekeeper[all]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+def test_the_demo_of_an_installed_package_needs_no_checkout(environment: Environment, tmp_path: Path) -> None:
+    home = environment("all")
+    subprocess.run(
+        [find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--python", home / "bin/python",
+         "--constraint", ROOT / "requirements.lock", "apache-airflow-providers-apache-spark"],
+        check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        [home / "bin/queuekeeper", "demo"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={
+            "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "JAVA_HOME": os.environ.get("JAVA_HOME", ""),
+            "QUEUEKEEPER_HOME": str(tmp_path / "home"), "DEMO_EXIT": "1", "DEMO_MESSAGES": "5000",
+        },
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing critical was found" in done.stdout
+
+
 def test_the_command_names_its_own_extra_and_those_of_its_parts(environment: Environment) -> None:
     alone, cli = environment(""), environment("cli")
     said = [

@@ -21,7 +21,9 @@ from rich.console import Console
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
-from queuekeeper.demo import DemoOptions, follow
+from queuekeeper.config import Settings
+from queuekeeper.demo.day import Day, DemoOptions, Waiting, side_by_side
+from queuekeeper.demo.follow import follow
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -185,17 +187,35 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
     """Also: a demo that is to wait for a person shows what is asked, says where to answer, and leaves it to them."""
     run_id = client.trigger(DAG, conf=SMALL)
     said = StringIO()
-    console, wishes = Console(file=said, width=200), DemoOptions(approval="ui")
-    with ThreadPoolExecutor(1) as threads, world.airflow.client() as admin:
-        demo = threads.submit(follow, admin, world.connection, DAG, run_id, wishes, console, began=time.monotonic())
+    with (
+        ThreadPoolExecutor(1) as threads,
+        world.airflow.client() as admin,
+        redis_client.connect(world.redis.url) as redis,
+    ):
+        day = Day(
+            settings=Settings(postgres_url=None, redis_url=None),
+            options=DemoOptions(approval="ui"),
+            console=Console(file=said, width=200),
+            began=time.monotonic(),
+            client=admin,
+            postgres_url="",
+            connection=world.connection,
+            redis=redis,
+        )
+        states = []
+
+        def watch() -> Waiting[None]:
+            states.append((yield from follow(day, DAG, run_id, shows_tasks=True)))
+
+        demo = threads.submit(side_by_side, [watch()])
         question = asked(client, run_id)
         until_said(said, "Waiting for you to approve or reject: ")
         assert (client.question(DAG, run_id, "approve") or {})["response_received"] is False
 
         decide(client, run_id, "Reject")
-        state = demo.result(timeout=PATIENCE_S)
+        demo.result(timeout=PATIENCE_S)
 
-    assert state == "failed"
+    assert states == ["failed"]
     assert question["subject"] in said.getvalue()
     assert f"{world.airflow.url}/dags/{DAG}/runs/{run_id}/tasks/approve/required_actions" in said.getvalue()
     assert "check_approval: failed" in said.getvalue()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
+from importlib.metadata import PackageNotFoundError
 from io import StringIO
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from queuekeeper import demo, embedded
+from queuekeeper import embedded
+from queuekeeper.cli import app
 from queuekeeper.config import Settings
-from queuekeeper.demo import DemoOptions
+from queuekeeper.demo import installed, program
+from queuekeeper.demo.day import Day, DemoOptions, Waiting, side_by_side
+from queuekeeper.demo.follow import follow
 from queuekeeper.embedded import TaskState
 from queuekeeper.errors import ServerUnavailable, UsageError
 from tests.patience import PATIENCE_S
@@ -24,7 +28,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_without_wishes_it_approves_by_itself_and_stays() -> None:
-    assert DemoOptions.read({"DEMO_APPROVE": ""}) == DemoOptions(approval="auto", leave=False, messages=200_000)
+    assert DemoOptions.read({"DEMO_APPROVE": ""}) == DemoOptions(approval="auto", leave=False, messages=20_000)
 
 
 def test_wishes_are_read() -> None:
@@ -36,6 +40,7 @@ def test_wishes_are_read() -> None:
     ("wishes", "message"),
     [
         ({"DEMO_APPROVE": "no"}, "DEMO_APPROVE is 'no': it may be 'auto' or 'ui'"),
+        ({"DEMO_EXIT": "yes"}, "DEMO_EXIT is 'yes': it may be '0' or '1'"),
         ({"DEMO_MESSAGES": "many"}, "DEMO_MESSAGES is 'many': it must be a number from 5000 to 100000000"),
         ({"DEMO_MESSAGES": "999"}, "DEMO_MESSAGES is '999': it must be a number from 5000 to 100000000"),
     ],
@@ -68,12 +73,12 @@ def test_who_interrupts_while_airflow_starts_does_not_wait_for_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(embedded, "up", lambda *_: None)
-    monkeypatch.setattr(embedded, "private_airflow", lambda *_: airflow)
-    monkeypatch.setattr(demo, "_begin_anew", lambda *_: "postgresql://nobody@127.0.0.1:1/none")
-    monkeypatch.setattr(demo, "connect", interrupted)
+    monkeypatch.setattr(embedded, "private_airflow", lambda *_, **__: airflow)
+    monkeypatch.setattr(program, "_begin_anew", lambda *_: "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr(program, "connect", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
-        demo.run(Settings(home=tmp_path, postgres_url=None, redis_url=None), DemoOptions(), Console(quiet=True))
+        program.run(Settings(home=tmp_path, postgres_url=None, redis_url=None), DemoOptions(), Console(quiet=True))
 
     assert airflow.told.is_set()
 
@@ -86,13 +91,68 @@ def test_demo_that_is_told_to_end_says_so_by_its_exit_code(
         signal.raise_signal(number)
         return 0
 
-    monkeypatch.setattr(demo, "run", told)
+    monkeypatch.setattr(program, "run", told)
     before = signal.getsignal(signal.SIGHUP)
     try:
-        assert demo.main() == 130
+        assert program.main() == 130
     finally:
         signal.signal(signal.SIGHUP, before)
     assert capsys.readouterr().out == "Interrupted.\n"
+
+
+def test_works_go_on_side_by_side_until_the_last_has_ended() -> None:
+    said = []
+
+    def work(name: str, *, looks: int) -> Waiting[None]:
+        for look in range(looks):
+            said.append(f"{name}{look}")
+            yield
+
+    side_by_side([work("a", looks=1), work("b", looks=2)])
+
+    assert said == ["a0", "b0", "b1"]
+
+
+def test_works_are_closed_when_another_one_fails() -> None:
+    closed = []
+
+    def endless() -> Waiting[None]:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(True)
+
+    def failing() -> Waiting[None]:
+        yield
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([endless(), failing()])
+
+    assert closed == [True]
+
+
+class BusyAirflow:
+    """An Airflow in which an interrupted demo has left a run."""
+
+    def __init__(self) -> None:
+        self.changed: list[tuple[str, Any]] = []
+
+    def call(self, method: str, path: str, *, body: Any = None, query: Any = None) -> Any:
+        if method == "PATCH":
+            self.changed.append((path, body))
+            return None
+        left = [{"dag_id": "session_migration", "dag_run_id": "old"}] if query["state"] == "running" else []
+        return {"dag_runs": left}
+
+
+def test_runs_that_an_interrupted_demo_has_left_are_ended() -> None:
+    airflow = BusyAirflow()
+
+    program._end_leftovers(cast("Any", airflow))
+
+    assert airflow.changed == [("/dags/session_migration/dagRuns/old", {"state": "failed"})]
 
 
 class AskingAirflow:
@@ -116,19 +176,50 @@ class AskingAirflow:
         pytest.fail("a person was to answer")
 
 
-def test_demo_that_is_to_wait_for_a_person_shows_what_is_asked_and_where_to_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(demo, "_plan_of", lambda *_: None)
+def test_demo_that_is_to_wait_for_a_person_shows_what_is_asked_and_where_to_answer() -> None:
     said = StringIO()
-    client, connection = cast("Any", AskingAirflow()), cast("Any", SimpleNamespace(autocommit=True))
-
-    state = demo.follow(
-        client, connection, demo.DAG_ID, "run-1", DemoOptions(approval="ui"), Console(file=said, width=200),
+    day = Day(
+        settings=Settings(postgres_url=None, redis_url=None),
+        options=DemoOptions(approval="ui"),
+        console=Console(file=said, width=200),
         began=time.monotonic(),
-    )  # fmt: skip
+        client=cast("Any", AskingAirflow()),
+        postgres_url="",
+        connection=cast("Any", None),
+        redis=cast("Any", None),
+    )
+    states = []
 
-    assert state == "failed"
+    def watch() -> Waiting[None]:
+        states.append((yield from follow(day, "session_migration", "run-1")))
+
+    side_by_side([watch()])
+
+    assert states == ["failed"]
     assert "Copy 9 messages to Redis?" in said.getvalue()
     page = "http://airflow.example.org/dags/session_migration/runs/run-1/tasks/approve/required_actions"
     assert said.getvalue().count(f"Waiting for you to approve or reject: {page}") == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "how"),
+    [
+        ("apache-airflow-core", "pip install 'queuekeeper[all]'"),
+        ("apache-airflow-providers-apache-spark", "pip install --no-deps apache-airflow-providers-apache-spark"),
+    ],
+)
+def test_a_package_that_is_missing_is_refused_by_name_before_anything_is_started(
+    package: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_is_missing(name: str) -> str:
+        if name == package:
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(installed, "version", one_is_missing)
+    monkeypatch.setattr(program, "run", lambda *_: pytest.fail("something was started"))
+
+    refused = CliRunner().invoke(app, ["demo"])
+
+    assert refused.exit_code == 2
+    assert f"the demo needs {package}, which is not installed: {how}" in " ".join(refused.stderr.split())

@@ -85,6 +85,7 @@ def root(
 command(app)(servers.up)
 command(app)(servers.status)
 command(app)(servers.down)
+app.command()(servers.demo)
 command(app)(doctor.doctor)
 command(app)(metrics.metrics)
 command(app)(explain.explain)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Plain
 from queuekeeper.cli.output import Shown, cell, screen, table
@@ -101,3 +103,22 @@ def _addresses(urls: dict[str, str]) -> Iterator[Any]:
     yield from map(cell, urls.values())
     if not urls:
         yield "No private server is running. Start them by: queuekeeper up"
+
+
+def demo() -> None:
+    """Show a day of the product in Airflow.
+
+    It uses private servers of its own, takes about four minutes, and leaves its pages up until Ctrl-C. What it has made
+    stays for `queuekeeper up --airflow`.
+
+    DEMO_APPROVE=ui waits for your approval in Airflow. DEMO_EXIT=1 ends when all is shown. DEMO_MESSAGES=200000 moves
+    more messages than the 20,000 of the sample.
+
+    Example: `DEMO_EXIT=1 queuekeeper demo`
+    """
+    from queuekeeper.demo.installed import demand_installed
+
+    demand_installed()
+    from queuekeeper.demo.program import main
+
+    raise typer.Exit(main())

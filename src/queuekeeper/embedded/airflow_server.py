@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import psycopg
 
+from queuekeeper import assets
 from queuekeeper.embedded.files import HOST, demand_free, free_port, noted_port, write_private
 from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
 from queuekeeper.errors import ServerUnavailable, UsageError
@@ -63,8 +64,8 @@ class AirflowServer:
     :param postgres_url: address in the connection ``queuekeeper_postgres``.
     :param redis_url: address in the connection ``queuekeeper_redis``.
     :param spark_master: master in the connection ``queuekeeper_spark``.
-    :param dags: DAG folder; the checkout's when absent.
-    :param plugins: plugin folder; the checkout's when absent.
+    :param dags: DAG folder; that of the package when absent.
+    :param plugins: plugin folder; that of the package when absent.
     :param environment: further variables for Airflow and its tasks.
     """
 
@@ -175,8 +176,8 @@ class AirflowServer:
         keys = _keys(self.directory)
         base = f"http://{HOST}:{port}"
         passwords = _passwords(self.directory)
-        dags = self._dags or _checkout("dags")
-        plugins = self._plugins or _checkout("plugins")
+        dags = self._dags or assets.directory("dags")
+        plugins = self._plugins or assets.directory("plugins")
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW__", "AIRFLOW_CONN_"))
         }
@@ -322,13 +323,6 @@ def _code_version() -> list[str]:
     # Components keep the code that they have imported, so edited code in a checkout needs a restart, too.
     newest_ns = max(path.stat().st_mtime_ns for path in Path(__file__).parents[1].rglob("*.py"))
     return [*found, str(newest_ns)]
-
-
-def _checkout(folder: str) -> Path:
-    path = Path(__file__).resolve().parents[3] / folder
-    if not path.is_dir():
-        raise UsageError(f"there is no {folder}/ folder at {path}: start Airflow from a checkout, or name the folder")
-    return path
 
 
 def _postgres_connection(url: str) -> dict[str, object]:

@@ -187,9 +187,10 @@ def server_urls(settings: Settings) -> ServerUrls:
     )
 
 
-def private_airflow(settings: Settings, *, die_with_parent: bool = False) -> AirflowServer:
+def private_airflow(settings: Settings, *, die_with_parent: bool = False, schedules: bool = True) -> AirflowServer:
     """Return the private Airflow of this home, connected to the servers of the settings.
 
+    :param schedules: whether DAGs also run by their schedules, once they are unpaused.
     :raises ServerUnavailable: when a private server that it needs does not run.
     """
     urls = server_urls(settings)
@@ -207,6 +208,7 @@ def private_airflow(settings: Settings, *, die_with_parent: bool = False) -> Air
             "QUEUEKEEPER_REPORTS_DIR": settings.reports_dir
             if isinstance(settings.reports_dir, str)
             else str(settings.reports.absolute()),
+            "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": str(schedules),
         },
         die_with_parent=die_with_parent,
     )
