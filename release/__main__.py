@@ -71,7 +71,7 @@ def main(root: Path = ROOT) -> int:
 
 
 def _git(root: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.rstrip()
 
 
 if __name__ == "__main__":
