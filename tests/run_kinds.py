@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,11 @@ JOBS = [name for name in KINDS if kind_of(name).report is None]
 STEP = {"schema_name": "public", "relation_name": "readings_p1", "reason": "its day is over"}
 
 
-def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = False) -> str:
-    """Return a run of a kind, with an undo file of one share where it has a way back."""
+def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = False, has_work: bool = False) -> str:
+    """Return a run of a kind, with an undo file of one share where it has a way back.
+
+    :param has_work: whether the plan of a job has found something to do.
+    """
     if kind in MIGRATIONS:
         plan = report_samples.balanced(count=4).plan
         mode = Mode.ONLINE if kind == "online_migration" else Mode.OFFLINE
@@ -48,12 +51,16 @@ def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = F
     job = job_of(kind)
     if not job.on_redis:
         schema.install(connection)  # the event broker, of which the job reports
+    counts = job.Counts()
+    if has_work:
+        each = {name: {"removed": 1} if isinstance(count, dict) else 1 for name, count in asdict(counts).items()}
+        counts = job.Counts(**each)
     found: Any = Plan(
         parameters=job.Parameters(),
         code_version=__version__,
         as_of_ms=system_clock(),
-        shares=(SharePlan(share="all", counts=job.Counts()),),
-        counts=job.Counts(),
+        shares=(SharePlan(share="all", counts=counts),),
+        counts=counts,
         found=job.Found(),
         steps=(),
         seconds=0.0,

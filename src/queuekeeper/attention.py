@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from queuekeeper.jobs.store import MaintenanceRun, Runs, RunState
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.incidents import Incidents, State
+from queuekeeper.report.figures import duration
 
 RUNS_LOOKED_AT = 100
 """Number of newest runs among which the newest one of each kind is looked for."""
+
+QUIET = timedelta(minutes=15)
+"""Time without progress after which a run is not said to be at work: a step under the slowest throttle is shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +41,17 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
     :param connection: connection to the control database, with ``autocommit``.
     :raises RefusedError: when schema ``queuekeeper`` is missing; names the command that makes it.
     """
-    runs: dict[str, MaintenanceRun] = {}
-    for run in Runs(connection).newest(limit=RUNS_LOOKED_AT):
+    store, now, runs = Runs(connection), datetime.fromtimestamp(now_ms / 1_000, UTC), dict[str, MaintenanceRun]()
+    for run in store.newest(limit=RUNS_LOOKED_AT):
         runs.setdefault(run.kind, run)
-    found = [matter for run in runs.values() if (matter := _matter(run)) is not None]
-    today = datetime.fromtimestamp(now_ms / 1_000, UTC).date()
-    count = sum(each.state is State.OPEN for each in Incidents(connection).all(today=today))
+    progress = store.progress_of([run.maintenance_run_id for run in runs.values()])
+    found = list[Matter]()
+    for run in runs.values():
+        told = progress.get(run.maintenance_run_id)
+        last = run.updated_at if told is None else max(run.updated_at, told.updated_at)
+        if matter := _matter(run, quiet=now - last):
+            found.append(matter)
+    count = sum(each.state is State.OPEN for each in Incidents(connection).all(today=now.date()))
     if count:
         words = "has no owner" if count == 1 else "have no owner"
         about = "1 open incident" if count == 1 else f"{count:,} open incidents"
@@ -50,11 +59,15 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
     return tuple(sorted(found, key=lambda matter: not matter.waits))
 
 
-def _matter(run: MaintenanceRun) -> Matter | None:
+def _matter(run: MaintenanceRun, *, quiet: timedelta) -> Matter | None:
+    """Return what is to be said of a run, if anything.
+
+    :param quiet: time since the run has last changed.
+    """
     run_id = run.maintenance_run_id
     words, verb, waits = "", "status", True
-    is_dry_run = run.state is RunState.PLANNED and run.report is not None
-    if run.refused or run.over or is_dry_run:
+    is_over_with_plan = run.state is RunState.PLANNED and (run.report is not None or run.of.is_empty(run))
+    if run.refused or run.over or is_over_with_plan:
         return None
     if run.paused:
         words, verb = "is paused", "resume"
@@ -62,6 +75,10 @@ def _matter(run: MaintenanceRun) -> Matter | None:
         words = "waits for an approval"
     elif run.state in (RunState.STOPPED, RunState.FAILED):
         words = f"has {'failed' if run.state is RunState.FAILED else 'stopped'} and can go on"
+    elif run.state is RunState.APPROVED:
+        words, waits = "is approved and has not begun", quiet > QUIET
+    elif quiet > QUIET:
+        words = f"has made no progress for {duration(quiet.total_seconds())}; it may have been killed"
     else:
         words, waits = "is at work", False
     return Matter(

@@ -10,7 +10,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
-from queuekeeper.jobs.store import MaintenanceRuns, RunState
+from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
@@ -18,7 +18,7 @@ from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests.integration.command_line import CommandLine
-from tests.run_kinds import KINDS, planned
+from tests.run_kinds import JOBS, KINDS, planned
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ def test_empty_stores_are_to_be_filled_and_a_source_is_to_be_planned_and_checked
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in MIGRATIONS])
 def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path: Path, kind: str) -> None:
-    run_id = planned(control, kind, tmp_path)
+    run_id = planned(control, kind, tmp_path, has_work=True)
     runs = MaintenanceRuns(control)
 
     assert told() == (f"{kind} {run_id} waits for an approval:", f"queuekeeper run status {run_id}")
@@ -125,12 +125,50 @@ def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path:
 
 
 def test_dry_run_waits_for_nobody(control: Connection, tmp_path: Path) -> None:
-    run_id = planned(control, "compacted_queue_gc", tmp_path)
+    run_id = planned(control, "compacted_queue_gc", tmp_path, has_work=True)
     assert run_id in str(told())
 
     MaintenanceRuns(control).save_report(run_id, {"dry_run": True})
 
     assert run_id not in str(told())
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_plan_with_nothing_to_do_waits_for_nobody(control: Connection, tmp_path: Path, kind: str) -> None:
+    assert planned(control, kind, tmp_path) not in str(told())
+
+
+def test_run_that_has_not_begun_or_stands_still_is_not_said_to_be_at_work(control: Connection, tmp_path: Path) -> None:
+    kind = "expired_reference_cleanup"
+    run_id = planned(control, kind, tmp_path, has_work=True)
+    runs = MaintenanceRuns(control)
+    status = f"queuekeeper run status {run_id}"
+
+    runs.approve(run_id, "ada")
+    assert told() == (f"{kind} {run_id} is approved and has not begun:", status)
+    runs.set_state(run_id, RunState.RUNNING)
+    control.execute("UPDATE queuekeeper.maintenance_runs SET updated_at = clock_timestamp() - interval '2 hours'")
+    assert told() == (f"{kind} {run_id} has made no progress for 2 h 00 min; it may have been killed:", status)
+    runs.save_progress(run_id, ShardProgress(shard="all", scanned=1))
+    assert told() == (f"{kind} {run_id} is at work:", status)
+
+
+def test_user_who_may_not_count_keys_is_told_the_other_steps(
+    control: Connection, named_redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = planned(control, "expired_reference_cleanup", tmp_path, has_work=True)
+    rules = ("reset", "on", ">password", "~*", "+@all", "-dbsize")
+    with connect(named_redis) as client:
+        client.execute_command("ACL", "SETUSER", "somebody", *rules)
+        monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", f"redis://somebody:password@{named_redis.rpartition('@')[2]}")
+        try:
+            said = steps()
+        finally:
+            client.execute_command("ACL", "DELUSER", "somebody")
+
+    assert "dbsize" in " ".join(said)
+    commands = [command for below in said.values() for command in below]
+    assert commands == [f"queuekeeper run status {run_id}", "queuekeeper doctor", "queuekeeper quality run"]
 
 
 def test_migration_is_told_until_it_is_verified(control: Connection, tmp_path: Path) -> None:

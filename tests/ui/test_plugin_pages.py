@@ -103,7 +103,7 @@ def world(
             source_url=source,
             home=server_home / "ui-home",
             pictures=pictures,
-            run_id=planned(connection, "fanout_repair", tmp_path_factory.mktemp("undo")),
+            run_id=planned(connection, "fanout_repair", tmp_path_factory.mktemp("undo"), has_work=True),
         )
     postgres_server.drop_database(DATABASE)
 

@@ -174,13 +174,14 @@ ORDER BY shard;
 -- name: run_progress
 -- Sum up the progress of runs; a run that has not begun is left out.
 -- params: maintenance_run_ids
--- rows: (maintenance_run_id, shares, done, scanned)
+-- rows: (maintenance_run_id, shares, done, scanned, updated_at)
 -- index: maintenance_progress_pkey, progress_pkey, online_cohorts_pkey
 SELECT
     maintenance_run_id,
     count(*) AS shares,
     count(*) FILTER (WHERE done) AS done,
-    sum(scanned)::bigint AS scanned
+    sum(scanned)::bigint AS scanned,
+    max(updated_at) AS updated_at
 FROM queuekeeper.run_progress
 WHERE maintenance_run_id = any(%(maintenance_run_ids)s::text[])
 GROUP BY maintenance_run_id;

@@ -58,8 +58,12 @@ def _steps() -> Iterator[Step]:
             connection = opened.enter_context(connect(source, autocommit=True))
             client = opened.enter_context(connect_redis(target))
             yield from _next_steps(connection, client)
-        except ServerUnavailable as error:
-            yield Step(why=str(error), commands=("queuekeeper doctor",))
+        except RefusedError as error:
+            yield _refused(error)
+
+
+def _refused(error: RefusedError) -> Step:
+    return Step(why=str(error).removesuffix("."), commands=("queuekeeper doctor",))
 
 
 def _first_steps(error: RefusedError) -> Iterator[Step]:
@@ -102,8 +106,16 @@ def _next_steps(connection: Connection, client: RedisClient) -> Iterator[Step]:
     now_ms = system_clock()
     for matter in find_matters(connection, now_ms=now_ms):
         yield Step(why=f"{matter.about} {matter.words}", commands=(matter.command,))
-    has_source, keys = _has_source(connection), count_keys(client)
-    if not has_source and not keys:
+    has_source = _has_source(connection)
+    try:
+        has_keys = count_keys(client) > 0
+    except ServerUnavailable:
+        raise
+    except RefusedError as error:
+        # Without the right to count keys there may be some.
+        has_keys = True
+        yield _refused(error)
+    if not has_source and not has_keys:
         yield Step(
             why="Neither store has any queue. Fill PostgreSQL with made-up sessions", commands=("queuekeeper sample",)
         )

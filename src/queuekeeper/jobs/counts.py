@@ -43,6 +43,11 @@ class Counts:
         return 0
 
     @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.changes and not self.broken
+
+    @property
     def scanned(self) -> int:
         """Number of keys or queues that were looked at: the first field, for the progress of a run."""
         return int(getattr(self, self._fields()[0]))

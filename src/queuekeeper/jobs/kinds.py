@@ -68,6 +68,7 @@ class RunKind:
     :param looks_again: whether a run whose work is done is still at work until its report exists.
     :param no_pace: returns why a throttle has no effect on a run; empty where it has.
     :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does; empty where it does.
+    :param is_empty: returns whether a run's plan has nothing to do, so that nobody has to approve it.
     :param undo: undoes a run, or only counts, where the engine does not. Its arguments are the stores, the run,
         ``dry_run``, and ``agree``, which asks a person before anything changes.
     :param report: returns the result of a run, where the engine does not.
@@ -85,6 +86,7 @@ class RunKind:
     looks_again: bool = True
     no_pace: Callable[[MaintenanceRun], str] = _nothing
     no_undo: Callable[[MaintenanceRun], str] = _nothing
+    is_empty: Callable[[MaintenanceRun], bool] = lambda _: False
     undo: Callable[..., Any] | None = None
     report: Callable[..., Told] | None = None
     keeps_files: bool = False

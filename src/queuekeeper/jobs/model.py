@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -147,7 +147,7 @@ class Plan(Generic[P, C, F]):
     @property
     def empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.counts.changes and not self.counts.broken
+        return bool(self.counts.nothing)
 
     def share_names(self) -> list[str]:
         """Return the shares of the work."""
@@ -432,7 +432,15 @@ class Job(ABC, Generic[P, C, F]):
             command=cls.words.command,
             fact_names=cls.fact_names,
             no_undo=lambda _: cls.no_way_back(),
+            is_empty=lambda run: cls._is_empty(run.plan),
         )
+
+    @classmethod
+    def _is_empty(cls, plan: Mapping[str, Any]) -> bool:
+        names = {each.name for each in fields(cls.Counts)}
+        # Another release may have counted other things.
+        counts = {name: count for name, count in plan.get("counts", {}).items() if name in names}
+        return bool(counts) and bool(cls.Counts(**counts).nothing)
 
     def undo_header(self) -> dict[str, Any]:
         """Return the fields of an undo file's first line besides run and share."""

@@ -181,12 +181,14 @@ class RunProgress:
     :param shares: shares that have begun.
     :param done: shares that are done.
     :param scanned: keys or queues looked at.
+    :param updated_at: instant of the newest progress.
     """
 
     maintenance_run_id: str
     shares: int
     done: int
     scanned: int
+    updated_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True)
