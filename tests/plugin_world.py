@@ -118,12 +118,19 @@ def fill_quality(connection: Connection, *, now_ms: int, queues: int = 50, runs:
             " 'messages', n %% 97, 'live', n %% 97, 'without_ttl', n %% 7)) AS queue",
             (queues, zeros, store),
         )
+        connection.execute(
+            "INSERT INTO queuekeeper.expiry_hours SELECT %s, %s + n * 3600000, 10 + 37 * n %% 91, 1000"
+            " FROM generate_series(1, 48) AS n",
+            (store, now_ms // 3_600_000 * 3_600_000),
+        )
     quality = QualityStore(connection)
     for number in range(runs):
         at = datetime.fromtimestamp((now_ms - (runs - number) * 86_400_000) / 1_000, UTC)
         failed = number % 2 == 1
         numbers: dict[str, Any] = {
             "queues": queues,
+            "messages": queues * 6 + number * 25,
+            "waiting": 1_200 - number * 90,
             "servers": [
                 {
                     "address": "127.0.0.1:6379",

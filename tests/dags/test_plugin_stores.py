@@ -117,6 +117,39 @@ def test_every_page_of_a_first_day_says_what_to_do_next(empty: World) -> None:
     assert "There are no entries yet" in empty.browser.get("/audit").text
 
 
+def test_overview_draws_what_grows_and_says_the_same_in_words(servers: World) -> None:
+    answer = servers.browser.get("/", page=True)
+
+    assert re.findall(r'<svg class="spark" role="img" aria-label="([^"]+)"', answer.text) == [
+        "Depth over 5 runs: first 300, last 400, least 300, greatest 400",
+        "Lag over 5 runs: first 1,200, last 840, least 840, greatest 1,200",
+        "Memory over 5 runs: first 50.0 %, last 53.7 %, least 50.0 %, greatest 53.7 %",
+        *(
+            f"Messages that expire per hour in {store} over the next 49 h 00 min: "
+            "first 0, last 57, least 0, greatest 99"
+            for store in ("Redis", "PostgreSQL")
+        ),
+    ]
+    shown = text_of(answer)
+    assert "400 messages in all queues; up from 300 over 5 runs" in shown
+    assert "840 messages wait for a consumer; down from 1,200 over 5 runs" in shown
+    assert "PostgreSQL held 50 queues with 150 messages of sessions" in shown
+
+
+def test_overview_of_one_run_without_lag_and_expiry_says_what_fills_them(empty: World) -> None:
+    fill_quality(empty.connection, now_ms=system_clock(), runs=1)
+    empty.connection.execute("DELETE FROM queuekeeper.expiry_hours")
+    empty.connection.execute("UPDATE queuekeeper.quality_runs SET numbers = numbers - 'waiting'")
+
+    answer = empty.browser.get("/", page=True)
+
+    assert '<svg class="spark"' not in answer.text
+    shown = text_of(answer)
+    assert "one run so far: its line begins with the second" in shown
+    assert "Lag is not known: the newest run read no compacted or fan-out queues. Run queue_quality" in shown
+    assert "What expires is not known" in shown
+
+
 def test_overview_shows_stores_verdict_lengths_and_memory_against_its_limit(servers: World) -> None:
     answer = servers.browser.get("/", page=True)
 
@@ -126,7 +159,7 @@ def test_overview_shows_stores_verdict_lengths_and_memory_against_its_limit(serv
     assert "100 queues and 300 messages were read" in shown
     assert shown.count("Both scales are logarithmic") == 2
     assert "and the limit" in shown
-    assert answer.text.count("<svg") == 6
+    assert answer.text.count("<svg") - answer.text.count('<svg class="spark"') == 6
     assert report_samples.PLAN_ID in shown
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -55,6 +55,30 @@ def pictures(draw: Callable[[int], Any], *, label: str) -> tuple[Markup, Markup]
     # Altair would check every part of a chart against its schema: nine tenths of the time, for charts that are ours.
     with debug_mode(False):
         return picture(draw(WIDE_PX), label=label, name="wide"), picture(draw(NARROW_PX), label=label, name="narrow")
+
+
+def sparkline(values: Sequence[float], *, label: str, ceiling: float | None = None) -> Markup:
+    """Return a small line without axes.
+
+    :param label: what the line says, for those who cannot see it.
+    :param ceiling: value of a line at the top, such as a limit; none for the greatest value, without a line.
+    """
+    width, height, edge = 240, 40, 3
+    low, high = (min(values), max(values)) if ceiling is None else (0.0, max(ceiling, *values))
+    step, span = (width - 2 * edge) / max(len(values) - 1, 1), (high - low) or 1.0
+    # Equal values are a line in the middle.
+    heights = [(value - low) / span if high > low else 0.5 for value in values]
+    points = [(edge + at * step, height - edge - each * (height - 2 * edge)) for at, each in enumerate(heights)]
+    path = Markup(" ").join(Markup("{:.1f},{:.1f}").format(*point) for point in points)
+    top = height - edge - ((ceiling or 0) - low) / span * (height - 2 * edge)
+    limit = Markup('<line x1="0" x2="{}" y1="{:.1f}" y2="{:.1f}" stroke="var(--bad)" stroke-dasharray="3 3"/>').format(
+        width, top, top
+    )
+    return Markup(
+        '<svg class="spark" role="img" aria-label="{}" viewBox="0 0 {} {}">{}'
+        '<polyline points="{}" fill="none" stroke="var(--accent)" stroke-width="1.5" stroke-linejoin="round"/>'
+        '<circle cx="{:.1f}" cy="{:.1f}" r="2.5" fill="var(--accent)"/></svg>'
+    ).format(label, width, height, "" if ceiling is None else limit, path, *points[-1])
 
 
 def picture(chart: Any, *, label: str, name: str) -> Markup:

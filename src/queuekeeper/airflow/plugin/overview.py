@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
+from queuekeeper.airflow.plugin.glance import comparable_runs, glances
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, together
 from queuekeeper.airflow.run_index import forms_url
@@ -58,13 +59,14 @@ def routes(site: Site, stores: Stores) -> APIRouter:
     @router.get("/")
     def overview() -> Response:
         # Wait once for a store that hangs, not once for each part of the page.
-        latest, matters, waiting, postgres, redis, plans = together(
+        latest, matters, waiting, postgres, redis, plans, runs = together(
             lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(lambda connection: find_matters(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(_waiting),
             lambda: stores.from_postgres(_postgres_facts),
             lambda: stores.from_redis(_redis_facts),
             lambda: stores.from_postgres(_plans),
+            lambda: stores.from_postgres(comparable_runs),
         )
         report: PublishedReport | None = latest.value
         return site.page(
@@ -75,6 +77,8 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             latest=latest,
             matters=matters,
             report=report,
+            glances=[] if report is None else glances(report, runs.value or ()),
+            names=STORES,
             verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
             depths=[] if report is None else [(STORES[each.store], _depth_charts(each)) for each in report.depths],
             memory=None if report is None else _memory_charts(report.memory),

@@ -18,7 +18,7 @@ from queuekeeper.jobs.checks import Priority, Severity, Store
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.maintenance.events.broker import read_event_broker
-from queuekeeper.postgres import Connection, connect, statement, translated_errors
+from queuekeeper.postgres import Connection, connect, rows_of, statement, translated_errors
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
 from queuekeeper.quality.judge.incidents import Incidents, Look
@@ -208,6 +208,10 @@ def run_quality(
             )
             numbers["queues"] += sums.queues
             numbers["messages"] += sums.messages
+        waiting = {}
+        if QUEUE_SUITES.keys() & set(suites):
+            rows = rows_of(connection, "quality/waiting_queues", {"quality_run_id": quality_run_id})
+            waiting = {"waiting": sum(messages for _, _, messages, *_ in rows)}
         issues = KnownIssues(connection).all()
     judge = _Judge(
         postgres_url=postgres_url,
@@ -246,6 +250,7 @@ def run_quality(
                 "not_judged": not_judged,
                 "queues": numbers["queues"],
                 "messages": numbers["messages"],
+                **waiting,
             },
         )
     failed = [result for result in results if result.status is Status.FAILED]

@@ -71,8 +71,9 @@ class Profile:
 class QualityRun:
     """A recorded quality run.
 
-    :param numbers: totals: ``queues`` and ``messages`` that were judged, ``unexpected`` queues by check, ``servers``
-        as they were read, and ``not_judged``: checks that ran only in part, because contents were not read.
+    :param numbers: totals: ``queues`` and ``messages`` that were judged, ``waiting`` messages of compacted and fan-out
+        queues where these were read, ``unexpected`` queues by check, ``servers`` as they were read, and
+        ``not_judged``: checks that ran only in part, because contents were not read.
     """
 
     quality_run_id: str
