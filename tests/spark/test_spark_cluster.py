@@ -159,6 +159,7 @@ def served(
         World.opened(spark, postgres_url=source.url, redis_url=target.url) as here,
     ):
         yield Served(here=here, variables={"QUEUEKEEPER_POSTGRES_URL": source.url, "QUEUEKEEPER_REDIS_URL": target.url})
+    cluster.tidy()
 
 
 @dataclass(frozen=True, kw_only=True)
