@@ -37,7 +37,15 @@ SHOWN_CHARACTERS = 60
 """Most of a message's content that a table shows."""
 
 _DURATIONS = frozenset(
-    {"dead_retention_ms", "deduplication_ms", "idle_expiry_ms", "lease_left_ms", "retention_ms", "tombstone_ms"}
+    {
+        "dead_retention_ms",
+        "deduplication_ms",
+        "idle_expiry_ms",
+        "lease_left_ms",
+        "lock_timeout_ms",
+        "retention_ms",
+        "tombstone_ms",
+    }
 )
 """Spans of time in milliseconds, and so is what ends with ``_age_ms``; all other ``_ms`` are instants."""
 _NAMES = frozenset(
