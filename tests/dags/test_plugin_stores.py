@@ -20,7 +20,7 @@ from queuekeeper import audit, postgres, redis_client
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores
-from queuekeeper.clock import Clock, system_clock
+from queuekeeper.clock import HOUR_MS, Clock, system_clock
 from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
@@ -537,8 +537,30 @@ def test_quality_shows_checks_run_by_run_and_leads_to_the_worst_queues(servers: 
     assert "Checks over the last 5 runs" in shown
     assert "failed, critical, 1,234 queues" in shown
     assert "P0 Q1 Order open nobody 4 days" in shown
-    assert answer.text.count("<svg") == 2
+    trend = answer.text.partition('id="trend"')[2].partition("</section>")[0]
+    assert trend.count("<svg") == 2
     assert re.search(r'href="/queuekeeper/queue/[0-9a-f]{16}"', answer.text)
+
+
+def test_quality_draws_what_expires_of_each_store_and_what_is_held_meanwhile(empty: World) -> None:
+    now_ms = system_clock()
+    fill_quality(empty.connection, now_ms=now_ms)
+    empty.connection.execute("DELETE FROM queuekeeper.expiry_hours")
+    hour_ms = now_ms // HOUR_MS * HOUR_MS
+    with empty.connection.cursor() as cursor:
+        cursor.executemany(
+            "INSERT INTO queuekeeper.expiry_hours VALUES ('redis', %s, 1000, 1048576)",
+            [(hour_ms + ahead * HOUR_MS,) for ahead in range(1, 25)],
+        )
+
+    answer = empty.browser.get("/quality", page=True)
+
+    drawn = answer.text.partition('id="expiry"')[2].partition("</section>")[0]
+    assert drawn.count("<svg") == 6
+    assert 'aria-label="24,000 messages expire over time"' in drawn
+    assert 'aria-label="24.0 MiB expire over time"' in drawn
+    assert "Solid, with <code>expired_reference_cleanup</code>" in drawn
+    assert "Nothing that was read expires within the default life." in drawn  # of PostgreSQL
 
 
 def test_audit_is_searched_verified_and_exported(servers: World) -> None:

@@ -1,4 +1,4 @@
-"""Shows the quality of the queues: newest verdict, checks over the last runs, trend of faults, worst queues."""
+"""Shows the quality of the queues: newest verdict, checks over the last runs, trend of faults, expiry, worst queues."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from queuekeeper.airflow.plugin.overview import latest_report
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.quality.judge.store import Verdict
-from queuekeeper.quality.report.model import HeatMap
-from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words
+from queuekeeper.quality.report.model import ExpiryTimeline, HeatMap
+from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words, expiry_charts, held_charts
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
 from queuekeeper.sessions.model import STORES
 
@@ -39,9 +39,15 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             stores=STORES,
             cell_words=cell_words,
             trend=None if report is None else trend_charts(report.heat),
+            expiry=[] if report is None else [(each, *_expiry_charts(each)) for each in report.expiry],
         )
 
     return router
+
+
+@lru_cache(maxsize=16)
+def _expiry_charts(timeline: ExpiryTimeline) -> tuple[list[tuple[Markup, Markup]], tuple[Markup, Markup] | None]:
+    return expiry_charts(timeline), held_charts(timeline)
 
 
 @lru_cache(maxsize=16)
