@@ -337,6 +337,21 @@ def test_running_migration_tells_speed_rest_and_what_holds_it_back(empty: World)
     assert live["texts"]["copy-words"] in text_of(page)
 
 
+def test_finished_migration_stays_at_its_end_when_one_of_its_cohorts_is_verified_again(empty: World) -> None:
+    plan_id = fill_migration(empty.connection, report_samples.balanced(), now_ms=system_clock())
+    ledger = MigrationLedger(empty.connection)
+    ledger.clear_progress(plan_id, "verify")
+    ledger.record_progress(plan_id=plan_id, step="verify", part="00007-00007", done=1, total=1, at_ms=system_clock())
+
+    page = empty.browser.get(f"/migration/{plan_id}", page=True)
+    live = empty.browser.get(f"/migration/{plan_id}/data").json()
+
+    total = ledger.load_plan(plan_id).total("to_copy")
+    assert live["bars"]["verify-bar"] == live["bars"]["copy-bar"] == [total, total]
+    assert live["texts"]["verify-words"] == f"{total:,} of {total:,} messages (100 %); done"
+    assert live["texts"]["verify-words"] in text_of(page)
+
+
 def test_pace_is_changed_from_the_page_and_stands_in_the_audit(empty: World) -> None:
     plan_id = fill_migration(empty.connection, report_samples.unverified(), now_ms=system_clock())
     path = f"/runs/session_migration/{plan_id}/throttle"

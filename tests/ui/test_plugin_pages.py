@@ -68,6 +68,16 @@ BLANK = """() => [...document.querySelectorAll("main, section, figure, table, ul
 
 FORMS = {f"form-{file.stem}": f"/trigger/{file.stem}" for file in sorted(DAGS.glob("*.py"))}
 
+# Numbers what can be pressed, written in or scrolled, in its order on the page; one cell of the board stands for all.
+REACHABLE = """() => [...document.querySelectorAll(
+  "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']"
+)].filter((each) => each.checkVisibility() && each.tabIndex === 0)
+  .map((each, at) => each.setAttribute("data-at", at)).length"""
+FOCUSED = """() => {
+  const found = document.activeElement;
+  return [Number(found.dataset.at), getComputedStyle(found).outlineStyle !== "none"];
+}"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class World:
@@ -263,6 +273,47 @@ def test_ten_thousand_cohorts_are_drawn_in_under_a_second(
     assert page.locator(".board li").count() == len(evidence.plan.cohorts)
     # Time of the page's own thread: tests share their machine.
     assert 0 < metrics["TaskDuration"] < 1.0
+    # Chromium leaves out what it finds far from the screen, in pictures and on paper, too.
+    drawn = "(cells) => cells.filter((cell) => cell.checkVisibility({contentVisibilityAuto: true})).length"
+    cells = page.locator(".board a")
+    assert cells.evaluate_all(drawn) >= 256
+    page.emulate_media(media="print")
+    assert cells.evaluate_all(drawn) == len(evidence.plan.cohorts)
+
+
+def test_printed_pages_are_white_and_whole_and_have_nothing_to_press(
+    world: World, site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page = contexts(color_scheme="dark").new_page()
+    controls = ":is(nav, form, button, input, select, textarea, summary):visible"
+    for name, path in {**PAGES, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
+        page.emulate_media(media="screen")
+        page.goto(f"{site}{path}")
+        assert page.locator(controls).count() > 0, name
+        page.emulate_media(media="print")
+        assert page.locator(controls).count() == 0, name
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", name
+        assert page.evaluate(CONTRASTS) == [], name
+        hidden = "(each) => each.filter((one) => one.scrollHeight > one.clientHeight + 1).length"
+        assert page.locator(".board, .plan").evaluate_all(hidden) == 0, name
+        assert page.locator("h1").is_visible(), name
+
+
+def test_tab_reaches_everything_that_can_be_pressed_and_shows_where_it_is(
+    world: World, site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page = contexts().new_page()
+    for name, path in {**PAGES, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
+        page.goto(f"{site}{path}")
+        wanted = page.evaluate(REACHABLE)
+        assert wanted > 8, name
+        for at in range(wanted):
+            page.keyboard.press("Tab")
+            for _ in range(3):
+                # Day, month, year and calendar of a date are four stops in one field.
+                if page.evaluate(FOCUSED)[0] == at - 1:
+                    page.keyboard.press("Tab")
+            assert page.evaluate(FOCUSED) == [at, True], (name, page.evaluate("document.activeElement.outerHTML"))
 
 
 def test_board_is_walked_by_arrow_keys_and_tab_leaves_it(site: str, contexts: Callable[..., BrowserContext]) -> None:

@@ -130,10 +130,11 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
     if row is None:
         known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
         raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
-    (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
+    (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy, judged) = row
     # A verification counts the same messages as the copy: those that must be in Redis.
     copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)
-    verify = _step(connection, ledger, plan_id, "verify", total=to_copy, now_ms=now_ms)
+    # A verification of some cohorts begins its progress anew, and those judged before stay judged.
+    verify = _step(connection, ledger, plan_id, "verify", total=to_copy, least=judged, now_ms=now_ms)
     plan_state = PlanState(state)
     return MigrationStatus(
         plan_id=plan_id,
@@ -154,20 +155,27 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
 
 
 def _step(
-    connection: Connection, ledger: MigrationLedger, plan_id: str, step: Step, *, total: int, now_ms: int
+    connection: Connection,
+    ledger: MigrationLedger,
+    plan_id: str,
+    step: Step,
+    *,
+    total: int,
+    now_ms: int,
+    least: int = 0,
 ) -> StepStatus:
     progress = ledger.progress(plan_id, step)
     wanted = {"plan_id": plan_id, "step": step, "since_ms": now_ms - RECENT_MS}
     samples = records(connection, ThroughputSample, f"{_QUERIES}throughput", wanted)
     rate, low, high = speeds(samples)
-    left = max(0, total - progress.done)
+    done = min(max(progress.done, least), total)
     return StepStatus(
         step=step,
-        done=min(progress.done, total),
+        done=done,
         total=total,
         messages_per_s=rate,
-        left_low_s=left / high if high else None,
-        left_high_s=left / low if low else None,
+        left_low_s=(total - done) / high if high else None,
+        left_high_s=(total - done) / low if low else None,
         silent_s=None if progress.updated_at_ms is None else max(0, now_ms - progress.updated_at_ms) / 1_000,
     )
 
