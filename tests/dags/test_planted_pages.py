@@ -172,6 +172,8 @@ def _forms(path: str) -> list[dict[str, str]]:
     ]
     if path == "/queue":
         sent += [{"client_id": planted.CLIENT}, {"client_id": planted.CLIENT, "gaps": "true"}]
+    if path == "/search":
+        sent += [{"text": planted.CLIENT}, {"text": RUN_ID}]
     if path == REVEAL:
         known = {"client_id": planted.CLIENT, "packet_id": "1"}
         sent += [
@@ -218,7 +220,7 @@ def test_no_route_shows_a_payload_or_a_password(world: World, caplog: pytest.Log
             shown = answer.content + repr(sorted(answer.headers.items())).encode()
             assert planted.found_in(shown) == [], what
             # A queue that was asked for by its name is shown under it, and nothing else names a client.
-            if "/queue" not in what:
+            if not what.startswith(("GET /queue", "POST /queue", "POST /search")):
                 assert planted.found_in(shown, planted.CLIENTS) == [], what
     assert {200, 404, 422} <= seen.keys(), seen
     assert sum(seen.values()) > 100
@@ -276,6 +278,9 @@ def test_pages_without_actions_are_shown_to_the_role_of_monitoring(world: World)
             assert "permission denied" not in answer.text, path
             assert "cannot be shown" not in answer.text, path
         assert "Inserts fail now" in browser.get("/partitions", page=True).text
+        found = browser.send("POST", "/search", data={"text": world.name}, headers=FORM)
+        assert f"/queuekeeper/queue/{world.name}" in found.text
+        assert found.text.count("Not searched: ") == found.text.count("Not searched: sessions in PostgreSQL.") == 1
         explained = browser.send("POST", "/queue", data={"client_id": planted.CLIENT}, headers=FORM)
         assert explained.status_code == 200
         reveal = {"client_id": planted.CLIENT, "store": "postgres", "packet_id": "1", "reason": "ticket 4711: lost"}

@@ -6,13 +6,16 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
+from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from queuekeeper.airflow.plugin.pages import pages
+from queuekeeper.airflow.plugin.security import REPORTING
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
 from queuekeeper.errors import ServerUnavailable
@@ -105,6 +108,23 @@ def test_viewer_may_look_and_is_refused_every_action(app: FastAPI) -> None:
     assert "You may not start runs" in browser.send("POST", "/trigger/session_migration", headers=FORM).text
     assert browser.get("/trigger/session_migration").status_code == 200
     assert "You may not see payloads" in browser.send("POST", "/queue/reveal", headers=FORM).text
+
+
+def test_who_may_not_read_a_page_gets_nothing_of_it_from_the_search(app: FastAPI) -> None:
+    from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+
+    browser = as_user(app, "viewer")
+    assert browser.send("POST", "/search", data={"text": PLAN}, headers=FORM).status_code == 200
+    for denied in REPORTING:
+
+        def allowed(*, details: DagDetails, denied: str = denied, **_: object) -> bool:
+            return details.id != denied
+
+        with patch.object(SimpleAuthManager, "is_authorized_dag", side_effect=allowed):
+            answer = browser.send("POST", "/search", data={"text": PLAN}, headers=FORM | {"Accept": "text/html"})
+        assert answer.status_code == 403, denied
+        assert f"You may not see runs of {denied}" in answer.text
+        assert PLAN not in answer.text
 
 
 def test_operator_may_act_and_only_from_airflows_own_pages(app: FastAPI) -> None:

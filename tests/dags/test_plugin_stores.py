@@ -481,6 +481,104 @@ def test_queue_is_explained_without_payload_topic_or_an_id_in_an_address(servers
         assert servers.browser.send("POST", "/queue", data={"client_id": wrong}, headers=FORM).status_code == 422
 
 
+def searched(world: World, text: str) -> httpx.Response:
+    return world.browser.send("POST", "/search", data={"text": text}, headers=FORM | {"Accept": "text/html"})
+
+
+def test_client_is_found_in_either_store_and_its_queue_is_opened_without_an_id_in_an_address(servers: World) -> None:
+    with redis_client.connect(servers.stores._redis_url()) as client:
+        message = NewMessage(topic="secret/topic", payload=PLANTED, qos=1, time_ms=system_clock())
+        RedisSessionStore(client).save_messages([SessionSave(client_id="<i>fridge", messages=(message,))])
+    (stored,) = servers.connection.execute("SELECT client_id FROM device_session_ctx LIMIT 1").fetchone() or ("",)
+
+    in_redis, in_postgres = searched(servers, "<i>fridge"), searched(servers, stored)
+
+    assert "1 messages in Redis" in text_of(in_redis)
+    assert "messages in PostgreSQL" in text_of(in_postgres)
+    for answer in (in_redis, in_postgres):
+        assert answer.status_code == 200
+        assert '<form method="post" action="/queuekeeper/queue"><input type="hidden" name="client_id"' in answer.text
+        assert not re.search(r'(?:href|action)="[^"]*(?:fridge|' + re.escape(stored) + ")", answer.text)
+    assert "<i>fridge" not in in_redis.text
+    assert "secret/topic" not in in_redis.text
+    assert PLANTED.decode() not in in_redis.text
+
+
+def test_runs_queues_and_tables_are_found_by_what_a_person_has_at_hand(servers: World) -> None:
+    plan = f"/queuekeeper/runs/session_migration/{report_samples.PLAN_ID}"
+    newest = "SELECT quality_run_id FROM queuekeeper.quality_runs ORDER BY started_at DESC LIMIT 1"
+    required = {
+        table: [
+            name
+            for (name,) in servers.connection.execute(
+                "SELECT column_name FROM information_schema.columns WHERE table_schema = 'queuekeeper'"
+                " AND table_name = %s AND is_nullable = 'NO' AND data_type <> 'text'",
+                [table],
+            )
+        ]
+        for table in ("compacted_profiles", "fanout_profiles")
+    }
+    (run_id,) = servers.connection.execute(newest).fetchone() or ("",)
+    for table, row in (
+        ("compacted_profiles", {"client_id": "twin-1", "client_hash": "c" * 16, "lag": 4_711}),
+        ("fanout_profiles", {"queue": "alarms", "consumer": "pager", "client_hash": "f" * 16, "messages": 17}),
+    ):
+        filled = dict.fromkeys(required[table], 0) | {"quality_run_id": run_id} | row
+        servers.connection.execute(
+            f"INSERT INTO queuekeeper.{table} SELECT * FROM jsonb_populate_record(NULL::queuekeeper.{table}, %s)",
+            [json.dumps(filled)],
+        )
+
+    for text, page, words in (
+        (report_samples.PLAN_ID, plan, "session_migration, failed"),
+        (f" {report_samples.PLAN_ID[:4]}\n", plan, "session_migration, failed"),
+        (RUN_ID, plan, "session_migration, failed"),
+        ("1".zfill(16), f"/queuekeeper/queue/{'1'.zfill(16)}", "by its hash"),
+        ("twin-1", "/queuekeeper/quality", "compacted; 4,711 messages waited"),
+        ("f" * 16, "/queuekeeper/quality", "fan-out; 17 messages waited"),
+        ("READ", "/queuekeeper/partitions#table-1", "partitions of 1 day"),
+    ):
+        answer = searched(servers, text)
+        assert f'href="{page}"' in answer.text, text
+        assert words in text_of(answer), text
+    # The hash does not tell whose it is.
+    assert "meter-1" not in searched(servers, "1".zfill(16)).text
+    led = servers.browser.get(f"/runs/session_migration/{report_samples.PLAN_ID}")
+    assert led.headers["location"] == f"/queuekeeper/migration/{report_samples.PLAN_ID}"
+
+
+def test_search_without_a_result_says_what_was_looked_for_where_and_what_to_do(servers: World) -> None:
+    for text in ("<b>nobody", "ffff", "0" * 16, "x" * 70_000, "%", "manual__"):
+        answer = searched(servers, text)
+        shown = text_of(answer)
+        assert answer.status_code == 200, text[:20]
+        assert "Nothing was found" in shown, text[:20]
+        assert "a client of PostgreSQL or Redis, by its whole id" in shown
+        assert "/queuekeeper/trigger/queue_quality" in answer.text
+        assert "<b>nobody" not in answer.text
+    assert "What are you looking for?" in text_of(servers.browser.get("/search", page=True))
+    assert "What are you looking for?" in text_of(searched(servers, " "))
+    foreign = FORM | {"Origin": "https://attacker.example"}
+    assert servers.browser.send("POST", "/search", data={"text": RUN_ID}, headers=foreign).status_code == 403
+
+
+def test_search_names_the_store_that_is_down_and_finds_the_rest(servers: World) -> None:
+    def down() -> str:
+        raise ServerUnavailable("the server is down")
+
+    urls: dict[str, Any] = {"postgres_url": servers.stores._postgres_url, "redis_url": servers.stores._redis_url}
+    (stored,) = servers.connection.execute("SELECT client_id FROM device_session_ctx LIMIT 1").fetchone() or ("",)
+    for name, words, text in (
+        ("redis_url", "Not searched: sessions in Redis. the server is down", stored),
+        ("redis_url", "Not searched: sessions in Redis. the server is down", RUN_ID),
+        ("postgres_url", "Not searched: records of queues, runs and tables. the server is down", "absent"),
+    ):
+        browser = servers.with_stores(Stores(**(urls | {name: down})))
+        answer = browser.send("POST", "/search", data={"text": text}, headers=FORM | {"Accept": "text/html"})
+        assert words in text_of(answer), name
+        assert ("Nothing was found in what was searched" in text_of(answer)) is (text == "absent")
+
+
 def test_payload_is_shown_for_a_reason_that_is_on_record_before_it_is(servers: World) -> None:
     with redis_client.connect(servers.stores._redis_url()) as client:
         message = NewMessage(topic="t", payload=PLANTED, qos=1, time_ms=system_clock())

@@ -47,6 +47,7 @@ PAGES = {
     "audit": "/audit?verify=true",
     "reports": "/reports",
     "started": "/started?dag_id=queue_quality&run_id=manual__1",
+    "search": "/search",
     "nothing": "/nothing",
 }
 SIZES = {"phone": (390, 844), "tablet": (820, 1_180), "desk": (1_280, 900)}
@@ -297,6 +298,34 @@ def test_printed_pages_are_white_and_whole_and_have_nothing_to_press(
         hidden = "(each) => each.filter((one) => one.scrollHeight > one.clientHeight + 1).length"
         assert page.locator(".board, .plan").evaluate_all(hidden) == 0, name
         assert page.locator("h1").is_visible(), name
+
+
+def test_slash_leads_to_the_search_from_any_page_and_a_result_to_its_page(
+    world: World, site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page, requests, complaints = watched(contexts())
+    (client,) = world.connection.execute("SELECT client_id FROM device_session_ctx LIMIT 1").fetchone() or ("",)
+    page.goto(f"{site}/runs")
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox", name="Search for a client, queue, run or table")).to_be_focused()
+    # In a field it is a character of an id.
+    page.keyboard.type("/" + report_samples.PLAN_ID)
+    expect(page.get_by_role("searchbox")).to_have_value("/" + report_samples.PLAN_ID)
+    page.get_by_role("searchbox").fill(report_samples.PLAN_ID)
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name=report_samples.PLAN_ID).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Migration {report_samples.PLAN_ID}")
+    # The script of the page listens from then on.
+    page.wait_for_load_state("load")
+    page.keyboard.press("/")
+    page.keyboard.type(client)
+    page.keyboard.press("Enter")
+    pictured(page, world.pictures / "found.png")
+    assert serious_faults(page) == []
+    page.get_by_role("button", name=client).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("One queue explained")
+    assert [url for url in requests if client in url] == []
+    assert complaints == []
 
 
 def test_tab_reaches_everything_that_can_be_pressed_and_shows_where_it_is(

@@ -47,6 +47,23 @@ WHERE
 ORDER BY created_at DESC, maintenance_run_id ASC
 LIMIT %(maximum)s;
 
+-- name: find_runs
+-- Find runs by the beginning of their id, and migrations by their run of Airflow, latest first.
+-- params: beginning, airflow_run_id, maximum; beginning null: no run by its id
+-- rows: (maintenance_run_id)
+-- index: plan_runs_pkey; none for the beginning, runs are few
+SELECT maintenance_run_id
+FROM queuekeeper.runs
+WHERE
+    starts_with(maintenance_run_id, %(beginning)s::text)
+    OR maintenance_run_id IN (
+        SELECT plan_runs.plan_id
+        FROM queuekeeper.plan_runs
+        WHERE plan_runs.run_id = %(airflow_run_id)s
+    )
+ORDER BY created_at DESC, maintenance_run_id ASC
+LIMIT %(maximum)s;
+
 -- name: approve_run
 -- Record who approved a run; a run at work keeps its state, a refused run is not changed.
 -- params: maintenance_run_id, approved_by, approved_at

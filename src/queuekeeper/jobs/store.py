@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from queuekeeper.postgres import Connection, records, statement, translated_erro
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
+_BEGINNING = re.compile("[0-9a-f]{4,16}")
 T = TypeVar("T")
 
 
@@ -246,6 +248,16 @@ class Runs:
         :param kind: only runs of this kind.
         """
         return self._load(self._known_ids([kind] if kind else [], limit=limit))
+
+    def find(self, text: str, *, limit: int) -> list[MaintenanceRun]:
+        """Return the runs that a text names, newest first.
+
+        :param text: the first digits of a run's id, four at least, or the id of the run of Airflow that has made a
+            migration's plan.
+        """
+        beginning = text if _BEGINNING.fullmatch(text) else None
+        wanted = {"beginning": beginning, "airflow_run_id": text, "maximum": limit}
+        return self._load([run_id for (run_id,) in self._rows("find_runs", wanted)])
 
     def progress_of(self, run_ids: Collection[str]) -> dict[str, RunProgress]:
         """Return the progress, by id, of those of the runs that have begun."""

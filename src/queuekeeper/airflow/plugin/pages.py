@@ -15,7 +15,18 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
 from queuekeeper.airflow.defaults import Tag
-from queuekeeper.airflow.plugin import audit, forms, migration, overview, partitions, quality, queue, runs, steering
+from queuekeeper.airflow.plugin import (
+    audit,
+    forms,
+    migration,
+    overview,
+    partitions,
+    quality,
+    queue,
+    runs,
+    search,
+    steering,
+)
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
@@ -111,6 +122,7 @@ def pages(
     app.include_router(migration.routes(shown, opened, asked, airflow, key))
     app.include_router(steering.routes(shown, opened, asked, report_of))
     app.include_router(queue.routes(shown, opened, asked, key, chosen.key_prefix))
+    app.include_router(search.routes(shown, opened, chosen.key_prefix))
     app.include_router(partitions.routes(shown, opened))
     app.include_router(quality.routes(shown, opened))
     app.include_router(audit.routes(shown, opened, asked))

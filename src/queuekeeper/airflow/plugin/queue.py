@@ -18,13 +18,14 @@ from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import HASH_DIGITS
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.explain import Explanation, Fate, explain, read_queue, reveal_message
+from queuekeeper.quality.explain import Explanation, Fate, QueueReading, explain, read_queue, reveal_message
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.model import DEFAULT_EXPLAINED
 from queuekeeper.sessions.reports import PendingMessage
 
 T = TypeVar("T")
 
-_HASH = re.compile(f"[0-9a-f]{{{HASH_DIGITS}}}")
+HASH = re.compile(f"[0-9a-f]{{{HASH_DIGITS}}}")
 _LINES = 500
 _MARKS = {
     Fate.WAITING: "·", Fate.SENT: "→", Fate.RELEASED: "⇄", Fate.NOT_COPIED: "…", Fate.ACKED: "✓", Fate.EXPIRED: "⌛",
@@ -68,10 +69,10 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
 
     @router.get("/queue/{name}")
     def by_hash(name: str) -> Response:
-        if not _HASH.fullmatch(name):
+        if not HASH.fullmatch(name):
             raise HTTPException(404, f"A queue's name in an address is its hash, {HASH_DIGITS} digits from 0 to f.")
         with stores.postgres() as connection:
-            client_id = _client_of(connection, name)
+            client_id = client_of(connection, name)
         if client_id is None:
             raise HTTPException(
                 404,
@@ -131,6 +132,16 @@ def payload_text(payload: bytes) -> tuple[str, str]:
 
 
 def _explain(stores: Stores, client_id: str, *, hash_key: bytes, key_prefix: str, now_ms: int) -> Explanation:
+    reading = read_both(stores, client_id, key_prefix=key_prefix)
+    return explain(client_id, reading=reading, hash_key=hash_key, now_ms=now_ms)
+
+
+def read_both(stores: Stores, client_id: str, *, key_prefix: str, limit: int = DEFAULT_EXPLAINED) -> QueueReading:
+    """Return what the stores hold of a client's queue; a store that does not answer is named in the result.
+
+    :param limit: number of messages to read from each store.
+    :raises UsageError: when the client id is empty or too long.
+    """
     problems: dict[str, str] = {}
     with ExitStack() as opened:
 
@@ -142,11 +153,13 @@ def _explain(stores: Stores, client_id: str, *, hash_key: bytes, key_prefix: str
 
         connection: Connection | None = attempt("PostgreSQL", lambda: opened.enter_context(stores.postgres()))
         client: RedisClient | None = attempt("Redis", lambda: opened.enter_context(stores.redis()))
-        reading = read_queue(client_id, connection=connection, client=client, key_prefix=key_prefix, problems=problems)
-    return explain(client_id, reading=reading, hash_key=hash_key, now_ms=now_ms)
+        return read_queue(
+            client_id, connection=connection, client=client, key_prefix=key_prefix, limit=limit, problems=problems
+        )
 
 
-def _client_of(connection: Connection, name: str) -> str | None:
+def client_of(connection: Connection, name: str) -> str | None:
+    """Return the client whose queue the newest profiles name by a hash; none when they have no such hash."""
     with translated_errors(connection):
         row = connection.execute(statement("quality/client_of_hash"), {"client_hash": name}).fetchone()
     return None if row is None else str(row[0])

@@ -1,6 +1,6 @@
 // What the pages do beside being read: Airflow's own light or dark, local times, figures of a running migration,
-// another look at a run that has begun, and arrow keys on the board. Without it every page still works; it is as it was
-// when it was loaded.
+// another look at a run that has begun, arrow keys on the board, and / for the search. Without it every page still works;
+// it is as it was when it was loaded.
 "use strict";
 
 const root = document.documentElement;
@@ -108,8 +108,20 @@ function lookAgain(part) {
   setTimeout(() => location.reload(), Number(part.dataset.again) * 1000);
 }
 
+function searchBySlash() {
+  const field = document.getElementById("search");
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, textarea, select")) return;
+    event.preventDefault();
+    field.focus();
+    field.select();
+  });
+}
+
 followTheme();
 addLocalTimes();
+searchBySlash();
 document.querySelectorAll("[data-poll]").forEach(follow);
 document.querySelectorAll("[data-again]").forEach(lookAgain);
 document.querySelectorAll(".board").forEach(leadByArrows);
