@@ -49,7 +49,8 @@ with DAG(
     )
     approve = ApprovePlanOperator(
         task_id="approve",
-        subject=f"{{{{ params.remedy }}}}: make {{{{ '{{:,}}'.format({PLAN}['changes']) }}}} changes in Redis?",
+        subject=f"{{{{ params.remedy }}}}: make {{{{ '{{:,}}'.format({PLAN}['changes']) }}}} "
+        f"change{{{{ '' if {PLAN}['changes'] == 1 else 's' }}}} in Redis?",
         body="{{ ti.xcom_pull(task_ids='summarise')['markdown'] }}",
         plan_only=f"{{{{ params.dry_run or {PLAN}['changes'] == 0 }}}}",
         retry_delay=timedelta(seconds=1),

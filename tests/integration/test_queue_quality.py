@@ -163,7 +163,7 @@ def test_cleanup_and_repair_do_what_a_person_approves_and_nothing_that_one_rejec
             subjects = {dag_id: asked(dag_id, client, run_id)["subject"] for dag_id, run_id in runs.items()}
             assert subjects == {
                 "expired_reference_cleanup": "Clean 1 keys and references in Redis?",
-                "session_repair": "repair_counter: make 1 changes in Redis?",
+                "session_repair": "repair_counter: make 1 change in Redis?",
             }
             assert (redis.zcard(keys.messages), redis.get(keys.last_packet_id)) == (3, b"2")
             for dag_id, run_id in runs.items():

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.store import ExpiryHour, Verdict
 from queuekeeper.quality.report.gather import compose_report, write_report
 from queuekeeper.quality.report.model import PublishedReport
@@ -235,6 +237,15 @@ def test_passed_run_says_that_nothing_has_to_be_done() -> None:
     assert "None. Every check that ran holds." in text
     assert "No queue has a fault." in text
     assert "No row waits in quarantine." in text
+
+
+def test_passed_run_names_what_did_not_pass_for_information() -> None:
+    evidence = samples.passed()
+    told = samples.result("Q13", Status.FAILED, number=4, severity=Severity.INFO, unexpected_count=2)
+    report = compose_report(replace(evidence, results=(*evidence.results, told)), now_ms=samples.NOW_MS)
+
+    assert "4 checks ran, and no message is in danger. What did not pass (1) is for information" in report.explanation
+    assert "nothing has to be done" not in report.explanation
 
 
 def test_empty_report_explains_the_next_step_everywhere() -> None:

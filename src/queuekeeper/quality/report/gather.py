@@ -221,7 +221,13 @@ def explain(verdict: Verdict, *, results: Sequence[Finding]) -> str:
     excused = f" {_count(known, 'known issue is', 'known issues are')} left out of the verdict." if known else ""
     match verdict:
         case Verdict.PASSED:
-            return f"{_count(len(results), 'check', 'checks')} ran, and nothing has to be done.{excused}"
+            ran = f"{_count(len(results), 'check', 'checks')} ran"
+            if not failed:
+                return f"{ran}, and nothing has to be done.{excused}"
+            return (
+                f"{ran}, and no message is in danger. What did not pass ({len(failed)}) is for information: look at it "
+                f"below when there is time.{excused}"
+            )
         case Verdict.WARNED:
             return (
                 f"No message is in danger now, but {_count(len(failed), 'check', 'checks')} did not pass. Look at them "
