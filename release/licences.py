@@ -47,7 +47,8 @@ def declared(package: Distribution) -> str | None:
     """Return the licence that a package's metadata says in words of SPDX, or without doubt."""
     metadata = package.metadata
     for field in ("License-Expression", "License"):
-        said = str(metadata[field] or "").strip()
+        # Where the backport importlib_metadata has been imported, what is absent raises KeyError.
+        said = str(metadata[field] or "").strip() if field in metadata else ""
         if said and "\n" not in said and not SPDX.validate(said).errors:
             return said
     classifiers = [each for each in metadata.get_all("Classifier") or [] if each.startswith("License ::")]

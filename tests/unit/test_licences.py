@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from importlib.metadata import Distribution
 from pathlib import Path
+from typing import Any
 
+import importlib_metadata
 import pytest
 
 from release import licences
@@ -10,11 +12,11 @@ from release import licences
 ALLOWED = frozenset({"MIT", "Apache-2.0", "GPL-2.0-only WITH Classpath-exception-2.0"})
 
 
-def package(folder: Path, *lines: str) -> Distribution:
+def package(folder: Path, *lines: str, reader: Any = Distribution) -> Any:
     facts = folder / "sample-1.0.dist-info"
     facts.mkdir()
     facts.joinpath("METADATA").write_text("\n".join(["Metadata-Version: 2.4", "Name: sample", "Version: 1.0", *lines]))
-    return Distribution.at(facts)
+    return reader.at(facts)
 
 
 def test_every_locked_package_has_an_allowed_licence() -> None:
@@ -57,5 +59,8 @@ def test_a_licence_is_allowed_where_it_leaves_the_choice_of_an_allowed_one(expre
         ([], None),
     ],
 )  # fmt: skip
-def test_metadata_says_a_licence_only_without_doubt(tmp_path: Path, lines: list[str], said: str | None) -> None:
-    assert licences.declared(package(tmp_path, *lines)) == said
+@pytest.mark.parametrize("reader", [Distribution, importlib_metadata.Distribution])
+def test_metadata_says_a_licence_only_without_doubt(
+    tmp_path: Path, reader: Any, lines: list[str], said: str | None
+) -> None:
+    assert licences.declared(package(tmp_path, *lines, reader=reader)) == said
