@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from queuekeeper.cli import jobs, runs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
 from queuekeeper.cli.options import takes
@@ -25,7 +29,12 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
 
 @command(app, also=CONFIRMS)
 def apply(
-    call: OnServers, run_id: RunId, *, share: str | None = None, undo_directory: jobs.UndoDirectory = None
+    call: OnServers,
+    run_id: RunId,
+    *,
+    share: str | None = None,
+    shard: Annotated[str | None, typer.Option(hidden=True)] = None,
+    undo_directory: jobs.UndoDirectory = None,
 ) -> Shown:
     """Clean as planned, then look again. Repeat it after an interruption: it goes on where it stopped.
 
@@ -34,8 +43,9 @@ def apply(
     Example: `queuekeeper cleanup apply 0123456789abcdef`
 
     :param share: Clean only this share of the plan. Without it, all shares.
+    :param shard: Its name in earlier builds.
     """
-    return jobs.carry_out(call, KIND, go_on=run_id, only=share, undo_directory=undo_directory)
+    return jobs.carry_out(call, KIND, go_on=run_id, only=share or shard, undo_directory=undo_directory)
 
 
 runs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})
