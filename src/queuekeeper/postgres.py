@@ -246,6 +246,10 @@ async def _end(connection: AsyncConnection, task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         # The caller is told that it was cancelled, whatever has become of the work.
         task.exception()
+    if connection.info.transaction_status == TransactionStatus.INERROR:
+        # A request that came late has ended the COMMIT or ROLLBACK; a transaction of the caller's own is refused here.
+        with suppress(psycopg.Error):
+            await connection.rollback()
     if connection.info.transaction_status == TransactionStatus.ACTIVE:
         await connection.close()
 

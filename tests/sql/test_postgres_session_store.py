@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import orjson
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from queuekeeper import postgres
 from queuekeeper.errors import PacketIdInUse, RefusedError, ServerUnavailable, UsageError
@@ -622,7 +623,7 @@ def test_connection_without_autocommit_holds_no_transaction_open(database: Conne
         store = PostgresSessionStore(connection)
         store.save_messages([save("a")])
         store.inspect("a")
-        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        assert connection.info.transaction_status == TransactionStatus.IDLE
     assert PostgresSessionStore(database).inspect("a").messages == 1
 
 
@@ -710,7 +711,7 @@ def test_task_may_be_cancelled_at_any_point(
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
-            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+            assert connection.info.transaction_status == TransactionStatus.IDLE
             (report,) = await store.save_messages([save("a", source="s", offset=turn)])
             assert report.stored == 1
 
@@ -720,6 +721,29 @@ def test_task_may_be_cancelled_at_any_point(
 
     asyncio.run(run())
     assert PostgresSessionStore(database).inspect("a").messages == len(turns)
+
+
+def test_transaction_whose_rollback_a_late_request_has_ended_is_rolled_back(
+    connection: Connection, postgres_url: str
+) -> None:
+    query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
+
+    async def run() -> TransactionStatus:
+        async with postgres.connect_async(postgres_url, autocommit=True) as shared:
+
+            async def work() -> None:
+                await shared.execute("BEGIN")
+                await shared.execute("SELECT pg_sleep(600)")
+
+            task = asyncio.ensure_future(postgres.undisturbed(shared, work()))
+            while connection.execute(query, [shared.info.backend_pid]).fetchone() != ("PgSleep",):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            return shared.info.transaction_status
+
+    assert asyncio.run(run()) == TransactionStatus.IDLE
 
 
 # --- plans -----------------------------------------------------------------------------------------------------
