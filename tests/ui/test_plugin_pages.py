@@ -209,6 +209,13 @@ def watched(context: BrowserContext) -> tuple[Page, list[str], list[str]]:
     return page, requests, complaints
 
 
+def arrived(page: Page, heading: str) -> None:
+    """Wait for the page that a key or a link leads to: until then, what is asked is answered by the page before."""
+    expect(page.get_by_role("heading", level=1)).to_have_text(heading)
+    # The script of the page listens from then on.
+    page.wait_for_load_state("load")
+
+
 def serious_faults(page: Page) -> list[str]:
     """Return what axe finds that keeps somebody from using the page."""
     return [
@@ -314,12 +321,11 @@ def test_slash_leads_to_the_search_from_any_page_and_a_result_to_its_page(
     page.get_by_role("searchbox").fill(report_samples.PLAN_ID)
     page.keyboard.press("Enter")
     page.get_by_role("link", name=report_samples.PLAN_ID).click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(f"Migration {report_samples.PLAN_ID}")
-    # The script of the page listens from then on.
-    page.wait_for_load_state("load")
+    arrived(page, f"Migration {report_samples.PLAN_ID}")
     page.keyboard.press("/")
     page.keyboard.type(client)
     page.keyboard.press("Enter")
+    arrived(page, "Search")
     pictured(page, world.pictures / "found.png")
     assert serious_faults(page) == []
     page.get_by_role("button", name=client).click()

@@ -74,7 +74,7 @@ def test_the_page_is_built_for_screen_readers_and_keyboards(browser: Browser, re
     check_structure(page, title="Not balanced: session migration")
     board = page.get_by_role("link", name="failed").first
     board.click()
-    assert page.url.endswith("#cohort-7")
+    page.wait_for_url("**#cohort-7")
     page.close()
 
 
