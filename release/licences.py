@@ -29,6 +29,9 @@ CLASSIFIERS = {
 UNKNOWN = "unknown"
 HEAD = """# Licences of what Queuekeeper comes with
 
+Queuekeeper itself has no licence yet. Without one, copyright law gives nobody the right to use, change or hand on its
+files: ask its authors first. This page is about what comes with it.
+
 The wheel holds Queuekeeper alone; installing it brings packages of others, more of them with each extra. These are the
 locked ones (`requirements.lock`), each with its licence as an [SPDX expression](https://spdx.org/licenses/). The same
 list, without what is for development, travels in the wheel in the form of CycloneDX, as
