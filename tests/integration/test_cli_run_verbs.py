@@ -129,6 +129,16 @@ def test_run_that_is_over_is_not_paused_resumed_or_slowed_down_in_silence(
     assert "no longer paused. It is done:" in " ".join(lifted.stdout.split())
 
 
+def test_a_script_gets_the_newest_run_of_a_job_by_its_id_alone(control: Connection, own_home: Path) -> None:
+    planned(control, "repair_ttl", own_home)
+    newest = planned(control, "repair_ttl", own_home)
+    planned(control, "fanout_repair", own_home)
+
+    listed = CliRunner().invoke(app, ["run", "list", "--kind", "repair_ttl", "--limit", "1", "--ids"])
+
+    assert listed.stdout == f"{newest}\n"
+
+
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_run_that_moves_rows_out_of_default_has_a_pace_that_counts_them(
     control: Connection, own_home: Path, kind: str

@@ -32,7 +32,8 @@ def lines_of(page: Path) -> Iterator[tuple[str, bool]]:
     text = page.read_text("utf-8")
     for block in _BLOCK.findall(text):
         for line in re.sub(r"\\\n\s*", " ", block).splitlines():
-            words = line.strip().removeprefix("$ ")
+            # "RUN=$(queuekeeper run list ...)" keeps what a command prints.
+            words = re.sub(r"^[A-Z]+=\$\((.*?)\)", r"\1", line.strip().removeprefix("$ "))
             if re.match(r"(?:[A-Z_]+=\S* )*queuekeeper ", words):
                 yield re.sub(r"^(?:[A-Z_]+=\S* )*", "", words), True
     for line in _INLINE.findall(text):

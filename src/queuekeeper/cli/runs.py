@@ -28,13 +28,18 @@ app = group()
 
 @command(app, "list")
 def list_runs(
-    call: OnPostgres, *, kind: Kind = None, limit: Annotated[int, typer.Option(min=1, max=1_000)] = 20
+    call: OnPostgres,
+    *,
+    kind: Kind = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000)] = 20,
+    ids: bool = False,
 ) -> Shown:
     """List the newest runs of all jobs.
 
     Example: `queuekeeper run list --kind fanout_repair`
 
     :param limit: Number of runs to show, the newest ones.
+    :param ids: Show only the ids, one a line, for scripts.
     """
     if kind is not None:
         check_kind(kind)
@@ -47,7 +52,7 @@ def list_runs(
         for line, one in zip(lines, runs, strict=True)
     ]
     rows = [(*line, instant(milliseconds(one.created_at))) for line, one in zip(lines, runs, strict=True)]
-    return Shown(told, lambda: [table("Runs", heads, rows)])
+    return Shown(told, lambda: [one.maintenance_run_id for one in runs] if ids else [table("Runs", heads, rows)])
 
 
 def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None) -> Shown:
