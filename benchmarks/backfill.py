@@ -58,7 +58,8 @@ from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMN
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.sample import SampleParameters, fill
+from queuekeeper.sessions.sample import fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 
 READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"
 _BLOCK_BYTES = 1024 * 1024

@@ -16,7 +16,8 @@ from queuekeeper.migration.report.gather import Evidence
 from queuekeeper.postgres import Connection, migrate
 from queuekeeper.quality.judge.incidents import Incidents, Look
 from queuekeeper.quality.judge.store import QualityStore, Verdict
-from queuekeeper.sessions.sample import SampleParameters, fill
+from queuekeeper.sessions.sample import fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests import report_samples
 
 RUN_ID = "manual__2026-01-31T12:00:00+00:00"

@@ -34,6 +34,7 @@ from queuekeeper.sessions.owners import Ownership, OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.router import SessionRouter
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.patience import PATIENCE_S
 from tests.property.migration_rules import Decision, Message, Rules, Session, decide
 
@@ -152,7 +153,7 @@ class OnlineWorld:
 
     def fill(self, *, messages: int = 300, sessions: int = 40, hostile: bool = False) -> None:
         """Fill the tables with a sample."""
-        parameters = sample.SampleParameters(
+        parameters = SampleParameters(
             messages=messages, sessions=sessions, now_ms=time.time_ns() // 1_000_000, long_queues=0, hostile=hostile
         )
         sample.fill(self.connection, parameters)

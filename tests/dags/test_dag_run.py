@@ -26,7 +26,8 @@ from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState, code_version
 from queuekeeper.migration.preflight import source_fingerprint
 from queuekeeper.postgres import Connection
-from queuekeeper.sessions.sample import SampleParameters, fill
+from queuekeeper.sessions.sample import fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests import report_samples as samples
 
 if TYPE_CHECKING:

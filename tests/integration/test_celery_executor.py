@@ -24,7 +24,8 @@ from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
-from queuekeeper.sessions.sample import SampleParameters, fill
+from queuekeeper.sessions.sample import fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.integration.airflow_pages import token
 from tests.integration.airflow_runs import asked, decide, log, states
 from tests.object_store import ObjectStore

@@ -16,7 +16,8 @@ from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect
-from queuekeeper.sessions.sample import SampleParameters, fill
+from queuekeeper.sessions.sample import fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.integration.command_line import CommandLine
 from tests.run_kinds import JOBS, KINDS, planned
 

@@ -28,7 +28,8 @@ from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, R
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
-from queuekeeper.sessions.sample import SampleParameters, fill
+from queuekeeper.sessions.sample import fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests import planted
 from tests.browser import chromium, pictured
 from tests.integration import airflow_runs

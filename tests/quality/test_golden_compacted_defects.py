@@ -18,7 +18,7 @@ from queuekeeper.jobs.checks import check
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
-from queuekeeper.quality.judge.live_queues import part_of_turn
+from queuekeeper.quality.judge.live_queues import QueueReading, part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.model import TURNS
@@ -199,10 +199,10 @@ def test_rows_are_kept_for_the_newest_judgements_and_name_clients_by_hash(stage:
             quality_run_id=name, mode="full", suites=[COMPACTED], profile_ids=[], numbers={},
             started_at=datetime.fromtimestamp(number, UTC),
         )  # fmt: skip
-        profile_compacted_queues(
-            connection, stage.world.client, quality_run_id=name, prefix=PREFIX, now_ms=stage.world.now_ms, hash_key=key,
-            part=None,
-        )  # fmt: skip
+        reading = QueueReading(
+            client=stage.world.client, quality_run_id=name, prefix=PREFIX, now_ms=stage.world.now_ms, hash_key=key
+        )
+        profile_compacted_queues(connection, reading)
     rows = connection.execute("SELECT count(DISTINCT quality_run_id), count(*) FROM queuekeeper.compacted_profiles")
     assert rows.fetchone() == (10, 50)
     busy = connection.execute(

@@ -16,7 +16,7 @@ from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.judge.live_queues import PARTS, part_of_turn
+from queuekeeper.quality.judge.live_queues import PARTS, QueueReading, part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.model import TURNS
@@ -175,10 +175,10 @@ def test_rows_of_fanout_queues_are_kept_for_the_newest_judgements(stage: Stage) 
             quality_run_id=name, mode="full", suites=[FANOUT], profile_ids=[], numbers={},
             started_at=datetime.fromtimestamp(number, UTC),
         )  # fmt: skip
-        profile_fanout_queues(
-            connection, stage.world.client, quality_run_id=name, prefix=PREFIX, now_ms=stage.world.now_ms, hash_key=key,
-            part=None,
-        )  # fmt: skip
+        reading = QueueReading(
+            client=stage.world.client, quality_run_id=name, prefix=PREFIX, now_ms=stage.world.now_ms, hash_key=key
+        )
+        profile_fanout_queues(connection, reading)
     rows = connection.execute("SELECT count(DISTINCT quality_run_id), count(*) FROM queuekeeper.fanout_profiles")
     assert rows.fetchone() == (10, 80)
     busy = connection.execute(

@@ -20,6 +20,7 @@ from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.sessions import sample
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.golden_defects import healthy
 
 pytestmark = pytest.mark.spark
@@ -61,7 +62,7 @@ def test_postgres_of_healthy_data_passes_every_check(spark: SparkSession, postgr
     with postgres.connect(postgres_url, autocommit=True) as connection:
         sample.fill(
             connection,
-            sample.SampleParameters(
+            SampleParameters(
                 messages=messages, sessions=messages // 10, long_queue_messages=9_000, now_ms=now_ms,
                 create_schema=True,
             ),

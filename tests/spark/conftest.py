@@ -16,6 +16,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.sessions import sample
+from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.lanes import mark
 from tests.object_store import NOWHERE
 from tests.spark.world import World, kill_the_dying
@@ -67,7 +68,7 @@ def _filled(url: str, *, hostile: bool) -> str:
     with postgres.connect(url, autocommit=True) as connection:
         sample.fill(
             connection,
-            sample.SampleParameters(
+            SampleParameters(
                 messages=3_000,
                 sessions=400,
                 long_queues=2,

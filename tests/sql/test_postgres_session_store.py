@@ -26,6 +26,7 @@ from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave, St
 from queuekeeper.sessions.postgres_operations import CleanupReport, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
 from queuekeeper.sessions.reports import SaveReport
+from queuekeeper.sessions.sample_parameters import SampleParameters
 
 pytestmark = pytest.mark.sql
 
@@ -404,9 +405,7 @@ def test_both_write_the_same_session_in_turn(store: Watched, database: Connectio
 
 
 def test_every_row_of_an_old_database_is_delivered_or_put_aside(database: Connection) -> None:
-    sample.fill(
-        database, sample.SampleParameters(messages=300, sessions=50, now_ms=now_ms(), long_queues=0, hostile=True)
-    )
+    sample.fill(database, SampleParameters(messages=300, sessions=50, now_ms=now_ms(), long_queues=0, hostile=True))
     store = PostgresSessionStore(database)
     (rows,) = database.execute("SELECT count(*) FROM device_publish_msg WHERE client_id <> ''").fetchone() or (0,)
     ids = database.execute("SELECT DISTINCT client_id FROM device_publish_msg WHERE client_id <> ''").fetchall()

@@ -10,7 +10,8 @@ from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.migration import preflight
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.hostile import HostileMessage, hostile_rows
-from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
+from queuekeeper.sessions.sample import SampleReport, fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 
 pytestmark = pytest.mark.sql
 

@@ -8,7 +8,7 @@ import pytest
 
 from queuekeeper.errors import UsageError
 from queuekeeper.sessions.hostile import hostile_rows
-from queuekeeper.sessions.sample import SampleParameters
+from queuekeeper.sessions.sample_parameters import SampleParameters
 
 pytestmark = pytest.mark.unit
 

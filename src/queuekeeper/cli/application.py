@@ -89,7 +89,7 @@ app.command()(servers.demo)
 command(app)(doctor.doctor)
 command(app)(metrics.metrics)
 command(app)(explain.explain)
-command(app, also=CONFIRMS)(sample.sample)
+command(app, also=CONFIRMS, more=sample.ASKED)(sample.sample)
 for _name, _place, _words in (
     ("migrate", "migrate:app", "Move sessions to Redis: plan, copy, verify, report."),
     ("online", "online:app", "Move sessions while devices are connected."),

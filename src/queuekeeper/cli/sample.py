@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import OnPostgres
+from queuekeeper.cli.command import OnPostgres, options
 from queuekeeper.cli.output import Shown, parts, screen
 from queuekeeper.clock import system_clock
+from queuekeeper.sessions.sample_parameters import SampleParameters
 
 if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
+
+ASKED = options(
+    SampleParameters, "messages", "sessions", "seed", "long_queues", "long_queue_messages", "hostile", "replace"
+)
 
 
 class OnSource(OnPostgres):
@@ -23,46 +28,18 @@ class OnSource(OnPostgres):
         return self.opened.enter_context(context.postgres_connection(self.postgres_url, autocommit=False))
 
 
-def sample(
-    call: OnSource,
-    *,
-    messages: int = 200_000,
-    sessions: int = 20_000,
-    seed: int = 1,
-    long_queues: int = 3,
-    long_queue_messages: int = 12_000,
-    hostile: bool = False,
-    replace: bool = False,
-) -> Shown:
+def sample(call: OnSource, **given: Any) -> Shown:
     """Fill a source database with realistic sessions. Tables of TBMQ 1.4 are made where they are missing.
 
     Example: `queuekeeper sample --messages 1000000 --sessions 50000 --hostile`
-
-    :param messages: Number of healthy messages. --hostile adds more rows.
-    :param sessions: Number of healthy sessions. A fifth of them have no messages.
-    :param seed: Seed of the random numbers. The same seed makes the same rows.
-    :param long_queues: Number of sessions with a very long queue.
-    :param long_queue_messages: Number of messages in each very long queue.
-    :param hostile: Add bad rows of every kind that old databases hold.
-    :param replace: Empty the tables first. Without it, tables with rows are refused.
     """
     from queuekeeper.postgres import address
-    from queuekeeper.sessions.sample import SampleParameters, fill
+    from queuekeeper.sessions.sample import fill
 
-    parameters = SampleParameters(
-        messages=messages,
-        sessions=sessions,
-        seed=seed,
-        now_ms=system_clock(),
-        long_queues=long_queues,
-        long_queue_messages=long_queue_messages,
-        hostile=hostile,
-        replace=replace,
-        create_schema=True,
-    )
-    if replace:
+    parameters = SampleParameters(**given, now_ms=system_clock(), create_schema=True)
+    if parameters.replace:
         target = address(call.connection)
         call.confirm(f"All sessions and messages in {target} will be replaced by made-up ones.")
-    with screen(stderr=True).status(f"Filling in {messages:,} messages"):
+    with screen(stderr=True).status(f"Filling in {parameters.messages:,} messages"):
         report = fill(call.connection, parameters)
     return Shown(report, lambda: parts("Sample", report, headings={"hostile": "Hostile rows"}))

@@ -20,7 +20,8 @@ from queuekeeper.migration.ledger.model import LedgerRow, unaccounted
 from queuekeeper.migration.ledger.progress import line
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.postgres import Connection
-from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
+from queuekeeper.sessions.sample import SampleReport, fill
+from queuekeeper.sessions.sample_parameters import SampleParameters
 
 DAG_ID = "session_migration"
 

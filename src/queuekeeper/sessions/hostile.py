@@ -11,7 +11,7 @@ from queuekeeper.clock import DAY_MS
 from queuekeeper.keyspace import MAX_PACKET_ID
 
 if TYPE_CHECKING:
-    from queuekeeper.sessions.sample import SampleParameters
+    from queuekeeper.sessions.sample_parameters import SampleParameters
 
 Row = TypeVar("Row")
 

@@ -20,13 +20,10 @@ from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
 from queuekeeper.sessions.hostile import hostile_rows
+from queuekeeper.sessions.sample_parameters import MAX_QUEUE, SampleParameters
 
 Integers = NDArray[np.int64]
 
-MAX_QUEUE = 50_000
-"""Most messages of a healthy session; with gaps, a longer queue could hold a packet id twice."""
-
-MAX_MESSAGES = 1_000_000_000
 BATCH_ROWS = 20_000
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 _COPY_TRAILER = struct.pack(">h", -1)
@@ -35,49 +32,6 @@ _MESSAGE_TYPES = (
     "varchar", "varchar", "bytea",
 )  # fmt: skip
 _SESSION_TYPES = ("varchar", "int8", "int8", "int4")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleParameters:
-    """Parameters of a sample; the same parameters give the same rows.
-
-    :param messages: healthy messages; hostile messages are added to them.
-    :param sessions: healthy sessions, a fifth of them without messages.
-    :param now_ms: instant at which rows count as expired or not.
-    :param long_queues: sessions with a very long queue.
-    :param long_queue_messages: messages in each of those; together at most half of all messages.
-    :param hostile: add odd and broken rows as old databases hold them, and scatter all rows over the table.
-    :param replace: empty tables that hold rows.
-    :param create_schema: create the vendor's tables where they are missing.
-    """
-
-    messages: int = 200_000
-    sessions: int = 20_000
-    seed: int = 1
-    now_ms: int
-    long_queues: int = 3
-    long_queue_messages: int = 12_000
-    hostile: bool = False
-    replace: bool = False
-    create_schema: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse a parameter out of range.
-
-        :raises UsageError: naming the parameter, its value and the rule.
-        """
-        rules = {
-            "messages": (0, MAX_MESSAGES),
-            "sessions": (1, 100_000_000),
-            "seed": (0, 2**63 - 1),
-            "now_ms": (30 * DAY_MS, 2**53),
-            "long_queues": (0, 1_000),
-            "long_queue_messages": (1, MAX_QUEUE),
-        }
-        for name, (lowest, highest) in rules.items():
-            value = getattr(self, name)
-            if not lowest <= value <= highest:
-                raise UsageError(f"{name} is {value}: it must be {lowest} to {highest}")
 
 
 @dataclass(frozen=True, kw_only=True)

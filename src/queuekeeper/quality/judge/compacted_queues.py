@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from queuekeeper.compacted.model import Retention, RetentionPolicy
@@ -15,8 +15,8 @@ from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_re
 from queuekeeper.maintenance.compacted.model import PartHeartbeat
 from queuekeeper.maintenance.compacted.registry import Registry, scan_queues
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.judge.live_queues import QueueSums, save_rows
-from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+from queuekeeper.quality.judge.live_queues import QueueReading, QueueSums, save_rows
+from queuekeeper.redis_client import address_of, redis_errors
 
 _PAGE = 200
 _COLUMNS = (
@@ -40,52 +40,35 @@ _FAULTS = {
 _NOTHING = dict.fromkeys((*_FAULTS.values(), "index_faults"), 0)
 
 
-def profile_compacted_queues(
-    connection: Connection,
-    client: RedisClient,
-    *,
-    quality_run_id: str,
-    prefix: str,
-    now_ms: int,
-    hash_key: bytes,
-    part: int | None,
-    pace: Callable[[int], None] = lambda _: None,
-) -> QueueSums:
-    """Record one row of numbers per queue; the rows of an earlier try are replaced.
-
-    :param part: part of the registry to read; ``None`` reads all. Both go through the names of all keys.
-    :param pace: called with the number of members that were read; may wait.
-    """
-    reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
+def profile_compacted_queues(connection: Connection, reading: QueueReading) -> QueueSums:
+    """Record one row of numbers per queue; the rows of an earlier try are replaced."""
     return save_rows(
         connection,
         "compacted",
         _COLUMNS,
-        reader.rows(part),
-        quality_run_id=quality_run_id,
+        _Reader(reading).rows(),
+        quality_run_id=reading.quality_run_id,
         messages=lambda row: int(row["live"]),
     )
 
 
 class _Reader:
-    def __init__(
-        self, client: RedisClient, *, prefix: str, now_ms: int, hash_key: bytes, pace: Callable[[int], None]
-    ) -> None:
-        self._client: Any = client
-        self._prefix = prefix
-        self._now_ms = now_ms
-        self._hash_key = hash_key
-        self._pace = pace
-        self._queues = CompactedQueues(client, prefix, clock=lambda: now_ms)
-        registry = Registry(client, prefix)
+    def __init__(self, reading: QueueReading) -> None:
+        self._reading = reading
+        self._client: Any = reading.client
+        self._queues = CompactedQueues(self._client, reading.prefix, clock=lambda: reading.now_ms)
+        registry = Registry(self._client, reading.prefix)
         self._beats = [registry.heartbeat(part) for part in range(COMPACTED_REGISTRIES)]
 
-    def rows(self, part: int | None) -> Iterator[dict[str, Any]]:
+    def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row per queue; SCAN also finds queues that no registry lists."""
         seen: set[str] = set()
-        for page in scan_queues(self._client, prefix=self._prefix):
+        for page in scan_queues(self._client, prefix=self._reading.prefix):
             for client_id in page:
-                if client_id not in seen and part in (None, client_slot(client_id) % COMPACTED_REGISTRIES):
+                if client_id not in seen and self._reading.part in (
+                    None,
+                    client_slot(client_id) % COMPACTED_REGISTRIES,
+                ):
                     seen.add(client_id)
                     row = self._row(client_id)
                     if row is not None:
@@ -93,14 +76,14 @@ class _Reader:
 
     def _row(self, client_id: str) -> dict[str, Any] | None:
         """Return the row of a queue, or ``None`` when the queue was removed meanwhile."""
-        registry_key = compacted_registry_key(client_id, prefix=self._prefix)
+        registry_key = compacted_registry_key(client_id, prefix=self._reading.prefix)
         with redis_errors(address_of(self._client)):
             registered = self._client.zscore(registry_key, client_id) is not None
         beat = self._beats[client_slot(client_id) % COMPACTED_REGISTRIES]
         row: dict[str, Any] = {
             # A text in PostgreSQL cannot hold zero characters.
             "client_id": client_id.replace("\0", "\\0"),
-            "client_hash": client_hash(client_id, key=self._hash_key),
+            "client_hash": client_hash(client_id, key=self._reading.hash_key),
             "registered": int(registered),
         }
         try:
@@ -111,7 +94,7 @@ class _Reader:
             view, report, overdue_s = QueueView(client_id=client_id, exists=True, incarnation=0), None, 0.0
         if not view.exists:
             return None
-        self._pace(1 if report is None else 1 + report.checked)
+        self._reading.pace(1 if report is None else 1 + report.checked)
         violations = () if report is None else report.violations
         counted = Counter(_FAULTS.get(each.rule, "index_faults") for each in violations)
         made_ms = (view.incarnation or 0) // 1_000
@@ -136,7 +119,7 @@ class _Reader:
                 "oldest_unacked_s": _seconds(view.oldest_unacked_age_ms),
                 "unreadable": int(report is None),
                 "overdue_s": overdue_s,
-                "heartbeat_s": max(0, self._now_ms - (made_ms if beat is None else beat.finished_ms)) / 1_000,
+                "heartbeat_s": max(0, self._reading.now_ms - (made_ms if beat is None else beat.finished_ms)) / 1_000,
             }
         )
 
@@ -149,9 +132,9 @@ class _Reader:
                 retention=Retention() if beat is None else beat.retention,
                 after_sequence=after_sequence,
                 limit=_PAGE,
-                now_ms=self._now_ms,
+                now_ms=self._reading.now_ms,
             )
-            self._pace(1 + len(page.rows))
+            self._reading.pace(1 + len(page.rows))
             if page.rows:
                 rules, row = page.retention, page.rows[0]
                 early = row.tombstone and row.acked
@@ -160,7 +143,7 @@ class _Reader:
                 if early or rules.policy is RetentionPolicy.ACKED_ONLY:
                     # The message may have become due only when it was acknowledged.
                     due_ms = max(due_ms, view.acked_ms or 0)
-                return max(0, self._now_ms - due_ms) / 1_000
+                return max(0, self._reading.now_ms - due_ms) / 1_000
             after_sequence, more = page.next_after_sequence, page.more
         return 0.0
 

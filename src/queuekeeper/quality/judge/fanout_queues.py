@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from queuekeeper.errors import ServerUnavailable
@@ -12,8 +12,8 @@ from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import fanout_consumer_keys, fanout_part
 from queuekeeper.maintenance.fanout.queues import QUEUE_ERRORS, PacedFanoutQueues, find_queues
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.judge.live_queues import QueueSums, save_rows
-from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+from queuekeeper.quality.judge.live_queues import QueueReading, QueueSums, save_rows
+from queuekeeper.redis_client import address_of, redis_errors
 
 _FINDINGS = 100_000
 """Largest number of faults that are counted in a queue."""
@@ -36,43 +36,24 @@ _COLUMN_OF = {
 _HEALTHY = dict.fromkeys(_COLUMNS[3:], 0)
 
 
-def profile_fanout_queues(
-    connection: Connection,
-    client: RedisClient,
-    *,
-    quality_run_id: str,
-    prefix: str,
-    now_ms: int,
-    hash_key: bytes,
-    part: int | None,
-    pace: Callable[[int], None] = lambda _: None,
-) -> QueueSums:
-    """Record one row of numbers per queue and per consumer; the rows of an earlier try are replaced.
-
-    :param part: part of the queues to read; ``None`` reads all. Both go through the names of all keys.
-    :param pace: called with the number of calls and of ids that came back; may wait.
-    """
-    reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
-    found = (queue for queue in find_queues(client, prefix=prefix) if part in (None, fanout_part(queue)))
+def profile_fanout_queues(connection: Connection, reading: QueueReading) -> QueueSums:
+    """Record one row of numbers per queue and per consumer; the rows of an earlier try are replaced."""
+    reader, queues = _Reader(reading), find_queues(reading.client, prefix=reading.prefix)
     return save_rows(
         connection,
         "fanout",
         _COLUMNS,
-        (row for queue in found for row in reader.rows(queue)),
-        quality_run_id=quality_run_id,
+        (row for queue in queues if reading.part in (None, fanout_part(queue)) for row in reader.rows(queue)),
+        quality_run_id=reading.quality_run_id,
         messages=lambda row: None if row["consumer"] else int(row["messages"]),
     )
 
 
 class _Reader:
-    def __init__(
-        self, client: RedisClient, *, prefix: str, now_ms: int, hash_key: bytes, pace: Callable[[int], None]
-    ) -> None:
-        self._client: Any = client
-        self._prefix = prefix
-        self._now_ms = now_ms
-        self._hash_key = hash_key
-        self._queues = PacedFanoutQueues(client, prefix, clock=lambda: now_ms, pace=pace)
+    def __init__(self, reading: QueueReading) -> None:
+        self._reading = reading
+        self._client: Any = reading.client
+        self._queues = PacedFanoutQueues(self._client, reading.prefix, clock=lambda: reading.now_ms, pace=reading.pace)
 
     def rows(self, queue: str) -> list[dict[str, Any]]:
         """Return the rows of a queue and of its consumers; empty when the queue was removed meanwhile."""
@@ -97,7 +78,7 @@ class _Reader:
             # A text in PostgreSQL cannot hold zero characters, which names from other programs may contain.
             "queue": queue.replace("\0", "\\0"),
             "consumer": consumer,
-            "client_hash": client_hash(queue, key=self._hash_key),
+            "client_hash": client_hash(queue, key=self._reading.hash_key),
             **found,
         }
 
@@ -123,13 +104,13 @@ class _Reader:
 
     def _lease_left_s(self, queue: str, view: ConsumerView) -> float:
         """Return in how many seconds the last lease ends."""
-        key = fanout_consumer_keys(queue, view.consumer, prefix=self._prefix).leases
+        key = fanout_consumer_keys(queue, view.consumer, prefix=self._reading.prefix).leases
         with redis_errors(address_of(self._client)):
             found = self._client.zrange(key, 0, 0, desc=True, withscores=True)
-        return max(0.0, *(deadline_ms - self._now_ms for _, deadline_ms in found)) / 1_000 if found else 0.0
+        return max(0.0, *(deadline_ms - self._reading.now_ms for _, deadline_ms in found)) / 1_000 if found else 0.0
 
     def _since_s(self, instant_ms: int | None) -> float:
-        return 0.0 if instant_ms is None else max(0, self._now_ms - instant_ms) / 1_000
+        return 0.0 if instant_ms is None else max(0, self._reading.now_ms - instant_ms) / 1_000
 
 
 def _faults(findings: Sequence[Finding]) -> dict[str | None, dict[str, int]]:

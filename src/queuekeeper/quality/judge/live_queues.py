@@ -8,12 +8,30 @@ from typing import Any, Literal
 
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.profile.model import TURNS
+from queuekeeper.redis_client import RedisClient
 
 PARTS = 64
 """Number of parts of the queues; a fast run reads one part."""
 
 KEEP_RUNS = 10
 """Number of runs whose rows are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueReading:
+    """What a run reads of the queues of one kind.
+
+    :param part: part of the queues to read; ``None`` reads all. Both go through the names of all keys.
+    :param pace: called with the number of calls and of entries that came back; may wait.
+    """
+
+    client: RedisClient
+    quality_run_id: str
+    prefix: str
+    now_ms: int
+    hash_key: bytes
+    part: int | None = None
+    pace: Callable[[int], None] = lambda _: None
 
 
 @dataclass(frozen=True, kw_only=True)

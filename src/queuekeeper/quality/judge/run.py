@@ -23,7 +23,7 @@ from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
 from queuekeeper.quality.judge.incidents import Incidents, Look
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
-from queuekeeper.quality.judge.live_queues import PARTS, QueueSums, part_of_turn
+from queuekeeper.quality.judge.live_queues import PARTS, QueueReading, QueueSums, part_of_turn
 from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
 from queuekeeper.quality.judge.store import Profile, QualityStore, Verdict
 from queuekeeper.quality.judge.suites import Suite, load
@@ -337,9 +337,8 @@ def _read_queues(
 ) -> QueueSums:
     client = connect_redis(redis_url)
     try:
-        return QUEUE_SUITES[suite](
-            connection,
-            client,
+        reading = QueueReading(
+            client=client,
             quality_run_id=quality_run_id,
             prefix=key_prefix,
             now_ms=now_ms,
@@ -347,6 +346,7 @@ def _read_queues(
             part=None if turn is None else part_of_turn(turn),
             pace=Pace(lambda: throttle_references_per_s),
         )
+        return QUEUE_SUITES[suite](connection, reading)
     finally:
         client.close()
 
