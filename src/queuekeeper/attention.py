@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from queuekeeper.jobs.store import MaintenanceRun, Runs, RunState
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.incidents import Incidents, State
 from queuekeeper.report.figures import duration
@@ -23,14 +23,14 @@ class Matter:
 
     :param about: run or incidents, such as ``session_migration 0123456789abcdef``.
     :param words: what it is, such as "is paused".
-    :param command: what to call next.
+    :param commands: what to call next.
     :param waits: whether it goes no further without a person.
     :param run: the run that it is about; none for incidents.
     """
 
     about: str
     words: str
-    command: str
+    commands: tuple[str, ...]
     waits: bool = True
     run: MaintenanceRun | None = None
 
@@ -41,7 +41,11 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
     :param connection: connection to the control database, with ``autocommit``.
     :raises RefusedError: when schema ``queuekeeper`` is missing; names the command that makes it.
     """
-    store, now, runs = Runs(connection), datetime.fromtimestamp(now_ms / 1_000, UTC), dict[str, MaintenanceRun]()
+    store, now, runs = (
+        MaintenanceRuns(connection),
+        datetime.fromtimestamp(now_ms / 1_000, UTC),
+        dict[str, MaintenanceRun](),
+    )
     for run in store.newest(limit=RUNS_LOOKED_AT):
         runs.setdefault(run.kind, run)
     progress = store.progress_of([run.maintenance_run_id for run in runs.values()])
@@ -49,17 +53,17 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
     for run in runs.values():
         told = progress.get(run.maintenance_run_id)
         last = run.updated_at if told is None else max(run.updated_at, told.updated_at)
-        if matter := _matter(run, quiet=now - last):
+        if matter := _matter(store, run, now=now, quiet=now - last):
             found.append(matter)
     count = sum(each.state is State.OPEN for each in Incidents(connection).all(today=now.date()))
     if count:
         words = "has no owner" if count == 1 else "have no owner"
         about = "1 open incident" if count == 1 else f"{count:,} open incidents"
-        found.append(Matter(about=about, words=words, command="queuekeeper quality incidents list"))
+        found.append(Matter(about=about, words=words, commands=("queuekeeper quality incidents list",)))
     return tuple(sorted(found, key=lambda matter: not matter.waits))
 
 
-def _matter(run: MaintenanceRun, *, quiet: timedelta) -> Matter | None:
+def _matter(store: MaintenanceRuns, run: MaintenanceRun, *, now: datetime, quiet: timedelta) -> Matter | None:
     """Return what is to be said of a run, if anything.
 
     :param quiet: time since the run has last changed.
@@ -77,10 +81,12 @@ def _matter(run: MaintenanceRun, *, quiet: timedelta) -> Matter | None:
         words = f"has {'failed' if run.state is RunState.FAILED else 'stopped'} and can go on"
     elif run.state is RunState.APPROVED:
         words, waits = "is approved and has not begun", quiet > QUIET
-    elif quiet > QUIET:
-        words = f"has made no progress for {duration(quiet.total_seconds())}; it may have been killed"
     else:
-        words, waits = "is at work", False
-    return Matter(
-        about=f"{run.kind} {run_id}", words=words, command=f"queuekeeper run {verb} {run_id}", waits=waits, run=run
-    )
+        at_work = {each.shard for each in store.progress(run_id) if each.updated_at and now - each.updated_at <= QUIET}
+        words, waits = run.of.waits_for(run, at_work), quiet > QUIET
+        if not words:
+            words = run.of.stands.format(time=duration(quiet.total_seconds())) if waits else "is at work"
+    commands = [f"queuekeeper run {verb} {run_id}"]
+    if verb == "status" and words != "is at work" and (go_on := run.of.go_on(run)):
+        commands.append(f"queuekeeper {go_on}")
+    return Matter(about=f"{run.kind} {run_id}", words=words, commands=tuple(commands), waits=waits, run=run)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from queuekeeper import postgres
+from queuekeeper.cli.events import MENDS
 from queuekeeper.clock import system_clock
 from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
@@ -61,6 +62,16 @@ def test_without_servers_it_says_how_to_start_some_and_how_to_name_others(
         ],
     }
 
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", "postgresql://somebody@127.0.0.1:1/tbmq")
+    assert steps() == {
+        "No Redis is named, and no private one runs. To try Queuekeeper, start private ones:": ["queuekeeper up"],
+        "To use servers of your own, name them in the environment and have them examined:": [
+            "export QUEUEKEEPER_REDIS_URL=redis://user:password@host:6379",
+            "queuekeeper doctor",
+        ],
+    }
+    monkeypatch.delenv("QUEUEKEEPER_POSTGRES_URL")
+
     (tmp_path / "postgres").mkdir()
     (tmp_path / "postgres" / "postgres.log").touch()
     assert steps() == {f"The private servers in {tmp_path} are stopped:": ["queuekeeper up"]}
@@ -76,6 +87,18 @@ def test_server_that_does_not_answer_is_named_with_the_command_that_examines_it(
     assert "127.0.0.1:1" in why
     assert "secret" not in why
     assert commands == ["queuekeeper doctor"]
+
+
+def test_runs_are_told_though_redis_is_down(
+    control: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = planned(control, "session_migration", tmp_path)
+    MigrationLedger(control).set_plan_state(run_id, PlanState.PLANNED)
+    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", "redis://127.0.0.1:1/0")
+
+    assert [command for below in steps().values() for command in below] == [
+        "queuekeeper doctor", f"queuekeeper run status {run_id}", f"queuekeeper migrate copy {run_id}",
+    ]  # fmt: skip
 
 
 def test_database_without_the_control_schema_is_given_it_first(named_postgres: str, named_redis: str) -> None:
@@ -112,14 +135,16 @@ def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path:
     run_id = planned(control, kind, tmp_path, has_work=True)
     runs = MaintenanceRuns(control)
 
-    assert told() == (f"{kind} {run_id} waits for an approval:", f"queuekeeper run status {run_id}")
+    status = f"queuekeeper run status {run_id}"
+
+    assert told() == (f"{kind} {run_id} waits for an approval:", [status, *goes_on(kind, run_id)])
     runs.set_paused(run_id, True, actor="ada")
-    assert told() == (f"{kind} {run_id} is paused:", f"queuekeeper run resume {run_id}")
+    assert told() == (f"{kind} {run_id} is paused:", [f"queuekeeper run resume {run_id}"])
     runs.set_paused(run_id, False, actor="ada")
     runs.set_state(run_id, RunState.RUNNING)
-    assert told() == (f"{kind} {run_id} is at work:", f"queuekeeper run status {run_id}")
+    assert told() == (f"{kind} {run_id} is at work:", [status])
     runs.set_state(run_id, RunState.FAILED)
-    assert told() == (f"{kind} {run_id} has failed and can go on:", f"queuekeeper run status {run_id}")
+    assert told() == (f"{kind} {run_id} has failed and can go on:", [status, *goes_on(kind, run_id)])
     runs.save_report(run_id, {})
     runs.set_state(run_id, RunState.DONE)
     assert run_id not in str(told())
@@ -145,13 +170,15 @@ def test_run_that_has_not_begun_or_stands_still_is_not_said_to_be_at_work(contro
     runs = MaintenanceRuns(control)
     status = f"queuekeeper run status {run_id}"
 
+    apply = f"queuekeeper cleanup apply {run_id}"
     runs.approve(run_id, "ada")
-    assert told() == (f"{kind} {run_id} is approved and has not begun:", status)
+    assert told() == (f"{kind} {run_id} is approved and has not begun:", [status, apply])
     runs.set_state(run_id, RunState.RUNNING)
     control.execute("UPDATE queuekeeper.maintenance_runs SET updated_at = clock_timestamp() - interval '2 hours'")
-    assert told() == (f"{kind} {run_id} has made no progress for 2 h 00 min; it may have been killed:", status)
+    killed = f"{kind} {run_id} has made no progress for 2 h 00 min; it may have been killed:"
+    assert told() == (killed, [status, apply])
     runs.save_progress(run_id, ShardProgress(shard="all", scanned=1))
-    assert told() == (f"{kind} {run_id} is at work:", status)
+    assert told() == (f"{kind} {run_id} is at work:", [status])
 
 
 def test_user_who_may_not_count_keys_is_told_the_other_steps(
@@ -169,26 +196,57 @@ def test_user_who_may_not_count_keys_is_told_the_other_steps(
 
     assert "dbsize" in " ".join(said)
     commands = [command for below in said.values() for command in below]
-    assert commands == [f"queuekeeper run status {run_id}", "queuekeeper doctor", "queuekeeper quality run"]
+    approves = [f"queuekeeper run status {run_id}", f"queuekeeper cleanup apply {run_id}"]
+    assert commands == [*approves, "queuekeeper doctor", "queuekeeper quality run"]
 
 
 def test_migration_is_told_until_it_is_verified(control: Connection, tmp_path: Path) -> None:
     run_id = planned(control, "session_migration", tmp_path)
     ledger = MigrationLedger(control)
+    status, copy, verify = f"run status {run_id}", f"migrate copy {run_id}", f"migrate verify {run_id}"
 
-    for state, words in {
-        PlanState.PLANNED: "waits for an approval",
-        PlanState.COPYING: "is at work",
-        PlanState.FAILED: "has failed and can go on",
-    }.items():
+    for state, words, *commands in (
+        (PlanState.PLANNED, "waits for an approval", status, copy),
+        (PlanState.COPYING, "is at work", status),
+        (PlanState.COPIED, "is copied and not verified", status, verify),
+        (PlanState.FAILED, "has failed and can go on", status, copy),
+    ):
         ledger.set_plan_state(run_id, state)
-        assert told() == (f"session_migration {run_id} {words}:", f"queuekeeper run status {run_id}")
+        assert told() == (f"session_migration {run_id} {words}:", [f"queuekeeper {each}" for each in commands])
+    ledger.set_plan_state(run_id, PlanState.COPIED)
+    ledger.record_progress(plan_id=run_id, step="verify", part="0", done=1, total=2, at_ms=system_clock())
+    assert told() == (f"session_migration {run_id} is at work:", [f"queuekeeper {status}"])
     for state in (PlanState.VERIFIED, PlanState.REFUSED):
         ledger.set_plan_state(run_id, state, reason="too many bad rows" if state is PlanState.REFUSED else "")
         assert run_id not in str(told())
 
 
-def told() -> tuple[str, str]:
+def test_online_migration_between_two_steps_is_not_said_to_be_killed(control: Connection, tmp_path: Path) -> None:
+    run_id = planned(control, "online_migration", tmp_path)
+    MigrationLedger(control).set_plan_state(run_id, PlanState.COPIED)
+    control.execute("UPDATE queuekeeper.plans SET updated_at = clock_timestamp() - interval '2 hours'")
+    control.execute("UPDATE queuekeeper.online_cohorts SET step_at = clock_timestamp() - interval '1 hour'")
+
+    words = f"online_migration {run_id} has changed no cohort for 1 h 00 min:"
+    assert told() == (words, [f"queuekeeper run status {run_id}", f"queuekeeper online status {run_id}"])
+
+
+def told() -> tuple[str, list[str]]:
     """Return the first step."""
-    ((why, commands), *_) = steps().items()
-    return why, " ".join(commands)
+    return next(iter(steps().items()))
+
+
+def goes_on(kind: str, run_id: str) -> list[str]:
+    """Return the commands that carry a run out, or go on with it."""
+    remedy = f"events mend {kind}" if kind in MENDS else f"repair {kind}"
+    command = {
+        "compacted_queue_gc": f"compacted gc --go-on {run_id}",
+        "event_upkeep": f"events upkeep --go-on {run_id}",
+        "expired_reference_cleanup": f"cleanup apply {run_id}",
+        "fanout_repair": f"fanout repair-all --go-on {run_id}",
+        "partition_creation": "partitions create public.readings",
+        "partition_retirement": "partitions retire public.readings",
+        "partition_drop": "partitions drop public.readings",
+        "partition_reattachment": "",
+    }.get(kind, f"{remedy} --go-on {run_id}")
+    return [f"queuekeeper {command}"] if command else []

@@ -243,10 +243,11 @@ def test_private_servers_begin_with_the_control_schema_and_say_their_passwords_w
         monkeypatch.delenv(name, raising=False)
     for command in (["up"], ["status"]):
         shown = CliRunner().invoke(app, command)
-        assert "Addresses with their passwords: queuekeeper status --passwords" in shown.stdout, shown.output
+        assert "Addresses with their passwords: queuekeeper up --show-urls" in shown.stdout, shown.output
         assert [url for url in urls.values() if url in shown.output] == []
-    told = CliRunner().invoke(app, ["status", "--passwords"]).stdout.replace("\n", "")
-    assert [url for url in urls.values() if url not in told] == []
+    for command in (["up", "--show-urls"], ["status", "--show-urls"]):
+        told = CliRunner().invoke(app, command).stdout.replace("\n", "")
+        assert [url for url in urls.values() if url not in told] == []
 
 
 def _demo(home: Path) -> subprocess.Popen[str]:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
+_EXPORTS = {
+    "postgres": "export QUEUEKEEPER_POSTGRES_URL=postgresql://user:password@host:5432/database",
+    "redis": "export QUEUEKEEPER_REDIS_URL=redis://user:password@host:6379",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -50,14 +55,14 @@ def _steps() -> Iterator[Step]:
     except RefusedError as error:
         yield from _first_steps(error)
         return
-    from queuekeeper.postgres import connect
-    from queuekeeper.redis_client import connect as connect_redis
-
+    client = None
     with ExitStack() as opened:
         try:
-            connection = opened.enter_context(connect(source, autocommit=True))
-            client = opened.enter_context(connect_redis(target))
-            yield from _next_steps(connection, client)
+            client = opened.enter_context(context.redis_connection(target))
+        except RefusedError as error:
+            yield _refused(error)
+        try:
+            yield from _next_steps(opened.enter_context(context.postgres_connection(source)), client)
         except RefusedError as error:
             yield _refused(error)
 
@@ -74,22 +79,25 @@ def _first_steps(error: RefusedError) -> Iterator[Step]:
     except MissingExtra:
         yield Step(why=str(error), commands=("queuekeeper doctor",))
         return
-    if any(server.log_path is not None for server in status(known).servers[:2]):
-        yield Step(why=f"The private servers in {known.home} are stopped", commands=("queuekeeper up",))
+    missing = [server for server in status(known).servers[:2] if server.state == "stopped"]
+    one = {"postgres": "PostgreSQL", "redis": "Redis"}[missing[0].name] if len(missing) == 1 else ""
+    if any(server.log_path is not None for server in missing):
+        stopped = f"private {one} in {known.home} is" if one else f"private servers in {known.home} are"
+        yield Step(why=f"The {stopped} stopped", commands=("queuekeeper up",))
         return
-    yield Step(why="There are no servers here. To try Queuekeeper, start private ones", commands=("queuekeeper up",))
+    why = f"No {one} is named, and no private one runs" if one else "There are no servers here"
+    yield Step(why=f"{why}. To try Queuekeeper, start private ones", commands=("queuekeeper up",))
     yield Step(
         why="To use servers of your own, name them in the environment and have them examined",
-        commands=(
-            "export QUEUEKEEPER_POSTGRES_URL=postgresql://user:password@host:5432/database",
-            "export QUEUEKEEPER_REDIS_URL=redis://user:password@host:6379",
-            "queuekeeper doctor",
-        ),
+        commands=(*(_EXPORTS[server.name] for server in missing), "queuekeeper doctor"),
     )
 
 
-def _next_steps(connection: Connection, client: RedisClient) -> Iterator[Step]:
-    """Return what to do where both servers answer."""
+def _next_steps(connection: Connection, client: RedisClient | None) -> Iterator[Step]:
+    """Return what to do where PostgreSQL answers.
+
+    :param client: none where Redis does not answer.
+    """
     from queuekeeper.attention import find_matters
     from queuekeeper.jobs.store import Runs
     from queuekeeper.migration.ledger.ledger import MIGRATIONS
@@ -103,9 +111,10 @@ def _next_steps(connection: Connection, client: RedisClient) -> Iterator[Step]:
             commands=("queuekeeper database migrate",),
         )
         return
-    now_ms = system_clock()
-    for matter in find_matters(connection, now_ms=now_ms):
-        yield Step(why=f"{matter.about} {matter.words}", commands=(matter.command,))
+    for matter in find_matters(connection, now_ms=system_clock()):
+        yield Step(why=f"{matter.about} {matter.words}", commands=matter.commands)
+    if client is None:
+        return
     has_source = _has_source(connection)
     try:
         has_keys = count_keys(client) > 0
@@ -126,13 +135,10 @@ def _next_steps(connection: Connection, client: RedisClient) -> Iterator[Step]:
             commands=("queuekeeper migrate plan",),
         )
     runs = QualityStore(connection).runs(limit=1, finished=True)
+    checked = "have not been checked yet"
     if runs:
-        day = f"{runs[0].started_at:%Y-%m-%d %H:%M} UTC"
-        yield Step(
-            why=f"The queues were last checked on {day}: {runs[0].verdict}", commands=("queuekeeper quality run",)
-        )
-    else:
-        yield Step(why="The queues have not been checked yet", commands=("queuekeeper quality run",))
+        checked = f"were last checked on {runs[0].started_at:%Y-%m-%d %H:%M} UTC: {runs[0].verdict}"
+    yield Step(why=f"The queues {checked}", commands=("queuekeeper quality run",))
 
 
 def _has_source(connection: Connection) -> bool:

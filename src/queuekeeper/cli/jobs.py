@@ -206,9 +206,8 @@ def looked_again(
 
     failed = None
     if open_shares := [share for share in outcome.open_shares if not shares or share in shares]:
-        go_on = job.words.go_on.format(command=job.words.command, run_id=run_id)
         again = f"{job.words.command}` begins again, and finds what is left"
-        again = again if runs.connection is None else f"{go_on}` goes on"
+        again = again if runs.connection is None else f"{job.words.go_on_with(run_id)}` goes on"
         failed = f"not done: {', '.join(open_shares)}; `queuekeeper {again}"
     elif outcome.broken:
         failed = f"{words}: the lines above say why; {job.words.hint}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +12,20 @@ from queuekeeper.cli.command import Plain
 from queuekeeper.cli.output import Shown, cell, screen, table
 
 if TYPE_CHECKING:
+    from queuekeeper.config import Settings
     from queuekeeper.embedded import Status
+
+ShowUrls = Annotated[
+    bool,
+    typer.Option(
+        "--show-urls", "--passwords", help="Print the addresses of PostgreSQL and Redis with their passwords."
+    ),
+]
 
 _STYLES = {"running": "green", "stopped": "dim", "external": "cyan"}
 
 
-def up(call: Plain, *, airflow: bool = False) -> Shown:
+def up(call: Plain, *, airflow: bool = False, show_urls: ShowUrls = False) -> Shown:
     """Start private servers on free loopback ports. What runs already is left as it is.
 
     Example: `queuekeeper up --airflow`
@@ -37,6 +45,8 @@ def up(call: Plain, *, airflow: bool = False) -> Shown:
                 console.print(words)
 
         status = embedded.up(settings, airflow=airflow, report=report)
+    if show_urls:
+        return _addresses(settings)
 
     def pretty() -> Iterator[Any]:
         yield from _servers(status)
@@ -49,19 +59,16 @@ def up(call: Plain, *, airflow: bool = False) -> Shown:
     return Shown(status, pretty)
 
 
-def status(call: Plain, *, passwords: bool = False) -> Shown:
+def status(call: Plain, *, show_urls: ShowUrls = False) -> Shown:
     """Tell how the servers stand, without starting or asking any.
 
     Example: `queuekeeper status --json`
-
-    :param passwords: Print the addresses of PostgreSQL and Redis with their passwords.
     """
     from queuekeeper import embedded
 
     settings = context.settings()
-    if passwords:
-        found_urls = embedded.addresses_with_passwords(settings)
-        return Shown(found_urls, lambda: _addresses(found_urls))
+    if show_urls:
+        return _addresses(settings)
     found = embedded.status(settings)
     return Shown(found, lambda: _servers(found))
 
@@ -96,13 +103,15 @@ def _servers(status: Status) -> Iterator[Any]:
     if any(server.state == "stopped" for server in status.servers[:2]):
         yield "\nStart them by: queuekeeper up"
     if any(server.is_running for server in status.servers[:2]):
-        yield "\nAddresses with their passwords: queuekeeper status --passwords"
+        yield "\nAddresses with their passwords: queuekeeper up --show-urls"
 
 
-def _addresses(urls: dict[str, str]) -> Iterator[Any]:
-    yield from map(cell, urls.values())
-    if not urls:
-        yield "No private server is running. Start them by: queuekeeper up"
+def _addresses(settings: Settings) -> Shown:
+    from queuekeeper.embedded import addresses_with_passwords
+
+    urls = addresses_with_passwords(settings)
+    nothing = "No private server is running. Start them by: queuekeeper up"
+    return Shown(urls, lambda: map(cell, urls.values()) if urls else [nothing])
 
 
 def demo() -> None:

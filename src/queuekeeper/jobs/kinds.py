@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -61,6 +61,7 @@ class RunKind:
     :param dag: DAG that carries the runs out; who may trigger it may also pause, resume and throttle the runs.
     :param noun: a run in sentences, such as "repair of fan-out queues".
     :param command: command that makes a run; empty where several do.
+    :param go_on: returns the command that carries out a planned run or goes on with one; empty where none does.
     :param unit: what the throttle counts, in the plural.
     :param fact_names: instants in the record's report, each with its label.
     :param alike: kinds that a command for this kind accepts; only this kind when empty.
@@ -68,6 +69,9 @@ class RunKind:
     :param looks_again: whether a run whose work is done is still at work until its report exists.
     :param no_pace: returns why a throttle has no effect on a run; empty where it has.
     :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does; empty where it does.
+    :param stands: words about a run that is said to be at work and has made no progress for a ``{time}``.
+    :param waits_for: returns what a run that is said to be at work waits for, told the shares that have made progress
+        lately; empty where it waits for nothing.
     :param is_empty: returns whether a run's plan has nothing to do, so that nobody has to approve it.
     :param undo: undoes a run, or only counts, where the engine does not. Its arguments are the stores, the run,
         ``dry_run``, and ``agree``, which asks a person before anything changes.
@@ -79,6 +83,7 @@ class RunKind:
     dag: str
     noun: str
     command: str = ""
+    go_on: Callable[[MaintenanceRun], str] = _nothing
     unit: str = "operations"
     fact_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     alike: tuple[str, ...] = ()
@@ -86,6 +91,8 @@ class RunKind:
     looks_again: bool = True
     no_pace: Callable[[MaintenanceRun], str] = _nothing
     no_undo: Callable[[MaintenanceRun], str] = _nothing
+    stands: str = "has made no progress for {time}; it may have been killed"
+    waits_for: Callable[[MaintenanceRun, Collection[str]], str] = lambda *_: ""
     is_empty: Callable[[MaintenanceRun], bool] = lambda _: False
     undo: Callable[..., Any] | None = None
     report: Callable[..., Told] | None = None

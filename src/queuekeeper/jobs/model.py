@@ -72,6 +72,10 @@ class Words:
     hint: str = "the log of the plan says why"
     footer: str = "No message leaves the server."
 
+    def go_on_with(self, run_id: str) -> str:
+        """Return the command that continues a run."""
+        return self.go_on.format(command=self.command, run_id=run_id)
+
     @classmethod
     def of_changes(cls, changes: str, **others: str) -> Words:
         """Return the words of a job whose changes have a name.
@@ -430,6 +434,7 @@ class Job(ABC, Generic[P, C, F]):
             dag=cls.dag or cls.kind,
             noun=cls.words.noun,
             command=cls.words.command,
+            go_on=lambda run: cls.words.go_on_with(run.maintenance_run_id),
             fact_names=cls.fact_names,
             no_undo=lambda _: cls.no_way_back(),
             is_empty=lambda run: cls._is_empty(run.plan),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 from queuekeeper.jobs.kinds import RunKind, Stores, Told
-from queuekeeper.jobs.store import MaintenanceRun
+from queuekeeper.jobs.store import MaintenanceRun, RunState
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.migration.offline.undo import DropReport, drop_imports
 from queuekeeper.migration.online import clients
 from queuekeeper.migration.preflight import check_same_target
@@ -75,11 +76,26 @@ def _rolls_back(run: MaintenanceRun) -> str:
     )
 
 
+def _goes_on(run: MaintenanceRun) -> str:
+    return f"migrate {'verify' if run.plan['state'] == PlanState.COPIED else 'copy'} {run.maintenance_run_id}"
+
+
+def _goes_on_online(run: MaintenanceRun) -> str:
+    return f"online {'arm' if run.state is RunState.PLANNED else 'status'} {run.maintenance_run_id}"
+
+
+def _waits_for(run: MaintenanceRun, at_work: Collection[str]) -> str:
+    is_copied = run.plan["state"] == PlanState.COPIED
+    return "is copied and not verified" if is_copied and not any(each.startswith("verify") for each in at_work) else ""
+
+
 SESSION_MIGRATION = RunKind(
     name="session_migration",
     dag="session_migration",
     noun="plan",
     command="migrate plan",
+    go_on=_goes_on,
+    waits_for=_waits_for,
     unit="messages",
     alike=MIGRATIONS,
     page="migration/{run_id}",
@@ -89,4 +105,7 @@ SESSION_MIGRATION = RunKind(
     keeps_files=True,
 )
 # The throttle of an online migration counts clients per second, that of a copy messages per second.
-ONLINE_MIGRATION = replace(SESSION_MIGRATION, name="online_migration", unit="clients", no_undo=_rolls_back)
+ONLINE_MIGRATION = replace(
+    SESSION_MIGRATION, name="online_migration", unit="clients", no_undo=_rolls_back, go_on=_goes_on_online,
+    stands="has changed no cohort for {time}", waits_for=lambda *_: "",
+)  # fmt: skip

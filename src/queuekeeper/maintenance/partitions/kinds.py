@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 from queuekeeper.jobs.kinds import RunKind, Stores, Told
@@ -10,6 +11,8 @@ from queuekeeper.jobs.report import run_told
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.maintenance.partitions.model import Purpose, report_of
 from queuekeeper.maintenance.partitions.runs import DONE, kind_name, outcomes_table
+
+_VERBS = {Purpose.CREATION: "create", Purpose.RETIREMENT: "retire", Purpose.DROP: "drop"}
 
 
 def _told(_: Stores, run: MaintenanceRun, *, now_ms: int) -> Told:
@@ -34,11 +37,18 @@ def _kind(purpose: Purpose, way_back: str, **others: Any) -> RunKind:
         name=name,
         dag="partition_maintenance",
         noun=name,
+        go_on=_again,
         no_pace=_no_pace,
         no_undo=lambda run: f"run {run.maintenance_run_id} is a {name}, which has no undo: {way_back}",
         report=_told,
         **others,
     )
+
+
+def _again(run: MaintenanceRun) -> str:
+    """Return the command that plans anew and does what is left."""
+    verb = _VERBS.get(run.plan["purpose"], "")
+    return verb and f"partitions {verb} {quote(run.plan['table'])}"
 
 
 def _no_pace(run: MaintenanceRun) -> str:
