@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import psycopg
@@ -171,6 +172,26 @@ def test_wrong_parameters_and_missing_rights_are_told_apart(airflow: AirflowServ
         guest.trigger("probe")
     with pytest.raises(ServerUnavailable, match="has not found the DAG absent"):
         admin.wait_for_dag("absent", timeout_s=0)
+
+
+@with_airflow
+def test_button_of_a_connection_says_which_server_answers(admin: AirflowClient, settings: Settings) -> None:
+    urls = embedded.server_urls(settings)
+    for kind, url, says in (
+        ("queuekeeper_postgres", urls.postgres, "PostgreSQL 127.0.0.1"),
+        ("queuekeeper_redis", urls.redis, "Valkey"),
+    ):
+        address = urlsplit(url.get_secret_value())
+        form = {
+            "connection_id": "typed", "conn_type": kind, "host": address.hostname, "port": address.port,
+            "login": address.username, "password": address.password, "schema": address.path.strip("/"),
+        }  # fmt: skip
+        tested = admin.call("POST", "/connections/test", body=form)
+        assert tested["status"] is True
+        assert says in tested["message"]
+        refused = admin.call("POST", "/connections/test", body={**form, "password": "guess"})
+        assert refused["status"] is False
+        assert "password" in refused["message"]
 
 
 @with_airflow

@@ -202,6 +202,8 @@ class AirflowServer:
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.directory / "passwords.json"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{ROLES[name]}" for name in sorted(passwords)),
+            # Off by default, since a test reaches hosts that its user may not: here user and servers are one machine's.
+            "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
             # Reading a file takes a second or two, but more on a busy machine.
             "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "180",
             "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
