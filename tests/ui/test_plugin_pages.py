@@ -367,6 +367,56 @@ def test_board_is_walked_by_arrow_keys_and_tab_leaves_it(site: str, contexts: Ca
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
 
 
+def test_points_of_plots_are_told_by_pointer_and_arrow_keys_and_a_series_is_switched_off(
+    world: World, site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    still = contexts(java_script_enabled=False).new_page()
+    still.goto(f"{site}/quality")
+    name = re.compile("are held now; at the end")
+    titles = still.get_by_role("img", name=name).first.locator("title").all_text_contents()
+    instants = list(dict.fromkeys(title.partition(": ")[0] for title in titles))
+    told = [f"{each}: {', '.join(t.partition(': ')[2] for t in titles if t.startswith(each))}" for each in instants]
+    assert still.locator("figure button").count() == 0
+
+    page, _, complaints = watched(contexts())
+    page.goto(f"{site}/quality")
+    plot, tip = page.get_by_role("slider", name=name).first, page.locator(".tip:visible")
+    plot.focus()
+    for each in told:
+        expect(tip).to_have_text(each)
+        expect(plot).to_have_attribute("aria-valuetext", each)
+        page.keyboard.press("ArrowRight")
+    assert re.fullmatch(r"[\d-]{10} [\d:]{8} UTC: [\d.,]+ \w+ without cleanup, [\d.,]+ \w+ with cleanup", told[-1])
+    page.keyboard.press("Escape")
+    expect(tip).to_have_count(0)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        plot.hover(position={"x": 80, "y": 80})
+        expect(tip).to_contain_text("cleanup")
+        assert page.evaluate(CONTRASTS) == []
+        assert serious_faults(page) == []
+    pictured(page, world.pictures / "point-dark.png")
+    line = plot.locator("path[data-series='with cleanup']:not(.at)").first
+    expect(line).to_be_visible()
+    page.get_by_role("button", name="with cleanup", exact=True).first.click()
+    expect(line).to_be_hidden()
+    plot.press("End")
+    expect(tip).to_have_text(told[-1].partition(", ")[0])
+    page.emulate_media(media="print")
+    expect(line).to_be_visible()
+    expect(tip).to_have_count(0)
+
+    page = contexts(viewport={"width": 390, "height": 844}, has_touch=True).new_page()
+    for path, label in (("/quality", "expire over time"), ("/", "Depth over 5 runs"), ("/", "Lengths of")):
+        page.goto(f"{site}{path}")
+        plot = page.get_by_role("slider", name=re.compile(label)).first
+        plot.tap()
+        expect(page.locator(".tip:visible")).to_contain_text(": ")
+        plot.press("End")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert complaints == []
+
+
 def test_page_of_a_run_that_has_been_started_looks_again_until_the_run_is_done(
     site: str, contexts: Callable[..., BrowserContext]
 ) -> None:

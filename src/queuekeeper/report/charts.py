@@ -57,9 +57,20 @@ def pictures(draw: Callable[[int], Any], *, label: str) -> tuple[Markup, Markup]
         return picture(draw(WIDE_PX), label=label, name="wide"), picture(draw(NARROW_PX), label=label, name="narrow")
 
 
-def sparkline(values: Sequence[float], *, label: str, ceiling: float | None = None) -> Markup:
+def told(*, at: str = "", value: str = "", series: str = "") -> str:
+    """Return what a mark says of itself, for ``alt.Description``: the picture keeps it where a pointer finds it.
+
+    :param at: instant, or whatever the mark is a figure of; none for a line, of which only the series is known.
+    :param value: figure with its unit.
+    :param series: name of the series that a reader can switch off; none where there is only one.
+    """
+    return f"{series}|{at}: {value}" if at else f"{series}|"
+
+
+def sparkline(values: Sequence[float], *, words: Sequence[str], label: str, ceiling: float | None = None) -> Markup:
     """Return a small line without axes.
 
+    :param words: of each value its instant and figure, such as ``2026-11-27 12:00:00 UTC: 300``.
     :param label: what the line says, for those who cannot see it.
     :param ceiling: value of a line at the top, such as a limit; none for the greatest value, without a line.
     """
@@ -70,15 +81,21 @@ def sparkline(values: Sequence[float], *, label: str, ceiling: float | None = No
     heights = [(value - low) / span if high > low else 0.5 for value in values]
     points = [(edge + at * step, height - edge - each * (height - 2 * edge)) for at, each in enumerate(heights)]
     path = Markup(" ").join(Markup("{:.1f},{:.1f}").format(*point) for point in points)
+    # The last point is seen; the others wait for a pointer.
+    marks = Markup("").join(
+        Markup('<circle cx="{:.1f}" cy="{:.1f}" r="2.5" fill="var(--accent)"{}><title>{}</title></circle>').format(
+            *point, "" if point is points[-1] else Markup(' opacity="0"'), each
+        )
+        for point, each in zip(points, words, strict=True)
+    )
     top = height - edge - ((ceiling or 0) - low) / span * (height - 2 * edge)
     limit = Markup('<line x1="0" x2="{}" y1="{:.1f}" y2="{:.1f}" stroke="var(--bad)" stroke-dasharray="3 3"/>').format(
         width, top, top
     )
     return Markup(
         '<svg class="spark" role="img" aria-label="{}" viewBox="0 0 {} {}">{}'
-        '<polyline points="{}" fill="none" stroke="var(--accent)" stroke-width="1.5" stroke-linejoin="round"/>'
-        '<circle cx="{:.1f}" cy="{:.1f}" r="2.5" fill="var(--accent)"/></svg>'
-    ).format(label, width, height, "" if ceiling is None else limit, path, *points[-1])
+        '<polyline points="{}" fill="none" stroke="var(--accent)" stroke-width="1.5" stroke-linejoin="round"/>{}</svg>'
+    ).format(label, width, height, "" if ceiling is None else limit, path, marks)
 
 
 def picture(chart: Any, *, label: str, name: str) -> Markup:
@@ -114,10 +131,14 @@ def _drawn(chart: str) -> str:
 
 _OPENING = re.compile(r"<svg\b[^>]*?\bviewBox=\"([\d. -]+)\"[^>]*>")
 _ARIA = re.compile(r' (?:aria-[a-z]+|role)="[^"]*"')
+_TOLD = re.compile(r'<(\w+) aria-label="([^"|]*)\|([^"]*)"([^>]*?)(/?)>')
 
 
 def _inline(svg: str, *, label: str, name: str) -> Markup:
-    """Make a drawing part of the page: no namespaces (which look like addresses), one label in place of many roles."""
+    """Make a drawing part of the page: no namespaces (which look like addresses), one label in place of many roles.
+
+    What marks say by :func:`told` becomes their titles, which a browser shows where the pointer rests.
+    """
     match = _OPENING.search(svg)
     if match is None:
         raise ValueError("the chart is no SVG with a viewBox")
@@ -126,4 +147,10 @@ def _inline(svg: str, *, label: str, name: str) -> Markup:
         name, label, width, height, match[1]
     )
     # Text in the drawing is axis titles and figures only; nothing of the source gets there.
-    return opening + Markup(_ARIA.sub("", svg[match.end() :]))  # noqa: S704
+    return opening + Markup(_ARIA.sub("", _TOLD.sub(_titled, svg[match.end() :])))  # noqa: S704
+
+
+def _titled(match: re.Match[str]) -> str:
+    tag, series, words, rest, closed = match.groups()
+    opening = f"<{tag}" + (f' data-series="{series}"' if series else "") + rest
+    return f"{opening}><title>{words}</title></{tag}>" if words else f"{opening}{closed}>"

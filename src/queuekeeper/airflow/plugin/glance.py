@@ -11,8 +11,11 @@ from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.store import RUNS_SHOWN, QualityRun, QualityStore
 from queuekeeper.quality.report.model import ExpiryTimeline, PublishedReport
 from queuekeeper.report.charts import sparkline
-from queuekeeper.report.figures import duration, number, percent, size
+from queuekeeper.report.figures import duration, instant, number, percent, size
 from queuekeeper.sessions.model import STORES
+
+Point = tuple[int, float]
+"""Instant in milliseconds, and the value at it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,64 +50,69 @@ def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]
     :param runs: of :func:`comparable_runs`.
     """
     memory = report.memory
-    used = [point.used_bytes for point in memory.measured]
+    used = [(point.at_ms, float(point.used_bytes)) for point in memory.measured]
     found = [
-        _over_runs("Depth", [run.numbers.get("messages") for run in runs], number, "messages in all queues"),
-        _over_runs("Lag", [run.numbers.get("waiting") for run in runs], number, "messages wait for a consumer"),
+        _over_runs("Depth", _numbers(runs, "messages"), number, "messages in all queues"),
+        _over_runs("Lag", _numbers(runs, "waiting"), number, "messages wait for a consumer"),
     ]
     if limit := memory.limit_bytes:
-        share = [at / limit for at in used]
+        share = [(at_ms, each / limit) for at_ms, each in used]
         found.append(_over_runs("Memory", share, percent, f"of {size(limit)} in use", ceiling=1.0))
     else:
         found.append(_over_runs("Memory", used, size, "in use, without a limit"))
     return [each for each in found if each] + [_ahead(each) for each in report.expiry if each.points]
 
 
+def _numbers(runs: Sequence[QualityRun], name: str) -> list[Point]:
+    """Return a number of the runs that have it."""
+    known = [(run.started_at, run.numbers.get(name)) for run in runs]
+    return [(round(at.timestamp() * 1_000), value) for at, value in known if value is not None]
+
+
 def _over_runs(
-    title: str,
-    values: Sequence[float | None],
-    told: Callable[[float], str],
-    about: str,
-    *,
-    ceiling: float | None = None,
+    title: str, points: Sequence[Point], told: Callable[[float], str], about: str, *, ceiling: float | None = None
 ) -> Glance | None:
-    known = [value for value in values if value is not None]
-    if not known:
+    if not points:
         return None
-    first, last = told(known[0]), told(known[-1])
-    if len(known) == 1:
+    (_, before), (_, now) = points[0], points[-1]
+    first, last = told(before), told(now)
+    if len(points) == 1:
         change = "one run so far: its line begins with the second"
     elif first == last:
-        change = f"as {len(known)} runs ago"
+        change = f"as {len(points)} runs ago"
     else:
-        change = f"{'up' if known[-1] > known[0] else 'down'} from {first} over {len(known)} runs"
+        change = f"{'up' if now > before else 'down'} from {first} over {len(points)} runs"
     return Glance(
         title=title,
         figure=last,
         about=f"{about}; {change}",
-        line=_line(known, told, f"{title} over {len(known)} runs", ceiling=ceiling),
+        line=_line(points, told, f"{title} over {len(points)} runs", ceiling=ceiling),
     )
 
 
 def _ahead(timeline: ExpiryTimeline) -> Glance:
     # Past expiry was not observed; what is stored says what will expire.
-    per_hour = [point.messages * 3_600_000 / timeline.span_ms for point in timeline.points]
+    per_hour = [(point.at_ms, point.messages * 3_600_000 / timeline.span_ms) for point in timeline.points]
     span = duration(len(per_hour) * timeline.span_ms / 1_000)
     store = STORES[timeline.store]
     return Glance(
         title=f"Expiry per hour, {store}",
-        figure=number(max(per_hour)),
+        figure=number(max(value for _, value in per_hour)),
         about=f"messages in the fullest of the next {span}",
         line=_line(per_hour, number, f"Messages that expire per hour in {store} over the next {span}"),
     )
 
 
 def _line(
-    values: Sequence[float], told: Callable[[float], str], what: str, *, ceiling: float | None = None
+    points: Sequence[Point], told: Callable[[float], str], what: str, *, ceiling: float | None = None
 ) -> Markup | None:
-    if len(values) < 2:
+    if len(points) < 2:
         return None
+    values = [value for _, value in points]
     first, last, least, most = (told(value) for value in (values[0], values[-1], min(values), max(values)))
     return sparkline(
-        values, label=f"{what}: first {first}, last {last}, least {least}, greatest {most}", ceiling=ceiling
+        values,
+        words=[f"{instant(at_ms)}: {told(value)}" for at_ms, value in points],
+        label=f"{what}: first {first}, last {last}, least {least}, greatest {most}",
+        ceiling=ceiling,
     )

@@ -15,7 +15,8 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.report.model import ExpiryTimeline, HeatMap
 from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words, expiry_charts, held_charts
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
+from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.figures import instant
 from queuekeeper.sessions.model import STORES
 
 _FAILED = ("critical", "warning", "info", "broken", "known")
@@ -58,8 +59,14 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
     if len(heat.runs) < 2:
         return None
     values: list[dict[str, Any]] = [
-        {"run": number, "state": STATES[state][1], "order": _FAILED.index(state), "checks": count}
-        for number in range(1, len(heat.runs) + 1)
+        {
+            "run": number,
+            "state": STATES[state][1],
+            "order": _FAILED.index(state),
+            "checks": count,
+            "told": told(at=instant(run.at_ms), value=f"{count} {STATES[state][1]}"),
+        }
+        for number, run in enumerate(heat.runs, start=1)
         for state in _FAILED
         if (count := sum(row.cells[number - 1].state == state for row in heat.rows))
     ]
@@ -86,6 +93,7 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
                     ),
                 ),
                 order="order:Q",
+                description="told:N",
             )
             .properties(width=width, height=160)
         )

@@ -19,8 +19,8 @@ from queuekeeper.quality.report.model import (
     MemoryForecast,
     PublishedReport,
 )
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
-from queuekeeper.report.figures import harmless, number, size
+from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.figures import harmless, instant, number, size
 from queuekeeper.report.page import render_page
 from queuekeeper.sessions.model import STORES
 
@@ -118,7 +118,15 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
     """Return the histogram of queue lengths, wide and narrow; ``None`` when there are no queues."""
     import altair as alt
 
-    values = [{"depth": bucket_words(bucket), "queues": bucket.queues or None} for bucket in depths.buckets]
+    values = [
+        {
+            "depth": words,
+            "queues": bucket.queues or None,
+            "told": told(at=f"{words} messages", value=f"{number(bucket.queues)} queues"),
+        }
+        for bucket in depths.buckets
+        for words in [bucket_words(bucket)]
+    ]
     if not values:
         return None
     most = max(bucket.queues for bucket in depths.buckets)
@@ -138,6 +146,7 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
                     scale=alt.Scale(type="log", domain=[0.5, max(10, most)]),
                 ),
                 y2=alt.datum(0.5),
+                description="told:N",
             )
             .properties(width=width, height=180 if width == WIDE_PX else 150)
         )
@@ -159,6 +168,8 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
             "end": (point.at_ms - start + timeline.span_ms) / DAY_MS,
             "bytes": point.payload_bytes / MEBIBYTE / hours,
             "messages": point.messages / hours,
+            "told bytes": told(at=instant(point.at_ms), value=f"{size(point.payload_bytes / hours)} per hour"),
+            "told messages": told(at=instant(point.at_ms), value=f"{number(point.messages / hours)} messages per hour"),
         }
         for point in timeline.points
     ]
@@ -172,6 +183,7 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
                 x2="end:Q",
                 y=alt.Y(f"{field}:Q", title=title, axis=axis(width, count=3), scale=alt.Scale(zero=True)),
                 y2=alt.datum(0),
+                description=f"told {field}:N",
             )
             .properties(width=width, height=120)
         )
@@ -194,7 +206,13 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
         return None
     start = timeline.points[0].at_ms
     values = [
-        {"day": (point.at_ms - start + timeline.span_ms) / DAY_MS, "held": held / MEBIBYTE, "who": who}
+        {
+            "day": (point.at_ms - start + timeline.span_ms) / DAY_MS,
+            "held": held / MEBIBYTE,
+            "who": who,
+            "line": told(series=who),
+            "told": told(at=instant(point.at_ms + timeline.span_ms), value=f"{size(held)} {who}", series=who),
+        }
         for point in timeline.points
         for who, held in (
             ("without cleanup", point.held_bytes),
@@ -218,10 +236,13 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
         dash = alt.StrokeDash(
             "who:N", legend=None, scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=[[6, 3], [1, 0]])
         )
-        lines = chart_of(values).mark_line(interpolate="step-before", strokeWidth=2).encode(x, y, colour, dash)
-        above = chart_of(upper).mark_text(align="left", dy=-10, fontSize=12).encode(x, y, alt.Text("who:N"), colour)
-        below = chart_of(lower).mark_text(align="right", dy=16, fontSize=12).encode(x, y, alt.Text("who:N"), colour)
-        return (lines + above + below).properties(width=width, height=160)
+        text, line = alt.Text("who:N"), alt.Description("line:N")
+        lines = chart_of(values).mark_line(interpolate="step-before", strokeWidth=2).encode(x, y, colour, dash, line)
+        above = chart_of(upper).mark_text(align="left", dy=-10, fontSize=12).encode(x, y, text, colour, line)
+        below = chart_of(lower).mark_text(align="right", dy=16, fontSize=12).encode(x, y, text, colour, line)
+        # Seen only where a pointer is.
+        points = chart_of(values).mark_point(filled=True, size=60, opacity=0).encode(x, y, colour, description="told:N")
+        return (lines + above + below + points).properties(width=width, height=160)
 
     return pictures(
         chart,
@@ -238,7 +259,12 @@ def memory_charts(memory: MemoryForecast) -> tuple[Markup, Markup] | None:
         return None
     now = memory.measured[-1]
     used = [
-        {"day": (point.at_ms - now.at_ms) / DAY_MS, "used": point.used_bytes / MEBIBYTE} for point in memory.measured
+        {
+            "day": (point.at_ms - now.at_ms) / DAY_MS,
+            "used": point.used_bytes / MEBIBYTE,
+            "told": told(at=instant(point.at_ms), value=f"{size(point.used_bytes)} in use"),
+        }
+        for point in memory.measured
     ]
     ahead = [
         {
@@ -257,7 +283,8 @@ def memory_charts(memory: MemoryForecast) -> tuple[Markup, Markup] | None:
         layers = [
             chart_of(ahead).mark_area(color="var(--accent-soft)", opacity=0.7).encode(x=x, y="low:Q", y2="high:Q"),
             chart_of(ahead).mark_line(color="var(--accent)", strokeDash=[5, 3]).encode(x=x, y=y),
-            chart_of(used).mark_line(color="var(--accent)", point={"color": "var(--accent)", "size": 24}).encode(x, y),
+            chart_of(used).mark_line(color="var(--accent)").encode(x, y),
+            chart_of(used).mark_point(color="var(--accent)", filled=True, size=24).encode(x, y, description="told:N"),
         ]
         if limit:
             layers.append(chart_of(limit).mark_rule(color="var(--bad)", strokeWidth=1.5).encode(y="limit:Q"))

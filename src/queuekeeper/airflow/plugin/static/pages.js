@@ -1,6 +1,6 @@
 // What the pages do beside being read: Airflow's own light or dark, local times, figures of a running migration,
-// another look at a run that has begun, arrow keys on the board, and / for the search. Without it every page still works;
-// it is as it was when it was loaded.
+// another look at a run that has begun, arrow keys on the board, points of plots, and / for the search. Without it every
+// page still works; it is as it was when it was loaded.
 "use strict";
 
 const root = document.documentElement;
@@ -119,9 +119,110 @@ function searchBySlash() {
   });
 }
 
+// A mark of a plot says its instant and value in its title, for pages without a script. Here a pointer, a finger or arrow
+// keys lead from instant to instant, and the values of all series that are shown are told at once.
+function tellPoints(plot) {
+  const marks = [...plot.querySelectorAll("title")].map((title) => {
+    const mark = title.parentNode;
+    [mark.dataset.at, mark.dataset.value] = title.textContent.split(": ");
+    title.remove();
+    return mark;
+  });
+  if (marks.length === 0) return;
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.hidden = true;
+  plot.after(tip);
+  let chosen = 0;
+  const stops = () => {
+    const found = new Map();
+    for (const mark of marks) {
+      if (mark.classList.contains("off")) continue;
+      found.set(mark.dataset.at, [...(found.get(mark.dataset.at) ?? []), mark]);
+    }
+    return [...found.values()];
+  };
+  const choose = (number) => {
+    const found = stops();
+    chosen = Math.max(0, Math.min(number, found.length - 1));
+    const stop = found[chosen] ?? [];
+    tip.textContent = stop.length ? `${stop[0].dataset.at}: ${stop.map((mark) => mark.dataset.value).join(", ")}` : "";
+    plot.setAttribute("aria-valuemax", Math.max(0, found.length - 1));
+    plot.setAttribute("aria-valuenow", chosen);
+    plot.setAttribute("aria-valuetext", tip.textContent);
+    return stop;
+  };
+  const hide = () => {
+    tip.hidden = true;
+    for (const mark of marks) mark.classList.remove("at");
+  };
+  const show = (number) => {
+    hide();
+    const stop = choose(number);
+    if (stop.length === 0) return;
+    for (const mark of stop) mark.classList.add("at");
+    tip.hidden = false;
+    const frame = tip.offsetParent.getBoundingClientRect();
+    const [first] = stop.map((mark) => mark.getBoundingClientRect());
+    const left = first.left + first.width / 2 - frame.left - tip.offsetWidth / 2;
+    tip.style.left = `${Math.max(0, Math.min(left, frame.width - tip.offsetWidth))}px`;
+    tip.style.top = `${plot.getBoundingClientRect().top - frame.top - tip.offsetHeight}px`;
+  };
+  const nearest = (event) => {
+    const far = ([mark]) => {
+      const { left, width } = mark.getBoundingClientRect();
+      return Math.abs(left + width / 2 - event.clientX);
+    };
+    const distances = stops().map(far);
+    show(distances.indexOf(Math.min(...distances)));
+  };
+  plot.setAttribute("role", "slider");
+  plot.setAttribute("aria-roledescription", "plot");
+  plot.setAttribute("aria-valuemin", 0);
+  plot.tabIndex = 0;
+  choose(0);
+  plot.addEventListener("pointerdown", nearest);
+  plot.addEventListener("pointermove", nearest);
+  plot.addEventListener("pointerleave", () => document.activeElement === plot || hide());
+  plot.addEventListener("focus", () => tip.hidden && show(chosen));
+  plot.addEventListener("blur", hide);
+  plot.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") hide();
+    const step = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, Home: -chosen, End: Infinity }[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    show(chosen + step);
+  });
+}
+
+function switchSeries(figure) {
+  const found = [...figure.querySelectorAll("[data-series]")];
+  const names = [...new Set(found.map((mark) => mark.dataset.series))];
+  if (names.length < 2) return;
+  const legend = document.createElement("p");
+  legend.className = "legend screen";
+  for (const name of names) {
+    const marks = found.filter((mark) => mark.dataset.series === name);
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = name;
+    button.setAttribute("aria-pressed", "true");
+    button.style.borderLeftColor = marks.map((mark) => mark.getAttribute("stroke")).find(Boolean);
+    button.addEventListener("click", () => {
+      const shown = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", shown);
+      for (const mark of marks) mark.classList.toggle("off", !shown);
+    });
+    legend.append(button);
+  }
+  figure.querySelector("figcaption").before(legend);
+}
+
 followTheme();
 addLocalTimes();
 searchBySlash();
 document.querySelectorAll("[data-poll]").forEach(follow);
 document.querySelectorAll("[data-again]").forEach(lookAgain);
 document.querySelectorAll(".board").forEach(leadByArrows);
+document.querySelectorAll("svg").forEach(tellPoints);
+document.querySelectorAll("figure").forEach(switchSeries);
