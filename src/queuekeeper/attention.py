@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState
+from queuekeeper.migration.ledger.ledger import MIGRATIONS
+from queuekeeper.migration.online.status import online_status
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.incidents import Incidents, State
 from queuekeeper.report.figures import duration
@@ -86,6 +88,8 @@ def _matter(store: MaintenanceRuns, run: MaintenanceRun, *, now: datetime, quiet
         words, waits = run.of.waits_for(run, at_work), quiet > QUIET
         if not words:
             words = run.of.stands.format(time=duration(quiet.total_seconds())) if waits else "is at work"
+            online = online_status(store.connection, run_id) if waits and run.kind in MIGRATIONS else None
+            words += f": {online.in_words}" if online else ""
     commands = [f"queuekeeper run {verb} {run_id}"]
     if verb == "status" and words != "is at work" and (go_on := run.of.go_on(run)):
         commands.append(f"queuekeeper {go_on}")

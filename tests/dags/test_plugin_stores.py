@@ -29,6 +29,7 @@ from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -401,6 +402,10 @@ def test_clients_that_change_their_owner_are_counted_and_the_change_is_paused_fr
     assert texts["online-held"] == "Redis answers within 30 ms, the limit is 20 ms"
     assert "Cohort 0 has to be verified again: servers were one and are &lt;b&gt;two&lt;/b&gt;" in text_of(page)
     assert "<b>two</b>" not in page.text
+    online.move(plan_id, [0, 1], driver=driver, after=OnlineState.CAUGHT_UP, actor="operator")
+    texts = empty.browser.get(f"/migration/{plan_id}/data").json()["texts"]
+    assert texts["held"] == "Next comes the verification of 2 cohorts."
+    assert texts["held"] in text_of(empty.browser.get(f"/migration/{plan_id}", page=True))
     path = f"/runs/online_migration/{plan_id}/pause"
     assert empty.browser.send("POST", path, data={"paused": "perhaps"}, headers=FORM).status_code == 422
     assert empty.browser.send("POST", path, data={"paused": "yes"}, headers=FORM).status_code == 303

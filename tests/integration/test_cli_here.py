@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from queuekeeper import postgres
+from queuekeeper.attention import find_matters
 from queuekeeper.cli.events import MENDS
 from queuekeeper.clock import system_clock
 from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect
@@ -221,14 +224,37 @@ def test_migration_is_told_until_it_is_verified(control: Connection, tmp_path: P
         assert run_id not in str(told())
 
 
-def test_online_migration_between_two_steps_is_not_said_to_be_killed(control: Connection, tmp_path: Path) -> None:
+def test_online_migration_between_two_steps_says_what_it_waits_for(control: Connection, tmp_path: Path) -> None:
     run_id = planned(control, "online_migration", tmp_path)
-    MigrationLedger(control).set_plan_state(run_id, PlanState.COPIED)
-    control.execute("UPDATE queuekeeper.plans SET updated_at = clock_timestamp() - interval '2 hours'")
-    control.execute("UPDATE queuekeeper.online_cohorts SET step_at = clock_timestamp() - interval '1 hour'")
+    online, driver = OnlineCohorts(control), OnlineCohorts(control).take(run_id, [0])
+    control.execute(
+        "INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)"
+        " SELECT 'c' || n, n, CASE WHEN n < 3 THEN 'redis' ELSE 'postgres' END, 1 FROM generate_series(0, 9) AS n"
+    )
 
-    words = f"online_migration {run_id} has changed no cohort for 1 h 00 min:"
-    assert told() == (words, [f"queuekeeper run status {run_id}", f"queuekeeper online status {run_id}"])
+    def said() -> list[tuple[str, tuple[str, ...]]]:
+        return [(each.words, each.commands) for each in find_matters(control, now_ms=system_clock())]
+
+    for plan, state, waits_for in (
+        (PlanState.COPIED, OnlineState.COPYING, "the catch-up"),
+        (PlanState.COPIED, OnlineState.CAUGHT_UP, "the verification"),
+        (PlanState.VERIFIED, OnlineState.VERIFIED, "the cut over"),
+        (PlanState.VERIFIED, OnlineState.CUTTING_OVER, "the end of the cut over"),
+        (PlanState.VERIFIED, OnlineState.ON_REDIS, "the soak"),
+        (PlanState.VERIFIED, OnlineState.SOAKING, "the commit after the soak"),
+    ):
+        MigrationLedger(control).set_plan_state(run_id, plan)
+        online.move(run_id, [0], driver=driver, after=state, actor="ada")
+        control.execute("UPDATE queuekeeper.plans SET updated_at = clock_timestamp() - interval '2 hours'")
+        control.execute("UPDATE queuekeeper.online_cohorts SET step_at = clock_timestamp() - interval '1 hour'")
+        clients = "7 clients are on PostgreSQL, 3 on Redis"
+        words = f"has changed no cohort for 1 h 00 min: it waits for {waits_for} of 1 cohort; {clients}"
+        assert said() == [(words, (f"queuekeeper run status {run_id}", f"queuekeeper online status {run_id}"))]
+    online.hold_back(run_id, "Redis answers within 30 ms, the limit is 20 ms")
+    ((words, _),) = said()
+    assert words.endswith("3 on Redis; held back: Redis answers within 30 ms, the limit is 20 ms")
+    online.move(run_id, [0], driver=driver, after=OnlineState.COMMITTED, actor="ada")
+    assert said() == []
 
 
 def told() -> tuple[str, list[str]]:

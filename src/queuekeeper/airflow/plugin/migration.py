@@ -112,6 +112,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             found=found,
             status=status,
             online=found.online,
+            held=held_words(status, found.online),
             online_texts={} if found.online is None else online_texts(found.online),
             live=not status.is_final or (found.online is not None and not found.online.is_final),
             question=question,
@@ -323,13 +324,20 @@ def online_texts(online: OnlineStatus) -> dict[str, str]:
     }
 
 
+def held_words(status: MigrationStatus, online: OnlineStatus | None) -> str:
+    """Return what determines the speed; with devices connected, behind the copy, which step comes next."""
+    if online is None or (set(online.states) <= {OnlineState.COPYING} and not status.copy.is_done):
+        return status.held_back
+    return f"Next comes {online.ahead}." if online.ahead else ""
+
+
 def live(status: MigrationStatus, online: OnlineStatus | None = None) -> dict[str, Any]:
     """Return the values that the page's script shows while a migration runs."""
     counts = status.counts()
     return {
         "texts": {
             "state": str(status.state),
-            "held": status.held_back,
+            "held": held_words(status, online),
             "copy-words": step_words(status.copy),
             "verify-words": step_words(status.verify),
             **{f"count-{state}": number(count) for state, count in counts.items()},

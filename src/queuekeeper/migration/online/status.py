@@ -11,7 +11,16 @@ from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
 
-_AT_REST = frozenset({OnlineState.PLANNED, OnlineState.COMMITTED})
+_AHEAD = {
+    OnlineState.COPYING: "the catch-up",
+    OnlineState.CAUGHT_UP: "the verification",
+    OnlineState.VERIFIED: "the cut over",
+    OnlineState.CUTTING_OVER: "the end of the cut over",
+    OnlineState.ON_REDIS: "the soak",
+    OnlineState.SOAKING: "the commit after the soak",
+    OnlineState.ROLLING_BACK: "the end of the roll-back",
+}
+"""State of a cohort -> what it waits for; cohorts that are planned or committed wait for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +52,20 @@ class OnlineStatus:
     @property
     def is_final(self) -> bool:
         """Whether nothing changes any more unless somebody starts a new step."""
-        return set(self.states) <= _AT_REST
+        return not self.ahead
+
+    @property
+    def ahead(self) -> str:
+        """What the cohorts wait for, such as ``the catch-up of 2 cohorts``; empty where nothing changes any more."""
+        counts = [(_AHEAD[state], count) for state, count in self.states.items() if state in _AHEAD]
+        return " and ".join(f"{what} of {count:,} {'cohort' if count == 1 else 'cohorts'}" for what, count in counts)
+
+    @property
+    def in_words(self) -> str:
+        """What a migration at which no step is at work waits for, who owns the clients, and what held it back."""
+        held = f"; held back: {self.held_back}" if self.held_back else ""
+        clients = f"{self.on_postgres:,} clients are on PostgreSQL, {self.on_redis:,} on Redis"
+        return f"it waits for {self.ahead or 'nothing'}; {clients}{held}"
 
 
 def online_status(connection: Connection, plan_id: str) -> OnlineStatus | None:
