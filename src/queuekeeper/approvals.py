@@ -31,6 +31,7 @@ class Standing:
     :param code_version: release that made it.
     :param approved_by: none while nobody has agreed, and where nobody is asked.
     :param begun: whether it is at work or was; then it is not planned again.
+    :param command: command that makes a new plan; empty where several do.
     """
 
     name: str
@@ -39,6 +40,12 @@ class Standing:
     approved_by: str | None = None
     approved_at_ms: int | None = None
     begun: bool = False
+    command: str = ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a plan that does not count any more."""
+        return planning_again(self.command)
 
     def answered(self, answer: Answer, *, now_ms: int) -> Standing:
         """Return how it stands with an approval that is not noted yet.
@@ -57,29 +64,39 @@ def check_current(plan: Standing, *, now_ms: int) -> None:
 
     :raises StalePlan: saying what is too old, or which release made the plan.
     """
-    check_release(plan.name, plan.code_version)
+    check_release(plan.name, plan.code_version, command=plan.command)
     judged_at_ms = now_ms if plan.approved_at_ms is None else plan.approved_at_ms
     age_s = (judged_at_ms - plan.planned_at_ms) / 1_000
     if age_s > _VALID_S and not plan.begun:
         until = "ago" if plan.approved_at_ms is None else "before it was approved"
         raise StalePlan(
-            f"{plan.name} was planned {_span(age_s)} {until}, and a plan counts for {VALID_DAYS} days: plan again"
+            f"{plan.name} was planned {_span(age_s)} {until}, and a plan counts for {VALID_DAYS} days: {plan.remedy}"
         )
     if plan.approved_at_ms is not None:
         age_s = (now_ms - plan.approved_at_ms) / 1_000
         if age_s > _VALID_S:
-            remedy = "it has begun, and goes on once it is approved again" if plan.begun else "plan again"
+            remedy = "it has begun, and goes on once it is approved again" if plan.begun else plan.remedy
             raise StalePlan(f"{old_approval(plan.name, plan.approved_by, age_s=age_s, limit_s=_VALID_S)}: {remedy}")
 
 
-def check_release(name: str, code_version: str) -> None:
+def planning_again(command: str) -> str:
+    """Return what to do about a plan that does not count any more.
+
+    :param command: command that makes a new one; empty where several do.
+    """
+    return f"plan again by `queuekeeper {command}`" if command else "plan again"
+
+
+def check_release(name: str, code_version: str, *, command: str = "") -> None:
     """Check that this release has made a plan; another one may mean something else by the same words.
 
+    :param command: command that makes a new plan; empty where several do.
     :raises StalePlan: saying which release made it.
     """
     if code_version != __version__:
         made_by = f"release {code_version}" if code_version else "an earlier release"
-        raise StalePlan(f"{name} was planned by {made_by}, and this is release {__version__}: plan again")
+        again = planning_again(command)
+        raise StalePlan(f"{name} was planned by {made_by}, and this is release {__version__}: {again}")
 
 
 def old_approval(name: str, approved_by: str | None, *, age_s: float, limit_s: float) -> str:

@@ -223,7 +223,8 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
     if isinstance(error, OutOfMemoryError):
         return StoreFull(f"{server} is full: {text}. Raise maxmemory or free memory, then repeat")
     if isinstance(error, NoPermissionError):
-        return RefusedError(f"{server} does not allow this user to do that: {text}. Grant it with ACL SETUSER")
+        rules = "Grant it with ACL SETUSER, `queuekeeper acl redis` prints what each job needs"
+        return RefusedError(f"{server} does not allow this user to do that: {text}. {rules}")
     if isinstance(error, ReadOnlyError):
         return ServerUnavailable(f"{server} is a replica and takes no writes: name its master")
     if isinstance(error, BusyLoadingError):

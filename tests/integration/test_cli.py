@@ -113,6 +113,28 @@ def test_a_group_is_loaded_when_it_is_called_and_help_of_all_loads_none() -> Non
     assert "Usage: -c partitions set " in loaded[2].stdout
 
 
+def test_commands_that_ask_postgresql_alone_load_no_client_of_redis(recorded: str) -> None:
+    code = """if True:
+        import sys
+        from typer.testing import CliRunner
+        from queuekeeper.cli import app
+        for words in sys.stdin.read().splitlines():
+            done = CliRunner().invoke(app, words.split())
+            assert done.exit_code == 0, done.output
+            print(words, "redis" in sys.modules)
+    """
+    lines = (
+        "run list", "run status", "audit list", "quality known list", "quality incidents list", "quality trend",
+        "quality checks", "migrate status", "partitions retired", "database migrate",
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True, check=True,
+        env=os.environ | {"QUEUEKEEPER_POSTGRES_URL": recorded},
+    )  # fmt: skip
+
+    assert done.stdout.splitlines() == [f"{line} False" for line in lines]
+
+
 def test_without_servers_the_sentence_says_how_to_start_them() -> None:
     fails("migrate", "status", code=4, words="no PostgreSQL is named .* run `queuekeeper up`, or name a server by")
     assert as_json("status")["servers"][0]["state"] == "stopped"

@@ -402,7 +402,7 @@ def test_key_prefix_names_other_queues(queues: CompactedQueues, client: redis_cl
         (("append", C, "k", "--value", "v", "--property", "n"), "property 'n' is not NAME=TEXT"),
         (("append", C, "?", "--value", "v", "--key-encoding", "base64"), "KEY is not base64"),
         (("append", C, "k", "--value", "v", "--max-keys", "-1"), "max_keys is -1"),
-        (("get", C, "absent"), "holds no value of 'absent': `queuekeeper compacted peek` lists what is there"),
+        (("get", C, "absent"), "holds no value of 'absent': `queuekeeper compacted peek meter-17` lists what is there"),
         (("get", C, "k", "--raw", "--json"), "both want stdout"),
         (("peek", C, "--limit", "501"), "501"),
     ],

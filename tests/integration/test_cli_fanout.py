@@ -366,7 +366,9 @@ def test_keys_that_disagree_are_found_and_mended(both: FanoutQueues, client: red
     assert found.exit_code == 1
     [finding] = json.loads(found.stdout)["findings"]
     assert finding == {"problem": "wrong_count", "id": 2, "consumer": None, "found": 7, "expected": 2}
-    fails("verify", Q, code=1, words="the keys of 'orders' disagree in 1 places: `queuekeeper fanout repair` mends")
+    fails(
+        "verify", Q, code=1, words="the keys of 'orders' disagree in 1 places: `queuekeeper fanout repair orders` mends"
+    )
     assert as_json("repair", Q, "--dry-run")["repaired"] == {"wrong_count": 1}
     fails("repair", Q, code=4, words="1 places in the keys of orders will be put right")
     assert "wrong_count" in run("repair", Q, "--yes").stdout

@@ -142,7 +142,7 @@ def test_what_is_wrong_with_one_table_does_not_stop_the_others(connection: Conne
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("status",), 2, "no table has a policy: set one by `queuekeeper partitions set`"),
+        (("status",), 2, "no table has a policy: set one by `queuekeeper partitions set TABLE"),
         (("plan", "public.readings"), 2, "no policy for table 'public.readings'"),
         (("forget", "public.readings"), 2, "no policy for table 'public.readings'"),
         (("reattach", "7"), 2, "no retired partition 7"),

@@ -651,7 +651,9 @@ def test_row_is_replayed_once(ledger: MigrationLedger) -> None:
     assert ledger.mark_replayed(quarantine_id, 5, NOW_MS) is True
     assert ledger.mark_replayed(quarantine_id, 6, NOW_MS) is False
     assert ledger.quarantined("plan-a", status="replayed")[0].assigned_packet_id == 5
-    with pytest.raises(UsageError, match=rf"quarantine holds no row {quarantine_id + 1}: list the quarantine again"):
+    with pytest.raises(
+        UsageError, match=rf"quarantine holds no row {quarantine_id + 1}: `queuekeeper migrate quarantine` lists"
+    ):
         ledger.mark_replayed(quarantine_id + 1, 5, NOW_MS)
 
 

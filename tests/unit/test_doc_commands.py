@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
-from typer.main import get_command
 
-from queuekeeper.cli import app
+from tests.command_parser import COMMAND, check
 
 ROOT = Path(__file__).parents[2]
-COMMAND = get_command(app)
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^ *```(?:sh|bash|console)?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`(queuekeeper [^`\n]+)`")
@@ -40,22 +37,6 @@ def lines_of(page: Path) -> Iterator[tuple[str, bool]]:
         # An option of the command itself would be carried out by parsing it.
         if not _PROSE.search(line) and not line.startswith("queuekeeper --"):
             yield line, False
-
-
-def check(line: str) -> None:
-    """Parse a command line down to its command, and run nothing."""
-    words = shlex.split(line, comments=True)[1:]
-    for end in ("|", ">", ">>", "<", "&&", "&", "2>&1"):
-        if end in words:
-            words = words[: words.index(end)]
-    context = COMMAND.make_context("queuekeeper", list(words), resilient_parsing=False)
-    while hasattr(context.command, "resolve_command"):
-        left = [*context._protected_args, *context.args]  # what click's own runner reads
-        if not left:
-            return
-        name, found, rest = context.command.resolve_command(context, left)
-        assert found is not None
-        context = found.make_context(name, rest, parent=context)
 
 
 def groups_of(text: str) -> list[str]:

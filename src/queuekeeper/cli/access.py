@@ -8,7 +8,7 @@ import typer
 
 from queuekeeper.access import redis_user, redis_users
 from queuekeeper.cli.command import Call, Plain, command, group
-from queuekeeper.cli.output import Shown, picked
+from queuekeeper.cli.output import Shown, copied, picked
 from queuekeeper.roles import DEFAULT_PREFIX, postgres_role, postgres_roles, psql_script
 
 app = group()
@@ -33,15 +33,13 @@ def redis(call: OnKeys, *, job: Job = None) -> Shown:
 
     Example: `queuekeeper acl redis --job quality --job cleanup`
     """
-    from rich.text import Text
-
     users = [redis_user(name) for name in dict.fromkeys(job)] if job else list(redis_users().values())
     found = [
         picked(user, "job", "purpose", "reads_payloads") | {"command": user.command(key_prefix=call.key_prefix)}
         for user in users
     ]
     lines = [(f"# {each['purpose']}", str(each["command"])) for each in found]
-    texts = [Text(text, style=style) for line in lines for text, style in zip(line, ("dim", ""), strict=True)]
+    texts = [copied(text, style=style) for line in lines for text, style in zip(line, ("dim", ""), strict=True)]
     return Shown({"users": found}, lambda: texts)
 
 

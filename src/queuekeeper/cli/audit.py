@@ -10,7 +10,7 @@ import typer
 from queuekeeper.audit import AuditFilter, latest, read_chain, verify_chain
 from queuekeeper.audit import export as lines
 from queuekeeper.cli.command import OnPostgres, OutOfPostgres, command, group
-from queuekeeper.cli.output import Shown, cell, table
+from queuekeeper.cli.output import Columns, Shown, cell, listing
 
 app = group()
 
@@ -32,13 +32,8 @@ def list_entries(
     :param limit: Number of entries to show, newest first.
     """
     entries = latest(call.connection, wanted=AuditFilter(actor=actor, subject=subject), limit=limit)
-    rows = [
-        (entry.seq, f"{entry.at:%Y-%m-%d %H:%M:%S}", entry.actor, str(entry.action), entry.subject, entry.effect)
-        for entry in entries
-    ]
-    return Shown(
-        {"entries": entries}, lambda: [table("Audit", ("entry", "UTC", "who", "what", "about", "effect"), rows)]
-    )
+    columns: Columns = {"entry": "seq", "when": "at", "who": "actor", "what": "action", "about": "subject"}
+    return Shown({"entries": entries}, lambda: [listing("Audit", entries, {**columns, "effect": "effect"})])
 
 
 @command(app)

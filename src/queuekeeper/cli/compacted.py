@@ -7,6 +7,7 @@ import sys
 from base64 import b64decode
 from functools import cached_property
 from operator import attrgetter
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -243,7 +244,8 @@ def get(
     message = call.store.get(client_id, key=_key(key, key_encoding))
     if message is None or (raw and message.tombstone):
         raise UsageError(
-            f"the queue of {client_id!r} holds no value of {key!r}: `queuekeeper compacted peek` lists what is there"
+            f"the queue of {client_id!r} holds no value of {key!r}: "
+            f"`queuekeeper compacted peek {quote(client_id)}` lists what is there"
         )
     if raw and not message.is_readable:
         raise UnreadableRecord(
@@ -319,12 +321,12 @@ def drop(call: OnQueues, client_id: ClientId) -> Shown:
 
 def _verified(_: OnQueues, report: compacted.VerifyReport, client_id: str) -> Shown:
     columns = headed("rule", key=lambda each: each.key and shown_bytes(each.key), sequence="sequence")
-    words = f"the keys of {client_id!r} disagree in {report.found:,} places: `queuekeeper compacted repair` mends them"
+    mends = f"`queuekeeper compacted repair {quote(client_id)}` mends them"
+    words = f"the keys of {client_id!r} disagree in {report.found:,} places: {mends}"
     return Shown(
         verify_facts(report),
         lambda: parts(f"Queue {client_id}", report, violations=columns),
         failed=words if report.found else None,
-        then="Next: queuekeeper compacted repair CLIENT --dry-run" if report.violations else "",
     )
 
 

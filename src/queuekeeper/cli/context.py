@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from queuekeeper.cli.output import printable, screen, stdout_for_results
-from queuekeeper.errors import MissingExtra, QueuekeeperError, RefusedError, UsageError
+from queuekeeper.errors import MissingExtra, QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,6 +71,8 @@ class CommandGroup(TyperGroup):
             raise
         except QueuekeeperError as error:
             code, sentence = error.exit_code, str(error)
+            if isinstance(error, ServerUnavailable) and "`queuekeeper " not in sentence:
+                sentence = f"{sentence.rstrip().rstrip('.')}; `queuekeeper doctor` examines the servers"
             _trace()
         except ModuleNotFoundError as error:
             code, sentence = UsageError.exit_code, str(error)

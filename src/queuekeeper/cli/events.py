@@ -192,7 +192,7 @@ def _letters(
     return Shown(
         {"dead_letters": facts},
         lambda: [listing("Dead letters", letters, columns, nothing="There are no dead letters.")],
-        then="Next: queuekeeper events replay NUMBER..." if letters else "",
+        then=f"Next: queuekeeper events replay {letters[0].dead_letter_id}" if letters else "",
     )
 
 

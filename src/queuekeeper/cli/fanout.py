@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -199,7 +200,7 @@ def _consumer_of(view: fanout.QueueView, consumer: str) -> fanout.ConsumerView:
             return each
     raise UnknownConsumer(
         f"no consumer {consumer!r} is registered with the queue {view.queue!r}: "
-        "`queuekeeper fanout inspect` lists those that are"
+        f"`queuekeeper fanout inspect {quote(view.queue)}` lists those that are"
     )
 
 
@@ -439,12 +440,12 @@ queues.command(
 
 
 def _verified(_: OnQueues, report: fanout.VerifyReport, queue: str) -> Shown:
-    words = f"the keys of {queue!r} disagree in {report.found:,} places: `queuekeeper fanout repair` mends them"
+    mends = f"`queuekeeper fanout repair {quote(queue)}` mends them"
+    words = f"the keys of {queue!r} disagree in {report.found:,} places: {mends}"
     return Shown(
         verify_facts(queue, report),
         f"Queue {queue}",
         failed=words if report.found else None,
-        then="Next: queuekeeper fanout repair QUEUE --dry-run" if report.findings else "",
     )
 
 

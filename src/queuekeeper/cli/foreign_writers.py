@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.output import Shown, cell, listing
+from queuekeeper.cli.output import Shown, copied, listing
 from queuekeeper.migration.online import foreign_writers
 from queuekeeper.migration.online.foreign_writers import TriggersReport
 
@@ -53,7 +53,7 @@ def status(call: OnPostgres) -> Shown:
 def _shown(report: TriggersReport) -> Shown:
     def pretty() -> Iterator[Any]:
         if report.dry_run:
-            yield from (cell(line) for each in report.statements for line in f"{each};".splitlines())
+            yield from (copied(line) for each in report.statements for line in f"{each};".splitlines())
             yield ""
         title = "Triggers, nothing was changed" if report.dry_run else "Triggers"
         yield listing(title, report.triggers, {"table": "table", "installed": "installed", "fires": "enabled"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import cell, print_parts, screen
+from queuekeeper.cli.output import copied, print_parts, screen
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MissingExtra, RefusedError, ServerUnavailable
 
@@ -41,7 +41,7 @@ def show_next_steps() -> None:
     def lines() -> Iterator[Any]:
         for step in steps:
             yield f"{step.why}:"
-            yield from (cell(f"  {command}", style="bold") for command in step.commands)
+            yield from (copied(f"  {command}", style="bold") for command in step.commands)
             yield ""
         yield "All commands: queuekeeper --help"
 

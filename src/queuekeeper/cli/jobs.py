@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, Call, OnServers, with_call
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, pairs, table
+from queuekeeper.cli.output import Shown, cell, copied, instant, pairs, table
+from queuekeeper.cli.progress import shown
 from queuekeeper.cli.run_control import agree, say
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_namer
-from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import job_of
-from queuekeeper.jobs.store import MaintenanceRuns
-from queuekeeper.redis_client import RedisClient
+
+if TYPE_CHECKING:
+    from queuekeeper.jobs.engine import Engine
+    from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
+    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.redis_client import RedisClient
 
 GoOn = Annotated[
     str | None, typer.Option("--go-on", metavar="RUN", help="Go on with a run that was stopped or killed.")
@@ -55,6 +59,8 @@ def engine_for(
 
     :param rest: what else it is given, see :class:`~queuekeeper.jobs.engine.Engine`.
     """
+    from queuekeeper.jobs.engine import Engine
+
     settings = context.settings()
     return Engine(
         job=job,
@@ -126,10 +132,24 @@ def carry_out(
         if not plan.empty:
             call.say(lambda: plan_parts(f"Plan {run_id}", job, plan))
             agree(call, runs, run_id, job.question(run_id, plan))
-        for share in shares:
-            if why := engine.apply(runs, run_id, share).stopped:
-                say(f"{share}: {why}")
+        with _progress(call, job, runs, run_id):
+            for share in shares:
+                if why := engine.apply(runs, run_id, share).stopped:
+                    say(f"{share}: {why}")
     return looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory, shares=shares)
+
+
+def _progress(call: Call, job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AbstractContextManager[None]:
+    """Show how far a run is while a block works on it; one without a record can only be seen from inside."""
+
+    @contextmanager
+    def counting() -> Iterator[Callable[[], int]]:
+        with call.anew() as own:
+            yield lambda: sum(each.scanned for each in own.runs.progress(run_id))
+
+    if runs.connection is None:
+        return nullcontext()
+    return shown(job.words.title, total=None, unit=f"{job.words.units} looked at", counting=counting)
 
 
 def command_of(
@@ -202,7 +222,7 @@ def looked_again(
         facts = {name.lower(): text for name, text, _ in job.figures(outcome)}
         asked = {"what": job.rule_words(outcome.plan.parameters), "as of": instant(outcome.plan.as_of_ms)}
         yield pairs("Asked for", asked | facts)
-        yield from (cell(f"Undo file: {path}") for path in outcome.undo_files)
+        yield from (copied(f"Undo file: {path}") for path in outcome.undo_files)
 
     failed = None
     if open_shares := [share for share in outcome.open_shares if not shares or share in shares]:

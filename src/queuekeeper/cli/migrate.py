@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,20 +15,19 @@ from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, foreign_writers, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, screen, table
+from queuekeeper.cli.output import Shown, cell, copied, instant, listing, pairs, table
+from queuekeeper.cli.progress import shown
 from queuekeeper.cli.run_control import PlanId, agree, run_taken_back, run_told
-from queuekeeper.cli.session_quarantine import owners_stores, replay_shown
-from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs.control import chosen
-from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow, Step
+from queuekeeper.migration.ledger.ledger import QuarantinedRow, Step
 from queuekeeper.migration.ledger.model import LedgerRow, MigrationPlan, unaccounted
 from queuekeeper.migration.ledger.parameters import CohortChoice, MigrationParameters, PlanWish
-from queuekeeper.postgres import connect
 from queuekeeper.sessions.judge import check_reason
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
+
+    from queuekeeper.cli.tables import Table
 
 app = group()
 app.add_typer(foreign_writers.app, name="trigger")
@@ -40,51 +36,17 @@ PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id
 _CHOOSES = takes(lambda: CohortChoice)
 
 _TONES = {"verified": "green", "failed": "red", "refused": "red", "copying": "yellow", "copied": "yellow"}
-REFRESH_S = 0.5
 
 
-@contextmanager
-def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator[None]:
-    """Draw a progress bar on a terminal while the block runs; elsewhere the step's own lines have to do."""
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+def _bar(call: OnServers, plan_id: str, step: Step, total: int) -> AbstractContextManager[None]:
+    """Show how far a step is while a block runs."""
 
-    console = screen(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    stop = threading.Event()
+    @contextmanager
+    def counting() -> Iterator[Callable[[], int]]:
+        with call.anew() as own:
+            yield lambda: own.ledger.progress(plan_id, step).done
 
-    def watch(progress: Progress, task: TaskID) -> None:
-        try:
-            with connect(postgres_url, autocommit=True) as connection:
-                ledger = MigrationLedger(connection)
-                while not stop.wait(REFRESH_S):
-                    done = ledger.progress(plan_id, step).done
-                    progress.update(task, completed=done)
-                    speed = progress.tasks[0].speed
-                    if speed:
-                        progress.update(task, rate=f", {speed:,.0f}/s, {max(0, total - done) / speed:,.0f} s left")
-        except QueuekeeperError:
-            # The bar is decoration; what broke the connection ends the step itself with its own words.
-            return
-
-    outer = sys.stdout
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f} messages{task.fields[rate]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as progress, Path(os.devnull).open("w") as nowhere:
-        task = progress.add_task(step.capitalize(), total=total, rate="")
-        thread = threading.Thread(target=watch, args=(progress, task), daemon=True)
-        thread.start()
-        sys.stdout = nowhere  # the bar says what the step's lines would say
-        try:
-            yield
-        finally:
-            sys.stdout = outer
-            stop.set()
-            thread.join(timeout=10)
+    return shown(step, total=total, unit="messages", counting=counting, tells_itself=True)
 
 
 def _newest(call: Call, plan_id: str | None) -> str:
@@ -130,7 +92,7 @@ def copy(
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.copy import copy_sessions
 
-        with _bar(source, plan_id=plan_id, step="copy", total=total):
+        with _bar(call, plan_id, "copy", total):
             report = copy_sessions(
                 spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=parameters.cohorts
             )
@@ -156,7 +118,7 @@ def verify(
     with context.spark("queuekeeper migrate verify", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.verify import verify_migration
 
-        with _bar(source, plan_id=plan_id, step="verify", total=total):
+        with _bar(call, plan_id, "verify", total):
             report = verify_migration(
                 spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=parameters.cohorts
             )
@@ -268,7 +230,7 @@ def quarantine(
             yield listing(f"Open rows, at most {limit:,}", shown, columns | {"reason": "reason", "detail": "detail"})
         else:
             yield ""
-            yield cell(f"After repair: {counts[0].command}")
+            yield copied(f"After repair: {counts[0].command}")
 
     return Shown({"plan_id": chosen, "counts": counts, "rows": shown}, pretty)
 
@@ -302,6 +264,7 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param as_new: Put messages of sessions that are no longer this plan's (moved_on) behind all others.
     """
+    from queuekeeper.cli.session_quarantine import owners_stores, replay_shown
     from queuekeeper.migration.offline import quarantine as repair
 
     check_reason(reason)

@@ -25,9 +25,9 @@ from queuekeeper.jsonl import encoded
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from queuekeeper.cli.tables import Table
     from queuekeeper.jobs.model import Table as ToldTable
 
 PIPE_WIDTH = 120
@@ -82,7 +82,7 @@ class Shown:
 
     :param facts: record or mapping; all of it is in the JSON.
     :param view: title of tables of the facts, see :func:`parts`, or makes what people see instead, top to bottom:
-        tables, texts, which stay on their lines, and strings, which are wrapped.
+        tables, and texts, which are wrapped unless they are there to be copied.
     :param failed: makes the exit code 1, and goes to stderr; empty where what is shown says it; an error, where it has
         an exit code of its own.
     :param then: what to do next, or to know besides; people see it below, behind an empty line.
@@ -105,7 +105,8 @@ def show_result(shown: Shown, *, as_json: bool) -> None:
         sys.stdout.flush()
     else:
         shown_parts = parts(view, shown.facts) if isinstance(view, str) else view()
-        print_parts(screen(), chain(shown_parts, [f"\n{shown.then}"] if shown.then else []))
+        then = [copied(f"\n{shown.then}") if ": queuekeeper " in shown.then else f"\n{shown.then}"]
+        print_parts(screen(), chain(shown_parts, then if shown.then else []))
     if isinstance(failed, QueuekeeperError):
         raise failed
     if failed is not None:
@@ -113,9 +114,9 @@ def show_result(shown: Shown, *, as_json: bool) -> None:
 
 
 def print_parts(out: Console, parts: Iterable[Table | Text | str]) -> None:
-    """Write tables and texts, one below the other; a text stays on its line, a string is wrapped."""
+    """Write tables and texts, one below the other; what is there to be copied stays on its line."""
     for each in parts:
-        out.print(each, soft_wrap=type(each).__name__ == "Text")
+        out.print(each, soft_wrap=getattr(each, "no_wrap", None) is True)
 
 
 def printable(text: str) -> str:
@@ -141,26 +142,24 @@ def cell(value: Any, *, style: str = "") -> Text:
     return Text(printable(str(plain(value))), style=style)
 
 
-def _title(text: str) -> Text:
+def copied(text: str, *, style: str = "") -> Text:
+    """Return a text that stays on its line, however narrow the screen is: a command, a path or SQL."""
     from rich.text import Text
 
-    # The empty line sets tables apart without a frame.
-    return Text(f"\n{printable(text)}", style="bold not italic")
+    return Text("\n".join(map(printable, text.split("\n"))), style=style, no_wrap=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """Return a table; numbers are set to the right."""
-    from rich.table import Table
     from rich.text import Text
 
+    from queuekeeper.cli.tables import Table
+
     content = [list(row) for row in rows]
-    result = Table(title=_title(title), title_justify="left", box=None, pad_edge=False)
-    for at, name in enumerate(columns):
-        numbers = bool(content) and all(isinstance(row[at], int | float | None) for row in content)
-        result.add_column(name, justify="right" if numbers else "left", header_style="dim", overflow="fold")
-    for row in content:
-        result.add_row(*(each if isinstance(each, Text) else cell(each) for each in row))
-    return result
+    right = {at for at in range(len(columns)) if all(isinstance(row[at], int | float | None) for row in content)}
+    cells = [[each if isinstance(each, Text) else cell(each) for each in row] for row in content]
+    # The empty line sets tables apart without a frame.
+    return Table(title=Text(f"\n{printable(title)}", style="bold"), heads=columns, rows=cells, right=right)
 
 
 def told_tables(tables: Iterable[ToldTable]) -> Iterator[Table | Text]:
@@ -171,18 +170,7 @@ def told_tables(tables: Iterable[ToldTable]) -> Iterator[Table | Text]:
 
 def pairs(title: str, values: Mapping[str, Any]) -> Table:
     """Return names and values, one to a line."""
-    from rich.table import Table
-    from rich.text import Text
-
-    result = Table(
-        title=_title(title), title_justify="left", box=None, pad_edge=False,
-        show_header=False,
-    )  # fmt: skip
-    result.add_column(style="dim")
-    result.add_column(overflow="fold")
-    for name, value in values.items():
-        result.add_row(Text(name), value if isinstance(value, Text) else cell(value))
-    return result
+    return table(title, (), [(cell(name, style="dim"), value) for name, value in values.items()])
 
 
 def record(title: str, value: Any) -> Table:

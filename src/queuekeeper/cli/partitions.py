@@ -12,7 +12,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, headed, instant, listing, pairs, printable, record, told_tables
+from queuekeeper.cli.output import Shown, cell, copied, headed, instant, listing, pairs, printable, record, told_tables
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
@@ -74,7 +74,7 @@ def set_policy(call: OnPostgres, name: TableName, *, parameters: PartitionRules)
     spans(policy, found.key)
     save_policy(call.connection, policy)
     following = f"Next: queuekeeper partitions plan {policy.table}"
-    return Shown(policy, lambda: [record(f"Policy of {policy.table}", policy), "", cell(following)])
+    return Shown(policy, lambda: [record(f"Policy of {policy.table}", policy), "", copied(following)])
 
 
 @command(app)
@@ -319,9 +319,10 @@ def _coverage(found: Coverage) -> Iterator[Any]:
 def _plans(plans: Sequence[PartitionPlan], errors: Sequence[str]) -> Shown:
     def pretty() -> Iterator[Any]:
         for each in plans:
-            for line in plan_markdown(each, shown=None).splitlines():
-                if not line.startswith("```"):
-                    yield cell(line.replace("**", ""))
+            # Statements stay on their lines, to be copied.
+            for at, block in enumerate(plan_markdown(each, shown=None).split("```")):
+                lines = block.removeprefix("sql").replace("**", "").splitlines()
+                yield from (copied(line) if at % 2 else printable(line) for line in lines if line or not at % 2)
             yield ""
 
     return Shown({"plans": plans}, pretty, failed="; ".join(errors) or None)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,17 +15,19 @@ from queuekeeper.cli import context, incidents
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.incidents import issues_table, priority, toned
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Columns, Shown, cell, instant, listing, pairs, record, screen, table
+from queuekeeper.cli.output import Columns, Shown, cell, copied, instant, listing, pairs, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 from queuekeeper.facts import plain
 from queuekeeper.jobs.checks import CHECKS, Check, check
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.quality.judge.run import EVENT_SUITES, QUEUE_SUITES, QualityReport, judging, run_quality
 from queuekeeper.quality.judge.store import RUNS_SHOWN, QualityRun, QualityStore, TrendRun, Verdict
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.profile.model import PROFILED, JudgeWish, ProfileReport, ProfileWish, RunWish, profile_folder
+
+if TYPE_CHECKING:
+    from queuekeeper.quality.judge.run import QualityReport
 
 app = group()
 app.add_typer(incidents.known, name="known")
@@ -94,11 +96,11 @@ def profile(call: OnServers, *, parameters: ProfileWish, spark_master: context.S
     """
     stores = PROFILED[parameters.stores]
     reports = _profiles(call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master)
-    named = " ".join(f"--profile {report.profile_id}" for report in reports)
+    named = " --profile ".join(report.profile_id for report in reports)
     return Shown(
         reports,
         lambda: (record(f"Profile of {report.store}", report) for report in reports),
-        then=f"Next: queuekeeper quality run {named}",
+        then=f"Next: queuekeeper quality run --profile {named}",
     )
 
 
@@ -119,6 +121,8 @@ def run_command(
     :param profiles: Judge this profile instead of reading the store. Repeat the option for more.
     :param suites: Judge by this suite. Repeat the option for more. Without it, all that fit.
     """
+    from queuekeeper.quality.judge.run import EVENT_SUITES, QUEUE_SUITES, judging, run_quality
+
     now_ms, data_docs = system_clock(), _folder(parameters.data_docs, name="--data-docs")
     stores = PROFILED.get(parameters.stores, ())
     if profiles:
@@ -252,7 +256,7 @@ def _results(results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> I
     for command, numbers in commands.items():
         # Outside of the table, which would break it: it is there to be copied.
         yield ""
-        yield cell(f"Next for {', '.join(numbers)}: {command}")
+        yield copied(f"Next for {', '.join(numbers)}: {command}")
 
 
 def _advice(results: Sequence[Finding]) -> Iterator[Any]:

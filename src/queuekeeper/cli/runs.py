@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from queuekeeper.approvals import milliseconds
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, OnServers, command, group, with_call
 from queuekeeper.cli.jobs import ReportDirectory, UndoDirectory, engine_for, looked_again, store_of
-from queuekeeper.cli.output import Shown, instant, listing, pairs, picked, record, table
+from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, picked, record, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, run_taken_back, run_told, take_back
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.control import chosen, rate_of, rate_words, set_pace, set_waiting
@@ -43,16 +42,13 @@ def list_runs(
     """
     if kind is not None:
         check_kind(kind)
-    heads = ("run", "job", "state", "paused", "approved by", "planned")
-    runs = call.runs.newest(kind=kind, limit=limit)
-    lines = [(one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by) for one in runs]
-    names = [head.replace(" ", "_") for head in heads]
     told = [
-        picked(one, "maintenance_run_id", "kind") | dict(zip(names, (*line, one.created_at), strict=True))
-        for line, one in zip(lines, runs, strict=True)
+        picked(one, "maintenance_run_id", "kind", "state", "paused", "approved_by")
+        | {"run": one.maintenance_run_id, "job": one.kind, "planned": one.created_at}
+        for one in call.runs.newest(kind=kind, limit=limit)
     ]
-    rows = [(*line, instant(milliseconds(one.created_at))) for line, one in zip(lines, runs, strict=True)]
-    return Shown(told, lambda: [one.maintenance_run_id for one in runs] if ids else [table("Runs", heads, rows)])
+    columns = headed("run", "job", "state", "paused", "approved_by", "planned")
+    return Shown(told, lambda: [str(each["run"]) for each in told] if ids else [listing("Runs", told, columns)])
 
 
 def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None) -> Shown:

@@ -9,7 +9,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Plain
-from queuekeeper.cli.output import Shown, cell, screen, table
+from queuekeeper.cli.output import Columns, Shown, cell, copied, listing, screen
 
 if TYPE_CHECKING:
     from queuekeeper.config import Settings
@@ -88,18 +88,11 @@ def down(call: Plain) -> Shown:
 
 
 def _servers(status: Status) -> Iterator[Any]:
-    rows = [
-        (
-            server.name,
-            cell(server.state, style=_STYLES.get(server.state, "")),
-            server.url,
-            server.version,
-            # Below the folder that the title names: the whole path would squeeze the address.
-            None if server.log_path is None else server.log_path.relative_to(status.home.absolute()),
-        )
-        for server in status.servers
-    ]
-    yield table(f"Servers in {status.home}", ("server", "state", "address", "version", "log"), rows)
+    columns: Columns = {
+        "server": "name", "state": lambda each: cell(each.state, style=_STYLES.get(each.state, "")), "address": "url",
+        "version": "version", "log": lambda each: each.log_path and each.log_path.relative_to(status.home.absolute()),
+    }  # fmt: skip
+    yield listing(f"Servers in {status.home}", status.servers, columns)
     if any(server.state == "stopped" for server in status.servers[:2]):
         yield "\nStart them by: queuekeeper up"
     if any(server.is_running for server in status.servers[:2]):
@@ -111,7 +104,7 @@ def _addresses(settings: Settings) -> Shown:
 
     urls = addresses_with_passwords(settings)
     nothing = "No private server is running. Start them by: queuekeeper up"
-    return Shown(urls, lambda: map(cell, urls.values()) if urls else [nothing])
+    return Shown(urls, lambda: map(copied, urls.values()) if urls else [nothing])
 
 
 def demo() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -79,7 +80,7 @@ def peek(
     if message is None:
         raise UsageError(
             f"{STORES[store]} holds no message of {client_id!r} with packet id {packet_id}: "
-            "`queuekeeper sessions inspect` lists those that are there"
+            f"`queuekeeper sessions inspect {quote(client_id)}` lists those that are there"
         )
     facts = {"client_id": client_id, "store": store} | message_facts(message, content=content)
     return Shown(facts, f"Packet {packet_id} of {client_id} in {STORES[store]}")

@@ -17,7 +17,6 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import DEFAULT_WORKERS, MAX_CLAIM
-from queuekeeper.redis_async import connect
 from queuekeeper.service.app import App, Service, run_together, stop_all
 from queuekeeper.service.handlers import handler_of
 from queuekeeper.service.processes import Processes, end_with_parent, is_worker, load
@@ -167,6 +166,8 @@ def _app(target: str, kind: type[A], place: dict[str, str | None], options: dict
 
 @asynccontextmanager
 async def _opened(call: OutOfRedis, queues: Callable[..., Queues]) -> AsyncIterator[Queues]:
+    from queuekeeper.redis_async import connect
+
     async with connect(context.redis_address(call.redis_url)) as caller:
         yield queues(caller, prefix=call.key_prefix)
 

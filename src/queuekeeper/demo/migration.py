@@ -15,9 +15,9 @@ from queuekeeper.clock import system_clock
 from queuekeeper.demo.day import Day, DemoOptions, Outcome, Waiting
 from queuekeeper.demo.follow import follow
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.progress import line
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantineCount
 from queuekeeper.migration.ledger.model import LedgerRow, unaccounted
-from queuekeeper.migration.ledger.progress import line
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.sample import SampleReport, fill

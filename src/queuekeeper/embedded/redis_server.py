@@ -8,20 +8,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
-
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from queuekeeper.embedded.files import HOST, free_port, noted_port, secret, write_private
 from queuekeeper.embedded.process import ProcessRecord
 from queuekeeper.embedded.server import PrivateServer
 from queuekeeper.errors import ServerUnavailable
 
-Flavour = Literal["any", "valkey", "redis"]
+if TYPE_CHECKING:
+    import redis
 
-_LOCAL_ERRORS = (redis.ConnectionError, redis.TimeoutError)
+Flavour = Literal["any", "valkey", "redis"]
 
 
 class RedisServer(PrivateServer):
@@ -75,6 +72,10 @@ class RedisServer(PrivateServer):
         return lambda port: self._start_on(port, binary)
 
     def _client(self, port: int, *, database: int = 0, timeout_s: float) -> redis.Redis:
+        import redis  # noqa: PLC0415 - takes a while, and who asks for the address needs no client
+        from redis.backoff import NoBackoff  # noqa: PLC0415
+        from redis.retry import Retry  # noqa: PLC0415
+
         return redis.Redis(
             host=HOST,
             port=port,
@@ -86,6 +87,8 @@ class RedisServer(PrivateServer):
         )
 
     def _start_on(self, port: int, binary: Path) -> ProcessRecord:
+        import redis  # noqa: PLC0415
+
         data = self.directory / "data"
         data.mkdir(mode=0o700, exist_ok=True)
         lines: dict[str, str | int] = {
@@ -116,7 +119,7 @@ class RedisServer(PrivateServer):
                     loading = cast(dict[str, object], client.info("persistence")).get("loading")
                     if facts.get("process_id") != record.pid or loading:
                         return False
-            except _LOCAL_ERRORS:
+            except (redis.ConnectionError, redis.TimeoutError):
                 return False
             kind = "valkey" if "valkey_version" in facts else "redis"
             version = f"{kind.capitalize()} {facts[f'{kind}_version']}"

@@ -322,7 +322,7 @@ _ALL = (
         computation="One value with one sequence number for each key, and none beside; acknowledged, sent and given "
         "out follow each other, and the cursor never comes back without a rewind.",
         cost="each key of the queue once, by pages of 200",
-        advice="Repair the queue: `queuekeeper compacted repair` says first what it would do.",
+        advice="Repair the queue: `queuekeeper compacted repair CLIENT --dry-run` says what it would do.",
         command="compacted repair CLIENT --dry-run"),
     Check(id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,
         computation="No message is kept for longer than retention and interval, the collector knows of each queue and "
@@ -400,5 +400,6 @@ def check(check_id: str) -> Check:
     """
     found = CHECKS.get(check_id)
     if found is None:
-        raise UsageError(f"there is no check {check_id!r}: they are Q1 to Q{len(CHECKS)}")
+        known = f"Q1 to Q{len(CHECKS)}, as `queuekeeper quality checks` lists them"
+        raise UsageError(f"there is no check {check_id!r}: they are {known}")
     return found

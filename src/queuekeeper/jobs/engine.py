@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from queuekeeper import __version__
+from queuekeeper.approvals import planning_again
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.counts import Counts
@@ -131,7 +132,8 @@ class Engine:
         if share not in plan.share_names():
             raise UsageError(f"run {run_id} has no share {share!r}: it has {', '.join(plan.share_names())}")
         if self.job.asks and runs.load(run_id).approved_by is None:
-            raise RefusedError(f"nobody has approved run {run_id}: nothing was written")
+            asks = f"`queuekeeper {self.job.words.go_on_with(run_id)}` asks for it"
+            raise RefusedError(f"nobody has approved run {run_id}: nothing was written; {asks}")
         self.job.check(self.client, plan.parameters, writing=True)
         runs.check_current(run_id, now_ms=self._now_ms())
         started = time.monotonic()
@@ -354,7 +356,8 @@ def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
     run.check_kind((job.kind,), job.words.noun)
     plan = run.plan
     if "steps" not in plan:
-        raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: plan again")
+        again = planning_again(job.words.command)
+        raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: {again}")
     counts = job.Counts
     return Plan(
         parameters=job.Parameters(**run.parameters),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from queuekeeper.clock import Clock
 from queuekeeper.errors import UsageError
@@ -17,13 +17,14 @@ from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.pace import Breaker
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.jobs.shares import check_servers
 from queuekeeper.jobs.undo import changes
-from queuekeeper.jobs.writer import Writer
 from queuekeeper.postgres import Connection
-from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.figures import instant
 from queuekeeper.report.files import ReportKind
+
+if TYPE_CHECKING:
+    from queuekeeper.jobs.writer import Writer
+    from queuekeeper.redis_client import RedisClient
 
 P = TypeVar("P", bound=Parameters)
 C = TypeVar("C", bound=Counts)
@@ -290,7 +291,7 @@ class World(Generic[P]):
     def counting(self) -> Iterator[None]:
         """Change nothing in the block: a change only tells whether it could be made."""
         writer = self.writer
-        self.writer = Writer(self.client, counts_only=True)
+        self.writer = type(writer)(self.client, counts_only=True)
         try:
             yield
         finally:
@@ -463,6 +464,8 @@ class Job(ABC, Generic[P, C, F]):
         :raises RefusedError: when a server or the user's rights on it do not suffice.
         """
         if cls.on_redis:
+            from queuekeeper.jobs.shares import check_servers  # noqa: PLC0415 - its client takes a while
+
             check_servers(client)
 
     # --- words ---------------------------------------------------------------------------------------------------

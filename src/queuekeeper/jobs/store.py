@@ -134,6 +134,7 @@ class MaintenanceRun:
             approved_by=self.approved_by,
             approved_at_ms=None if self.approved_at is None else milliseconds(self.approved_at),
             begun=self.state in _BEGUN,
+            command=self.of.command,
         )
 
 
@@ -214,7 +215,7 @@ class Runs:
 
     kinds: ClassVar[Sequence[str]] = ()
     noun: ClassVar[str] = "maintenance run"
-    none_known: ClassVar[str] = "there are none yet"
+    none_known: ClassVar[str] = "there are none yet; plan first"
     connection: Any = None
 
     def __init__(self, connection: Connection) -> None:
@@ -312,8 +313,10 @@ class Runs:
         """
         agreed = {"maintenance_run_id": run_id, "approved_by": answer.actor, "approved_at": answer.at}
         if self._row("approve_run", agreed) is None:
-            refused = self.load(run_id).refused
-            raise RefusedError(f"plan {run_id} cannot be approved, it was refused: {refused}; plan again")
+            run = self.load(run_id)
+            raise RefusedError(
+                f"plan {run_id} cannot be approved, it was refused: {run.refused}; {run.standing.remedy}"
+            )
 
     # --- while it runs -----------------------------------------------------------------------------------------
 
@@ -390,7 +393,7 @@ class Runs:
         if row is not None:
             return row
         known = self._known_ids([], limit=_KNOWN_RUNS)
-        names = f"known, latest first: {', '.join(known)}" if known else f"{self.none_known}; plan first"
+        names = f"known, latest first: {', '.join(known)}" if known else f"{self.none_known}"
         raise UsageError(f"no {self.noun} {run_id!r} in this database: {names}")
 
 
@@ -496,7 +499,10 @@ class MaintenanceRuns(Runs):
         """
         with session_lock(self.connection, json.dumps(["queuekeeper.maintenance", run_id, shard])) as is_held:
             if not is_held:
-                raise RefusedError(f"another process works on {shard} for run {run_id}: wait for it, or end it first")
+                raise RefusedError(
+                    f"another process works on {shard} for run {run_id}: wait for it, or end it first; "
+                    f"`queuekeeper run status {run_id}` says how far it is"
+                )
             yield
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from queuekeeper.jobs.kinds import RunKind, Stores, Told
 from queuekeeper.jobs.store import MaintenanceRun, RunState
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
-from queuekeeper.migration.offline.undo import DropReport, drop_imports
-from queuekeeper.migration.online import clients
-from queuekeeper.migration.preflight import check_same_target
-from queuekeeper.migration.report.model import Verdict
 from queuekeeper.report.files import ReportFiles
+
+if TYPE_CHECKING:
+    from queuekeeper.migration.offline.undo import DropReport
 
 
 def undo(
@@ -25,6 +25,11 @@ def undo(
     :param agree: asks a person for agreement before anything is removed.
     :param cohorts: only these cohorts; all of them when empty.
     """
+    # A client of Redis takes a while, and who looks at a run needs none.
+    from queuekeeper.migration.offline.undo import drop_imports  # noqa: PLC0415
+    from queuekeeper.migration.online import clients  # noqa: PLC0415
+    from queuekeeper.migration.preflight import check_same_target  # noqa: PLC0415
+
     ledger, plan_id = MigrationLedger(stores.connection), run.maintenance_run_id
     found = ledger.load_plan(plan_id)
     wanted = found.choose(cohorts)
@@ -48,6 +53,7 @@ def report(stores: Stores, run: MaintenanceRun, *, now_ms: int, show_client_ids:
     :param show_client_ids: name clients as they are instead of by hash.
     """
     from queuekeeper.migration.report.gather import build_report, write_report  # noqa: PLC0415 - with an extra
+    from queuekeeper.migration.report.model import Verdict  # noqa: PLC0415
 
     ledger, plan_id = MigrationLedger(stores.connection), run.maintenance_run_id
     built = build_report(ledger, stores.client, plan_id=plan_id, now_ms=now_ms, show_client_ids=show_client_ids)

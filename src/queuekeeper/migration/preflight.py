@@ -153,12 +153,12 @@ def check_same_source(connection: Connection, plan: MigrationPlan) -> None:
 
     :raises StalePlan: saying what has changed.
     """
-    check_release(f"plan {plan.plan_id}", plan.code_version)
+    check_release(f"plan {plan.plan_id}", plan.code_version, command="migrate plan")
     # With devices connected the source changes, and each client is compared for itself.
     if plan.parameters.mode is Mode.OFFLINE and source_fingerprint(connection) != plan.source_fingerprint:
         raise StalePlan(
             f"the source has changed since plan {plan.plan_id} was made: make sure that nobody writes to it, stop the "
-            "broker, then plan again"
+            "broker, then plan again by `queuekeeper migrate plan`"
         )
 
 

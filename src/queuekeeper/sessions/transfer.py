@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import BinaryIO, TypeAlias
 
 import orjson
@@ -55,7 +56,8 @@ def export_session(store: SessionStore, client_id: str, output: BinaryIO) -> Exp
     view = store.inspect(client_id, limit=1)
     if not view.exists:
         raise UsageError(
-            f"{view.store} holds no session of {client_id!r}: check the client id, the store and the prefix of its keys"
+            f"{view.store} holds no session of {client_id!r}: check the client id, the store and the prefix of its "
+            f"keys; `queuekeeper sessions inspect {quote(client_id)}` shows both stores"
         )
     lines = unreadable = 0
     after_serial: int | None = None

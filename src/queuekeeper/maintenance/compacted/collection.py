@@ -80,7 +80,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         left="{count} messages have become due since",
         clean="clean: a second look finds nothing that was due",
         broken="{count} queues cannot be collected",
-        hint="`queuekeeper quality run --store compacted` names them, `queuekeeper compacted repair` mends them",
+        hint="`queuekeeper quality run --store compacted` names them, `queuekeeper compacted repair CLIENT` mends one",
         footer="Clients are named by a keyed hash.",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from shlex import quote
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -12,7 +13,7 @@ from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 
-NO_POLICY = "no table has a policy: set one by `queuekeeper partitions set`"
+NO_POLICY = "no table has a policy: set one by `queuekeeper partitions set TABLE --step '1 day'`"
 
 _QUERIES = "maintenance/partitions/"
 
@@ -35,7 +36,8 @@ def load_policy(connection: Connection, table: str) -> PartitionPolicy:
         if each.table == table:
             return each
     names = f"known: {', '.join(each.table for each in known)}" if known else "there are none yet"
-    raise UsageError(f"no policy for table {table!r}: set one by `queuekeeper partitions set`; {names}")
+    command = f"queuekeeper partitions set {quote(table)} --step '1 day'"
+    raise UsageError(f"no policy for table {table!r}: set one by `{command}`; {names}")
 
 
 def save_policy(connection: Connection, policy: PartitionPolicy) -> None:

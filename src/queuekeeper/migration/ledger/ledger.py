@@ -133,7 +133,7 @@ class MigrationLedger(Runs):
 
     kinds = MIGRATIONS
     noun = "plan"
-    none_known = "there are no plans yet"
+    none_known = "there are no plans yet; plan first by `queuekeeper migrate plan`"
 
     # --- plans -------------------------------------------------------------------------------------------------
 
@@ -436,7 +436,7 @@ class MigrationLedger(Runs):
         if self._row("mark_replayed", mark) is not None:
             return True
         if self._row("quarantine_status", {"quarantine_id": quarantine_id}) is None:
-            raise UsageError(f"quarantine holds no row {quarantine_id}: list the quarantine again")
+            raise UsageError(f"quarantine holds no row {quarantine_id}: `queuekeeper migrate quarantine` lists them")
         return False
 
     def reopen_quarantine(self, quarantine_ids: Sequence[int]) -> None:
@@ -555,7 +555,7 @@ class MigrationLedger(Runs):
                 since = f", started {started:%Y-%m-%d %H:%M:%S} UTC" if started else ""
                 raise RefusedError(
                     f"another copy of plan {plan_id} is running ({who}{since}): wait for it, "
-                    "or end it before starting another"
+                    f"or end it before starting another; `queuekeeper migrate status {plan_id}` says how far it is"
                 )
             yield
         finally:

@@ -128,7 +128,8 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
     with translated_errors(connection):
         row = connection.execute(statement(f"{_QUERIES}migration_status"), {"plan_id": plan_id}).fetchone()
     if row is None:
-        known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
+        known = ", ".join(line.plan_id for line in list_plans(connection, limit=5))
+        known = known or "none; plan first by `queuekeeper migrate plan`"
         raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
     (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy, judged) = row
     # A verification counts the same messages as the copy: those that must be in Redis.

@@ -182,7 +182,7 @@ class OnlineCohorts:
         """
         rows = self._rows("take_online_cohorts", {"plan_id": plan_id, "cohorts": list(cohorts)})
         if not rows:
-            raise UsageError(f"plan {plan_id} has no armed cohorts among those that were named: arm them first")
+            raise UsageError(f"plan {plan_id} has no armed cohorts among those that were named: {_arm(plan_id)}")
         return int(rows[0][0])
 
     def move(self, plan_id: str, cohorts: Sequence[int], *, driver: int, after: OnlineState, actor: str) -> None:
@@ -332,10 +332,14 @@ class OnlineCohorts:
             return cursor.fetchall() if cursor.description else []
 
 
+def _arm(plan_id: str) -> str:
+    return f"arm them first by `queuekeeper online arm {plan_id}`"
+
+
 def check_same_plan(found: Sequence[OnlineCohort], plan_id: str) -> None:
     """Check that cohorts were found.
 
     :raises RefusedError: when none of the cohorts is armed.
     """
     if not found:
-        raise RefusedError(f"none of these cohorts of plan {plan_id} is armed: arm them first")
+        raise RefusedError(f"none of these cohorts of plan {plan_id} is armed: {_arm(plan_id)}")

@@ -159,7 +159,8 @@ class OnlineDriver:
             if different:
                 example, reason = report.examples[0]
                 mirrored = any(each.state in MIRRORED for each in found)
-                advice = "roll back" if mirrored else "catch up again"
+                step, back = ("roll-back", "roll back") if mirrored else ("catch-up", "catch up again")
+                advice = f"{back} by `queuekeeper online {step} {self._plan_id}`"
                 raise CheckFailed(
                     f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; {advice}, "
                     "and look into it when they still differ"
@@ -297,7 +298,7 @@ class OnlineDriver:
         if report.is_over and report.refused:
             raise CheckFailed(
                 f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}: "
-                "mend the cause, or roll back"
+                f"mend the cause, or roll back by `queuekeeper online roll-back {self._plan_id}`"
             )
         return report
 

@@ -38,6 +38,7 @@ EVENT_SUITES = ("events", "partitions")
 QUEUE_SUITES = {"compacted": profile_compacted_queues, "fanout": profile_fanout_queues}
 """Suites that read Redis when they run, and need no profile."""
 
+_PROFILES = "`queuekeeper quality profile`"
 _QUARANTINE = ("origin", "reason", "open", "replayed", "oldest_ms")
 
 
@@ -133,7 +134,9 @@ def check_suites(names: Sequence[str], *, stores: Collection[str], servers: bool
             raise UsageError(f"suite {suite.name} does not judge queues: it judges a table that its caller names")
         for store in suite.stores:
             if store not in stores:
-                raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
+                raise UsageError(
+                    f"suite {suite.name} needs a profile of {store}: make one by {_PROFILES}, or leave the suite out"
+                )
         if suite.name in (SERVERS_SUITE, *QUEUE_SUITES) and not servers:
             raise UsageError(
                 f"suite {suite.name} reads settings of the Redis servers: give their address, or leave the suite out"
@@ -280,11 +283,14 @@ def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], pr
         raise UsageError("two profiles are of the same store: name at most one per store")
     for profile in profiles.values():
         if profile.finished_at is None:
-            raise RefusedError(f"profile {profile.profile_id} is not complete: wait for it, or make another")
+            raise RefusedError(
+                f"profile {profile.profile_id} is not complete: wait for it, or make another by {_PROFILES}"
+            )
         if profile.is_forgotten:
             raise RefusedError(
                 f"the queues of profile {profile.profile_id} have been dropped since, as newer ones of the same kind "
-                "are there: judge one of those, or make another"
+                "are there: judge one of those, or make another by "
+                "`queuekeeper quality profile`"
             )
     for suite in chosen:
         if suite.name == COMPARISON_SUITE:

@@ -20,6 +20,7 @@ RUNS_SHOWN = 30
 """Finished runs of a trend."""
 
 _KNOWN = 5
+_NONE = "there is none yet in this database"
 _STORED = tuple(each.name for each in fields(Finding) if each.name not in {"remedy_url", "kind", "subject"})
 
 _OF_QUEUE = ("client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "payload_bytes")
@@ -216,7 +217,7 @@ class QualityStore:
         rows = self._rows("load_run", {"quality_run_id": quality_run_id})
         if not rows:
             newest = [each.quality_run_id for each in self.runs(limit=_KNOWN)]
-            known = f"the newest are {', '.join(newest)}" if newest else "there is none yet in this database"
+            known = f"the newest are {', '.join(newest)}" if newest else f"{_NONE}; `queuekeeper quality run` makes one"
             raise UsageError(f"there is no quality run {quality_run_id!r}: {known}")
         return _run(rows[0])
 
@@ -281,7 +282,8 @@ class QualityStore:
         for profile_id in profile_ids:
             if profile_id not in found:
                 newest = self.newest_profiles(limit=_KNOWN, finished=False)
-                known = f"the newest are {', '.join(newest)}" if newest else "there is none yet in this database"
+                none = f"{_NONE}; `queuekeeper quality profile` makes one"
+                known = f"the newest are {', '.join(newest)}" if newest else none
                 raise UsageError(f"there is no profile {profile_id!r}: {known}")
         return tuple(found[profile_id] for profile_id in profile_ids)
 

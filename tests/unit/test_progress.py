@@ -1,0 +1,28 @@
+"""A rate is that of the last ten seconds, and a line of progress says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from queuekeeper.jobs.progress import Rate, line
+
+pytestmark = pytest.mark.unit
+
+
+def test_rate_is_that_of_the_last_ten_seconds() -> None:
+    rate = Rate()
+
+    assert rate.at(0.0, 0) == 0.0
+    assert [rate.at(float(second), 1_000 * second) for second in range(1, 21)] == [1_000.0] * 20
+    # Nothing moves any more.
+    assert [round(rate.at(20.0 + second, 20_000)) for second in range(1, 12)][8:] == [100, 0, 0]
+    # What was fast before says nothing of now.
+    assert rate.at(32.0, 20_500) == 50.0
+
+
+def test_line_says_how_far_it_is_how_fast_it_goes_and_when_it_will_be_done() -> None:
+    assert line("copy", done=2_500, total=10_000, rate=500.0) == "copy 2,500/10,000 messages (25 %), 500/s, 15 s left"
+    assert line("copy", done=10_000, total=10_000, rate=500.0) == "copy 10,000/10,000 messages (100 %), 500/s"
+    assert line("copy", done=2_500, total=10_000, rate=0.0) == "copy 2,500/10,000 messages (25 %), 0/s"
+    assert line("verify", done=0, total=0, rate=0.0) == "verify 0/0 messages (100 %), 0/s"
+    assert line("Repair", done=40, total=None, rate=2.5, unit="keys looked at") == "Repair 40 keys looked at, 2/s"
