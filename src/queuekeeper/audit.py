@@ -135,7 +135,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class AirflowRun:
-    """The run of Airflow in whose task this process works."""
+    """A run of Airflow."""
 
     dag_id: str
     run_id: str
@@ -247,6 +247,12 @@ def of_run(connection: Connection, run: AirflowRun, *, limit: int = 200) -> list
     """Return the entries about what a run of Airflow has worked on, since it does, the latest first."""
     values = {"dag_id": run.dag_id, "run_id": run.run_id, "maximum": limit}
     return [_entry(row) for row in rows_of(connection, "audit/of_run", values)]
+
+
+def latest_run_of(connection: Connection, subject: str) -> AirflowRun | None:
+    """Return the run of Airflow that has worked on a plan or run last; none where commands alone have."""
+    rows = rows_of(connection, "audit/latest_run_of", {"subject": subject})
+    return next((AirflowRun(dag_id=dag_id, run_id=run_id) for dag_id, run_id in rows), None)
 
 
 def latest(

@@ -122,6 +122,42 @@ def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
         finished_run_has_no_button_that_does_nothing(browser, runs, kind, run_id)
 
 
+def test_list_of_runs_is_narrowed_by_job_and_state_in_its_address(
+    control: Connection, browser: Browser, own_home: Path
+) -> None:
+    waiting, failed = (planned(control, kind, own_home) for kind in ("fanout_repair", "compacted_queue_gc"))
+    MaintenanceRuns(control).set_state(failed, RunState.FAILED)
+
+    def listed(**asked: str) -> tuple[bool, bool]:
+        text = browser.get("/runs", params=asked, page=True).text
+        return waiting in text, failed in text
+
+    assert listed() == (True, True)
+    assert listed(state="failed") == (False, True)
+    assert listed(state="planned", kind="fanout_repair") == (True, False)
+    page = browser.get("/runs", params={"state": "failed"}, page=True).text
+    assert [text for text in ("any, 2", "planned, 1", "failed, 1", "done, 0") if text not in page] == []
+    assert '<option value="failed" selected>' in page
+    nothing = browser.get("/runs", params={"state": "failed", "kind": "fanout_repair"}, page=True).text
+    assert "No run of this job is failed." in nothing
+    assert browser.get("/runs", params={"state": "broken"}).status_code == 404
+
+
+def test_page_of_a_run_leads_to_the_run_of_airflow_that_has_worked_on_it_last(
+    control: Connection, browser: Browser, own_home: Path
+) -> None:
+    run_id = planned(control, "fanout_repair", own_home)
+    address = "/dags/fanout_repair/runs/manual__2026-01-31T12%3A00%3A00%2B00%3A00"
+    assert "/dags/fanout_repair/runs/" not in shown(browser, "fanout_repair", run_id), "a command has planned it"
+    for at, name in enumerate(("scheduled__1", "manual__2026-01-31T12:00:00+00:00")):
+        control.execute(
+            "INSERT INTO queuekeeper.audit_runs (dag_id, run_id, subject, noted_at)"
+            " VALUES ('fanout_repair', %s, %s, now() + %s * interval '1 s')",
+            (name, run_id, at),
+        )
+    assert f'href="{address}" target="_top"' in shown(browser, "fanout_repair", run_id)
+
+
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_page_of_a_run_leads_to_its_latest_report(
     control: Connection, browser: Browser, own_home: Path, tmp_path: Path, kind: str

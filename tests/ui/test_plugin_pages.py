@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +416,84 @@ def test_points_of_plots_are_told_by_pointer_and_arrow_keys_and_a_series_is_swit
         plot.press("End")
         assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert complaints == []
+
+
+def test_overview_is_made_anew_every_minute_unless_it_is_in_use_or_somebody_has_said_no(
+    site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page, requests, _ = watched(contexts())
+    page.clock.install()
+    page.goto(f"{site}/")
+    with page.expect_navigation():
+        page.clock.fast_forward(61_000)
+    expect(page.get_by_text("Made just now")).to_be_visible()
+    page.get_by_role("searchbox").fill("meter-7")
+    page.get_by_role("heading", level=1).click()
+    page.clock.fast_forward(180_000)
+    expect(page.get_by_text("Made 3 minutes ago")).to_be_visible()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Refresh").click()
+    page.get_by_role("checkbox", name="every minute").uncheck()
+    page.goto(f"{site}/runs")
+    expect(page.get_by_role("checkbox", name="every minute")).not_to_be_checked()
+    page.clock.fast_forward(180_000)
+    expect(page.get_by_text("Made 3 minutes ago")).to_be_visible()
+    assert [sum(url == f"{site}{path}" for url in requests) for path in ("/", "/runs")] == [3, 1]
+
+
+def test_overview_stays_and_says_so_while_the_server_does_not_answer(
+    site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page = contexts().new_page()
+    page.clock.install()
+    page.goto(f"{site}/")
+    page.route("**/*", lambda route: route.abort())
+    page.clock.fast_forward(61_000)
+    expect(page.get_by_text("No answer: this page is from before.")).to_be_visible()
+    page.unroute("**/*")
+    with page.expect_navigation():
+        page.clock.fast_forward(61_000)
+
+
+def test_times_say_how_long_ago_they_were(site: str, contexts: Callable[..., BrowserContext]) -> None:
+    page = contexts().new_page()
+    page.clock.install(time=datetime.now(UTC) + timedelta(hours=5, minutes=30))
+    page.goto(f"{site}/")
+    expect(page.locator("main .lines time").first).to_contain_text("(5 hours ago")
+    page.goto(f"{site}/runs")
+    expect(page.locator("table time").first).to_have_attribute("title", "5 hours ago")
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_id_and_undo_command_of_a_run_are_copied(
+    world: World, site: str, contexts: Callable[..., BrowserContext], tmp_path: Path, tls: bool
+) -> None:
+    page = contexts(permissions=["clipboard-read", "clipboard-write"]).new_page()
+    if not tls:
+        # As browsers do where a page comes without TLS from another host than this one.
+        page.add_init_script("navigator.clipboard.writeText = undefined")
+    run_id = planned(world.connection, "expired_reference_cleanup", tmp_path, has_work=True)
+    page.goto(f"{site}/runs/expired_reference_cleanup/{run_id}")
+    for text in (run_id, f"queuekeeper run undo {run_id} --dry-run"):
+        button = page.get_by_role("button", name=f"Copy {text}", exact=True)
+        button.click()
+        expect(button).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == text
+
+
+def test_link_to_the_run_in_airflow_leaves_the_frame_in_which_airflow_shows_pages(
+    world: World, site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    page = contexts().new_page()
+    # The rights that Airflow 3.3 gives a page of a plugin: none to lead the window elsewhere.
+    frame = '<iframe name="plugin" sandbox="allow-scripts allow-same-origin allow-forms allow-downloads" src="{}">'
+    shown = f"{site}/started?dag_id=queue_quality&run_id=done"
+    host = site.removesuffix("/queuekeeper")
+    page.route(f"{host}/airflow", lambda route: route.fulfill(content_type="text/html", body=frame.format(shown)))
+    page.route(f"{host}/dags/**", lambda route: route.fulfill(content_type="text/html", body="<h1>Airflow</h1>"))
+    page.goto(f"{host}/airflow")
+    page.frame_locator("iframe").get_by_role("link", name="Open the run in Airflow").click()
+    page.wait_for_url(f"{host}/dags/queue_quality/runs/done")
 
 
 def test_page_of_a_run_that_has_been_started_looks_again_until_the_run_is_done(

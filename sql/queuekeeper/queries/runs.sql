@@ -36,16 +36,30 @@ ORDER BY created_at DESC, maintenance_run_id ASC;
 
 -- name: known_runs
 -- List runs, latest first.
--- params: kinds, maximum; kinds null: of every kind
+-- params: kinds, state, maximum; kinds null: of every kind; state null: in any state
 -- rows: (maintenance_run_id)
 -- index: none, runs are few
 SELECT maintenance_run_id
 FROM queuekeeper.runs
 WHERE
-    %(kinds)s::text[] IS NULL
-    OR kind = any(%(kinds)s::text[])
+    (%(kinds)s::text[] IS NULL OR kind = any(%(kinds)s::text[]))
+    AND (%(state)s::text IS NULL OR state = %(state)s)
 ORDER BY created_at DESC, maintenance_run_id ASC
 LIMIT %(maximum)s;
+
+-- name: count_runs
+-- Count the runs in each state.
+-- params: kinds; null: of every kind
+-- rows: (state, runs), of states in which there are runs
+-- index: none, runs are few
+SELECT
+    state,
+    count(*) AS runs
+FROM queuekeeper.runs
+WHERE
+    %(kinds)s::text[] IS NULL
+    OR kind = any(%(kinds)s::text[])
+GROUP BY state;
 
 -- name: find_runs
 -- Find runs by the beginning of their id, and migrations by their run of Airflow, latest first.

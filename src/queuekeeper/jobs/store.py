@@ -243,12 +243,21 @@ class Runs:
         """
         return next(iter(self._known_ids(kinds, limit=1)), None)
 
-    def newest(self, *, kind: str | None = None, limit: int) -> list[MaintenanceRun]:
+    def newest(self, *, kind: str | None = None, state: RunState | None = None, limit: int) -> list[MaintenanceRun]:
         """Return the newest runs, newest first.
 
         :param kind: only runs of this kind.
+        :param state: only runs in this state.
         """
-        return self._load(self._known_ids([kind] if kind else [], limit=limit))
+        return self._load(self._known_ids([kind] if kind else [], state=state, limit=limit))
+
+    def count_by_state(self, *, kind: str | None = None) -> dict[RunState, int]:
+        """Return how many runs are in each state, in the order of states.
+
+        :param kind: only runs of this kind.
+        """
+        found = dict(self._rows("count_runs", {"kinds": [kind] if kind else list(self.kinds) or None}))
+        return {state: found.get(state, 0) for state in RunState}
 
     def find(self, text: str, *, limit: int) -> list[MaintenanceRun]:
         """Return the runs that a text names, newest first.
@@ -370,9 +379,9 @@ class Runs:
         found = self._records(MaintenanceRun, "load_runs", {"maintenance_run_ids": list(run_ids)})
         return [replace(each, state=RunState(each.state)) for each in found]
 
-    def _known_ids(self, kinds: Sequence[str], *, limit: int) -> list[str]:
-        wanted = list(kinds or self.kinds) or None
-        return [str(name) for (name,) in self._rows("known_runs", {"kinds": wanted, "maximum": limit})]
+    def _known_ids(self, kinds: Sequence[str], *, state: RunState | None = None, limit: int) -> list[str]:
+        wanted = {"kinds": list(kinds or self.kinds) or None, "state": state, "maximum": limit}
+        return [str(name) for (name,) in self._rows("known_runs", wanted)]
 
     def _record(self, run_id: str, action: audit.Action, effect: Mapping[str, Any], *, actor: str | None) -> None:
         facts = {"kind": self.load(run_id).kind, **effect}

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
+from queuekeeper import audit
 from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id
-from queuekeeper.airflow.plugin.stores import Stores, panel
+from queuekeeper.airflow.plugin.stores import Stores, panel, together
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.control import chosen, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, kind_of, kinds
-from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunProgress, Runs
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunProgress, Runs, RunState
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
 
@@ -30,15 +31,20 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
     router = APIRouter()
 
     @router.get("/runs")
-    def listed(kind: str = "") -> Response:
+    def listed(kind: str = "", state: str = "") -> Response:
         if kind:
             _check_kind(kind)
-        found = stores.from_postgres(lambda connection: _newest(connection, kind or None))
+        wanted = _state(state)
+        found, counts = together(
+            lambda: stores.from_postgres(lambda connection: _newest(connection, kind or None, wanted)),
+            lambda: stores.from_postgres(lambda connection: Runs(connection).count_by_state(kind=kind or None)),
+        )
         return site.page(
             "runs.html.j2",
             section="runs",
             kinds=kinds(),
-            kind=kind,
+            asked={"kind": kind, "state": state},
+            counts=counts.value or {},
             listed=_LISTED,
             found=found,
             rates={run.maintenance_run_id: rate_words(run) for run, _ in found.value or ()},
@@ -53,10 +59,12 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
             run = _named(connection, kind, run_id)
             runs = MaintenanceRuns(connection)
             progress, whole = runs.progress(run_id), runs.progress_of([run_id]).get(run_id)
+            airflow_run = audit.latest_run_of(connection, run_id)
         return site.page(
             "run.html.j2",
             section="runs",
             run=run,
+            airflow_run=airflow_run,
             progress=progress,
             progress_words=progress_words(run, whole),
             rate=rate_words(run),
@@ -113,13 +121,20 @@ def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
     return f"{number(progress.done)} of {number(shares)} shares done, {number(progress.scanned)} looked at."
 
 
-def _newest(connection: Connection, kind: str | None) -> list[tuple[MaintenanceRun, str]]:
+def _newest(connection: Connection, kind: str | None, state: RunState | None) -> list[tuple[MaintenanceRun, str]]:
     runs = Runs(connection)
-    found = runs.newest(kind=kind, limit=_LISTED)
+    found = runs.newest(kind=kind, state=state, limit=_LISTED)
     told = runs.progress_of([run.maintenance_run_id for run in found if not run.of.page])
     return [
         (run, "On its page." if run.of.page else progress_words(run, told.get(run.maintenance_run_id))) for run in found
     ]
+
+
+def _state(name: str) -> RunState | None:
+    try:
+        return RunState(name) if name else None
+    except ValueError:
+        raise HTTPException(404, f"A run is {', '.join(RunState)}, never {name!r}.") from None
 
 
 def _check_kind(kind: str) -> None:

@@ -1,6 +1,7 @@
-// What the pages do beside being read: Airflow's own light or dark, local times, figures of a running migration,
-// another look at a run that has begun, arrow keys on the board, points of plots, and / for the search. Without it every
-// page still works; it is as it was when it was loaded.
+// What the pages do beside being read: Airflow's own light or dark, local times, how long ago they were, figures of a
+// running migration, making a page anew, arrow keys on the board, points of plots, / for the search, copying what is to be
+// typed elsewhere, and links that leave Airflow's frame. Without it every page still works; it is as it was when it was
+// loaded.
 "use strict";
 
 const root = document.documentElement;
@@ -21,14 +22,25 @@ function followTheme() {
   }
 }
 
-function addLocalTimes() {
-  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  if (new Date().getTimezoneOffset() === 0) return;
+const UNITS = [["day", 86_400], ["hour", 3_600], ["minute", 60], ["second", 1]];
+
+function ago(seconds) {
+  const [unit, length] = UNITS.find(([, each]) => Math.abs(seconds) >= each) ?? UNITS.at(-1);
+  return new Intl.RelativeTimeFormat("en").format(-Math.trunc(seconds / length), unit);
+}
+
+function addTimes() {
+  const zone = new Date().getTimezoneOffset() === 0 ? "" : Intl.DateTimeFormat().resolvedOptions().timeZone;
   const name = document.getElementById("zone");
-  if (name) name.textContent = `, and in ${zone} behind them`;
+  if (name && zone) name.textContent = `, and in ${zone} behind them`;
   const format = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
   for (const each of document.querySelectorAll("time")) {
-    each.append(` (${format.format(new Date(each.dateTime))})`);
+    const at = new Date(each.dateTime);
+    const age = ago((Date.now() - at) / 1_000);
+    // A column of ages would be wider than the phone that shows it.
+    if (each.closest("table")) each.title = age;
+    const added = [each.closest("table, footer") ? "" : age, zone && format.format(at)].filter(Boolean);
+    if (added.length) each.append(` (${added.join(", ")})`);
   }
 }
 
@@ -104,8 +116,99 @@ function leadByArrows(board) {
   });
 }
 
-function lookAgain(part) {
-  setTimeout(() => location.reload(), Number(part.dataset.again) * 1000);
+// Where a browser keeps that pages are made anew by their button alone.
+const STILL = "queuekeeper.still";
+
+function element(name, properties, ...content) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...content);
+  return made;
+}
+
+// Whoever reads by keyboard, writes, marks text or has opened something would lose it.
+function inUse(box) {
+  const fields = [...document.querySelectorAll("input:not([type='checkbox']), textarea")];
+  const written = fields.some((each) => each.value !== each.defaultValue);
+  const opened = document.querySelector("details[open]") || !getSelection().isCollapsed;
+  return document.hidden || written || opened || ![document.body, box, null].includes(document.activeElement);
+}
+
+function addRefresh() {
+  const age = element("span", {});
+  const made = performance.now();
+  const tell = () => {
+    const seconds = (performance.now() - made) / 1_000;
+    age.textContent = `Made ${seconds < 60 ? "just now" : ago(seconds)}`;
+  };
+  const button = element("button", { className: "link", onclick: () => location.reload() }, "Refresh");
+  const line = element("p", { className: "made note" }, age, button);
+  document.querySelector("body > header").append(line);
+  tell();
+  setInterval(tell, 15_000);
+  const part = document.querySelector("[data-again]");
+  if (part) refreshAgain(line, Number(part.dataset.again));
+}
+
+function refreshAgain(line, seconds) {
+  const box = element("input", { type: "checkbox", checked: !localStorage.getItem(STILL) });
+  box.onchange = () => {
+    if (box.checked) localStorage.removeItem(STILL);
+    else localStorage.setItem(STILL, "yes");
+  };
+  const note = element("span", { ariaLive: "polite" });
+  line.append(element("label", {}, box, seconds === 60 ? " every minute" : ` every ${seconds} seconds`), note);
+  setInterval(async () => {
+    if (!box.checked || inUse(box)) return;
+    try {
+      // A browser's own page of an error would stay for ever: see first whether the server answers.
+      const answer = await fetch(document.querySelector("link[rel=stylesheet]").href, { cache: "no-store" });
+      if (answer.ok) location.reload();
+      else note.textContent = "Your sign-in has expired: reload Airflow to go on.";
+    } catch {
+      note.textContent = "No answer: this page is from before. Trying again.";
+    }
+  }, seconds * 1_000);
+}
+
+function offerCopies() {
+  for (const code of document.querySelectorAll("code[data-copy]")) {
+    const text = code.textContent;
+    const button = element("button", { type: "button", className: "copy", ariaLabel: `Copy ${text}` }, "Copy");
+    const say = (word) => {
+      button.textContent = word;
+      setTimeout(() => {
+        button.textContent = "Copy";
+      }, 2_000);
+    };
+    button.onclick = async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        say("Copied");
+      } catch {
+        // Without TLS browsers give a page no clipboard.
+        getSelection().selectAllChildren(code);
+        say(document.execCommand("copy") ? "Copied" : "Press Ctrl-C");
+      }
+    };
+    // What stands in a heading is read out as a part of its name.
+    (code.closest("h1") ?? code).after(" ", button);
+  }
+}
+
+// Airflow's frame forbids its content to lead the whole window elsewhere. A link of the window itself may.
+function leaveFrame() {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[target="_top"]');
+    if (!link || window.parent === window || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    try {
+      const outer = window.parent.document.createElement("a");
+      outer.href = link.href;
+      event.preventDefault();
+      outer.click();
+    } catch {
+      // The frame around is somebody else's: it decides.
+    }
+  });
 }
 
 function searchBySlash() {
@@ -219,10 +322,12 @@ function switchSeries(figure) {
 }
 
 followTheme();
-addLocalTimes();
+addTimes();
+addRefresh();
+offerCopies();
+leaveFrame();
 searchBySlash();
 document.querySelectorAll("[data-poll]").forEach(follow);
-document.querySelectorAll("[data-again]").forEach(lookAgain);
 document.querySelectorAll(".board").forEach(leadByArrows);
 document.querySelectorAll("svg").forEach(tellPoints);
 document.querySelectorAll("figure").forEach(switchSeries);
