@@ -1,8 +1,8 @@
 """Remove expired entries from sessions in Redis, while the broker runs.
 
 References whose message is gone and messages without a reference are removed; messages without expiry and the keys of
-idle sessions get an expiry. A first pass counts; a person approves; a task per master cleans; a second pass shows what
-is left. No live message is touched: the script that writes checks again.
+idle sessions get an expiry. A first pass counts; a person approves; a task per master cleans; a second look shows what
+is left. No live message is touched: the script that removes an entry checks it again first.
 
 **Before**: nothing has to be stopped. Start with a dry run.
 

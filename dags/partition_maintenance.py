@@ -13,8 +13,9 @@ compared with the table.
   partitions: solve this first, then clear the task with its downstream tasks.
 - **retirement.plan_retirement**, **retirement.retire**: the log says why. The next run plans again.
 - **retirement.plan_archive**, **retirement.archive**: nothing is dropped. Do what the log says, clear the task.
-- **retirement.plan_override**, **retirement.override**, **retirement.plan_drop**, **retirement.verify**: rejected, not
-  answered in time, changed since the question, or an archive differs. The next run plans again.
+- **retirement.plan_override**, **retirement.override**, **retirement.plan_drop**, **retirement.verify**: the
+  plan was rejected or not answered in time, the table has changed since the question, or an archive differs. Nothing
+  was dropped. The next run plans again.
 - **retirement.drop**: clear the task; it drops the rest.
 - **report**: clear the task; it only reads.
 - **maintained**: a task above has failed, or head-room is short although all have succeeded: see the report.

@@ -5,8 +5,8 @@ findings, each with a link to the DAG that repairs it. Nothing is written to a s
 event broker and partitioned tables are read directly, without Spark.
 
 The asset `queuekeeper_session_quality` is updated when there is no critical finding (P0): a DAG that is scheduled on it
-waits for that. Lesser findings (P1 to P3) are warnings in log, result and report. The schedule reads one turn of the
-cohorts every quarter of an hour, all of them in a day; switch it on by unpausing the DAG.
+waits for that. Lesser findings (P1 to P3) are warnings in log, result and report. By its schedule the DAG
+reads a 96th of the cohorts every quarter of an hour, and so all of them in a day; unpause it to switch the schedule on.
 
 ### If it fails
 
@@ -15,8 +15,8 @@ cohorts every quarter of an hour, all of them in a day; switch it on by unpausin
 - **check**: a suite was changed meanwhile, or a profile is not complete; the log names it. Clear the task.
 - **report**: the folder cannot be written to. Make room or set `QUEUEKEEPER_REPORTS_DIR`, then clear the task.
 - **publish**: there is a critical finding. Open the report of the run: each finding links to the DAG that repairs it,
-  with its form filled in. Repair it, then run `queue_quality` again with suite full. To accept a finding until a day,
-  give it an owner: `queuekeeper quality known add`.
+  with its form filled in. Repair it, then run `queue_quality` again with suite full. To accept a finding for a
+  time, give it an owner: `queuekeeper quality known add`.
 
 Step by step, with commands: `docs/runbooks/queue_quality.md`. Owner: queuekeeper.
 """

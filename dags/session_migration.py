@@ -22,7 +22,8 @@ SessionRouter, or the trigger for other writers is installed. Start with a dry r
   paused.
 - **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or solve the problem and clear the
   task: it continues where it was. While it waits it is *deferred*, which needs a triggerer.
-- **commit**: nobody approved. Clients stay on Redis while the mirror works; clear `approve_commit`, or roll back.
+- **commit**: nobody approved. Clients stay on Redis, and the mirror still writes their changes to PostgreSQL. Clear
+  `approve_commit` to be asked again, or trigger `session_rollback`.
 - **verify**: source and target differ, or rows are unaccounted for. Leave the broker stopped and open the report,
   which lists every difference.
 - **report**: clear the task; it only reads.

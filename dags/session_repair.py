@@ -1,15 +1,15 @@
 """Repair one kind of fault in sessions in Redis, while the broker works.
 
 A quality run (`queue_quality`) finds the faulty queues. The chosen remedy reads each of them and plans exactly what it
-would change; a person approves; each change is recorded in an undo file and then made by a script that checks again. A
-second check shows what is left, and the report says what was planned, done and left.
+would change; a person approves; each change is recorded in an undo file and then made by a script that checks its place
+again. A second look shows what is left, and the report says what was planned, done and left.
 
 ### If it fails
 
 - **plan**: the log's last line says what to correct: a parameter, a server, a missing privilege, no quality run yet.
   Nothing was written to Redis. Trigger the DAG again.
-- **apply**: it was rejected or not answered in time, and nothing was written; or a server was lost: clear the task,
-  and it does the rest.
+- **apply**: the plan was rejected or not answered in time, and nothing was written; or a server was lost: clear the
+  task, and it does the rest.
 - **report**: clear the task; it only reads.
 
 Step by step, with commands: `docs/runbooks/session_repair.md`. Owner: queuekeeper.
