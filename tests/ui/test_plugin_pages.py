@@ -66,6 +66,10 @@ BLANK = """() => [...document.querySelectorAll("main, section, figure, table, ul
     const drawn = each.matches("svg, canvas") || each.querySelector("svg, canvas, input, select, textarea, button");
     return width < 1 || height < 1 || (!drawn && !each.textContent.trim());
   }).map((each) => each.outerHTML.slice(0, 200))"""
+# Tables scroll sideways: in them no hash, number or instant goes on in another line.
+BROKEN = """() => [...document.querySelectorAll(".scroll :is(code, time)")]
+  .filter((each) => each.matches("time") || !/[\\s/-]/.test(each.textContent))
+  .filter((each) => each.checkVisibility() && each.getClientRects().length > 1).map((each) => each.outerHTML)"""
 
 
 FORMS = {f"form-{file.stem}": f"/trigger/{file.stem}" for file in sorted(DAGS.glob("*.py"))}
@@ -243,6 +247,7 @@ def test_every_page_can_be_read_in_every_size_in_the_light_and_in_the_dark_and_a
         faults += [(name, fault) for fault in serious_faults(page)]
         faults += [(name, contrast) for contrast in page.evaluate(CONTRASTS)]
         faults += [(name, f"blank: {blank}") for blank in page.evaluate(BLANK)]
+        faults += [(name, f"broken: {broken}") for broken in page.evaluate(BROKEN)]
         faults += [(name, f"left over: {text[at.start() - 30 : at.end() + 30]!r}") for at in LEFTOVERS.finditer(text)]
         if name != "nothing":
             faults += [(name, f"error: {alert}") for alert in page.get_by_role("alert").all_inner_texts()]

@@ -40,7 +40,7 @@ function addTimes() {
     // A column of ages would be wider than the phone that shows it.
     if (each.closest("table")) each.title = age;
     const added = [each.closest("table, footer") ? "" : age, zone && format.format(at)].filter(Boolean);
-    if (added.length) each.append(` (${added.join(", ")})`);
+    if (added.length) each.append(element("wbr", {}), ` (${added.join(", ")})`);
   }
 }
 
@@ -129,7 +129,7 @@ function element(name, properties, ...content) {
 function inUse(box) {
   const fields = [...document.querySelectorAll("input:not([type='checkbox']), textarea")];
   const written = fields.some((each) => each.value !== each.defaultValue);
-  const opened = document.querySelector("details[open]") || !getSelection().isCollapsed;
+  const opened = document.querySelector("details[open], .tip:not([hidden])") || !getSelection().isCollapsed;
   return document.hidden || written || opened || ![document.body, box, null].includes(document.activeElement);
 }
 
@@ -232,9 +232,7 @@ function tellPoints(plot) {
     return mark;
   });
   if (marks.length === 0) return;
-  const tip = document.createElement("div");
-  tip.className = "tip";
-  tip.hidden = true;
+  const tip = element("div", { className: "tip", hidden: true });
   plot.after(tip);
   let chosen = 0;
   const stops = () => {
@@ -302,20 +300,16 @@ function switchSeries(figure) {
   const found = [...figure.querySelectorAll("[data-series]")];
   const names = [...new Set(found.map((mark) => mark.dataset.series))];
   if (names.length < 2) return;
-  const legend = document.createElement("p");
-  legend.className = "legend screen";
+  const legend = element("p", { className: "legend screen" });
   for (const name of names) {
     const marks = found.filter((mark) => mark.dataset.series === name);
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = name;
-    button.setAttribute("aria-pressed", "true");
+    const button = element("button", { type: "button", ariaPressed: "true" }, name);
     button.style.borderLeftColor = marks.map((mark) => mark.getAttribute("stroke")).find(Boolean);
-    button.addEventListener("click", () => {
-      const shown = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", shown);
+    button.onclick = () => {
+      const shown = button.ariaPressed !== "true";
+      button.ariaPressed = String(shown);
       for (const mark of marks) mark.classList.toggle("off", !shown);
-    });
+    };
     legend.append(button);
   }
   figure.querySelector("figcaption").before(legend);
