@@ -25,6 +25,7 @@ from queuekeeper.fanout.model import NewMessage as FanoutMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.java import java_home
 from queuekeeper.keyspace import compacted_keys, fanout_keys, session_keys
+from queuekeeper.quality.judge.store import QualityStore
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -207,3 +208,22 @@ def test_run_about_other_queues_reads_them_without_spark_and_tells_nobody_of_ses
         remedy, url = shown[number]["remedy"], shown[number]["remedy_url"]
         assert url.startswith("http://airflow.example.org/ops/queuekeeper/trigger/") or remedy == url == ""
     assert asset_events() == told
+
+
+def test_one_run_reads_all_queues_in_redis_so_that_depth_and_lag_stand_in_one_report(
+    queue_quality: DAG, redis: RedisClient, postgres_url: str
+) -> None:
+    CompactedQueues(redis).append("meter/1", [Append(key=key, value=b"1") for key in (b"a", b"b")])
+    queues = FanoutQueues(redis)
+    queues.register("orders", consumer="billing")
+    queues.publish("orders", [FanoutMessage(body=b"%d" % number) for number in range(3)])
+
+    _, states, returned = run(queue_quality, stores="all_redis")
+
+    assert states == dict.fromkeys(states, "success") | {"profile_postgres": "skipped"}
+    with postgres.connect(postgres_url) as connection:
+        [judged] = QualityStore(connection).runs(limit=1, finished=True)
+    assert judged.quality_run_id == returned["check"]["quality_run_id"]
+    assert {"sessions_redis", "compacted", "fanout"} <= set(judged.suites)
+    assert judged.numbers["queues"] == len(CLIENTS) + 2
+    assert judged.numbers["waiting"] == 2 + 3

@@ -199,7 +199,6 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
             console=Console(file=said, width=200),
             began=time.monotonic(),
             client=admin,
-            postgres_url="",
             connection=world.connection,
             redis=redis,
         )

@@ -435,6 +435,10 @@ def test_suites_that_fit_are_chosen_by_the_profiles() -> None:
     both = ("sessions_redis", "sessions_postgres", "quarantine")
     assert suites_for(["postgres", "redis"], servers=False) == both
     assert suites_for(["postgres", "redis"], servers=False, compare=True) == (*both, "source_against_target")
+    every = ("sessions_redis", "redis_servers", "quarantine", "compacted", "fanout")
+    assert suites_for(["redis", "compacted", "fanout"], servers=True) == every
+    assert suites_for(["fanout"], servers=True) == ("fanout",)
+    assert suites_for([], servers=False) == ("events", "partitions")
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,6 @@ def test_demo_that_is_to_wait_for_a_person_shows_what_is_asked_and_where_to_answ
         console=Console(file=said, width=200),
         began=time.monotonic(),
         client=cast("Any", AskingAirflow()),
-        postgres_url="",
         connection=cast("Any", None),
         redis=cast("Any", None),
     )

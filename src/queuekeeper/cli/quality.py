@@ -24,7 +24,15 @@ from queuekeeper.jobs.checks import CHECKS, Check, check
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.store import RUNS_SHOWN, QualityRun, QualityStore, TrendRun, Verdict
 from queuekeeper.quality.judge.suites import load
-from queuekeeper.quality.profile.model import PROFILED, JudgeWish, ProfileReport, ProfileWish, RunWish, profile_folder
+from queuekeeper.quality.profile.model import (
+    PROFILED,
+    READ,
+    JudgeWish,
+    ProfileReport,
+    ProfileWish,
+    RunWish,
+    profile_folder,
+)
 
 if TYPE_CHECKING:
     from queuekeeper.quality.judge.run import QualityReport
@@ -130,7 +138,7 @@ def run_command(
             stores = tuple(each.store for each in QualityStore(asked.connection).profiles(profiles))
     elif suites and set(suites) <= {*EVENT_SUITES, *QUEUE_SUITES}:
         stores = ()
-    subjects = (parameters.stores,) if parameters.stores in QUEUE_SUITES else stores
+    subjects = (*stores, *READ.get(parameters.stores, ()))
     chosen, on_redis = judging(subjects, compare=parameters.compare, named=suites or ())
     profile_ids = list(profiles or ())
     if stores and not profiles:

@@ -80,7 +80,6 @@ class Outcome:
 class Day:
     """Servers and screen of a demo.
 
-    :param postgres_url: address of the private PostgreSQL.
     :param connection: connection to the private PostgreSQL, with ``autocommit``.
     :param redis: connection to the private Redis.
     :param began: when the demo began, by the monotonic clock.
@@ -92,7 +91,6 @@ class Day:
     console: Console
     began: float
     client: AirflowClient
-    postgres_url: str = field(repr=False)
     connection: Connection
     redis: RedisClient
     outcomes: list[Outcome] = field(default_factory=list, init=False)
@@ -115,10 +113,13 @@ class Day:
         """Return the address of a run's own page in Airflow."""
         return f"{self.client.base_url}/dags/{dag_id}/runs/{run_id}"
 
-    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run of a DAG, and return the run's id."""
+    def trigger(self, dag_id: str, *, note: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run of a DAG, and return the run's id.
+
+        :param note: what the run is about; Airflow shows it beside the run.
+        """
         self.client.wait_for_dag(dag_id, timeout_s=_READ_WITHIN_S)
-        return self.client.trigger(dag_id, conf=conf)
+        return self.client.trigger(dag_id, conf=conf, note=note)
 
 
 def say(console: Console, began: float, text: str) -> None:

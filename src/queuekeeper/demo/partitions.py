@@ -1,20 +1,12 @@
-"""Partitions are made ahead of time; old ones are retired, one is archived and dropped, and comes back."""
+"""Partitions are made ahead of time; old ones are retired, archived and dropped, and one of them comes back."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
-
-from queuekeeper import assets
 from queuekeeper.clock import system_clock
-from queuekeeper.config import POSTGRES_VARIABLE
 from queuekeeper.demo.day import Day, Outcome, Waiting
+from queuekeeper.demo.follow import follow
 from queuekeeper.errors import CheckFailed
-from queuekeeper.java import java_home
-from queuekeeper.maintenance.partitions.model import Purpose, RetiredPartition
+from queuekeeper.maintenance.partitions.model import PartitionPlan, Purpose, RetiredPartition
 from queuekeeper.maintenance.partitions.plan import plan_for, plan_reattachment
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
@@ -23,72 +15,48 @@ from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out
 from queuekeeper.postgres import statement
 
+DAG_ID = "partition_maintenance"
 TABLE = "public.readings"
 ACTOR = "the demo"
-POLICY = PartitionPolicy(table=TABLE, step="1 day", ahead="7 days", retention="2 days", quarantine_days=0)
+POLICY = PartitionPolicy(table=TABLE, step="1 day", ahead="7 days", retention="2 days", quarantine_days=7)
+_QUARANTINE_MS = POLICY.quarantine_days * 86_400_000
 
 
 def keep_partitions(day: Day) -> Waiting[None]:
-    """Make partitions, retire old ones, archive and drop the oldest of these, and restore it."""
+    """Make partitions, retire and archive old ones by the DAG; drop these, and restore the oldest."""
     connection = day.connection
     connection.execute(statement("demo/readings"))
     save_policy(connection, POLICY)
-    made, retired = _carry_out(day, Purpose.CREATION), _carry_out(day, Purpose.RETIREMENT)
-    yield
-    oldest = min(retired_partitions(connection, table=TABLE), key=lambda each: each.lower or "")
-    yield from _archive(day, oldest)
-    dropped = _carry_out(day, Purpose.DROP)
-    rows = _restore(day, oldest)
+    run_id = day.trigger(DAG_ID, note=f"The demo has made {TABLE} with five partitions of the past and none ahead.")
+    state = yield from follow(day, DAG_ID, run_id)
+    day.client.pause(DAG_ID)
+    if state != "success":
+        raise CheckFailed(f"the run of {DAG_ID} ended as {state}: see {day.run_page(DAG_ID, run_id)}")
+    made = len(day.client.returned(DAG_ID, run_id, "creation.create", map_index=0)["outcomes"])
+    archived = [each for each in retired_partitions(connection, table=TABLE) if each.archived_at]
+    # Planned as of the end of the quarantine: nobody waits a week for a demo.
+    end_ms = system_clock() + _QUARANTINE_MS
+    dropped = _carry_out(day, plan_for(connection, policy=POLICY, purpose=Purpose.DROP, now_ms=end_ms))
+    rows = _restore(day, min(archived, key=lambda each: each.lower or ""))
     outcome = Outcome(
         step="Partitions",
-        line=f"{made} partitions made ahead, {retired} old ones retired, {dropped} archived, dropped and restored with "
-        f"its {rows:,} rows",
+        line=f"{made} partitions made ahead, {len(archived)} old ones retired and archived; {dropped} dropped as in a "
+        f"week, and the oldest restored with its {rows:,} rows",
         page=day.page("/partitions"),
-        sound=(made, retired, dropped) == (7, 2, 1) and rows > 0,
+        sound=(made, len(archived), dropped) == (7, 2, 2) and rows > 0,
     )
     day.show(outcome)
 
 
-def _carry_out(day: Day, purpose: Purpose) -> int:
-    """Plan, do what the plan says, and return how many partitions that were."""
-    plan = plan_for(day.connection, policy=POLICY, purpose=purpose, now_ms=system_clock())
+def _carry_out(day: Day, plan: PartitionPlan) -> int:
+    """Do what a plan says, and return how many partitions that were."""
     report = carry_out(day.connection, plan, actor=ACTOR)
     return len(report.outcomes) if report.done else 0
 
 
 def _restore(day: Day, dropped: RetiredPartition) -> int:
     """Restore a partition from its archive, put it back into its table, and return how many rows it has."""
-    # From now on a partition stays in quarantine for a week: the next retirement leaves the restored one alone.
-    policy = replace(POLICY, quarantine_days=7)
-    save_policy(day.connection, policy)
-    found = restore_partition(day.connection, retired_id=dropped.retired_id, now_ms=system_clock(), actor=ACTOR)
-    plan = plan_reattachment(day.connection, policy=policy, retired_id=dropped.retired_id, now_ms=system_clock())
-    return found.content.rows if carry_out(day.connection, plan, actor=ACTOR).done else 0
-
-
-def _archive(day: Day, retired: RetiredPartition) -> Waiting[None]:
-    """Archive a partition by the Spark application that the DAG ``partition_maintenance`` submits."""
-    variables = {
-        "JAVA_HOME": str(java_home(day.settings.home)),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        POSTGRES_VARIABLE: day.postgres_url,
-    }
-    command = [
-        str(Path(sys.executable).parent / "spark-submit"),
-        *("--master", day.settings.spark_master),
-        str(assets.directory("spark_jobs") / "archive_partition.py"),
-        *("--directory", str(day.settings.archives), "--retired-ids", str(retired.retired_id)),
-    ]
-    place = day.settings.home / "demo" / "archive_partition.log"
-    place.parent.mkdir(exist_ok=True)
-    with place.open("w") as log:
-        job = subprocess.Popen(command, env=os.environ | variables, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            while job.poll() is None:
-                yield
-        finally:
-            job.kill()
-            job.wait()
-    if job.returncode:
-        raise CheckFailed(f"partition {retired.partition_name} was not archived: see {place}")
+    connection, retired_id = day.connection, dropped.retired_id
+    found = restore_partition(connection, retired_id=retired_id, now_ms=system_clock(), actor=ACTOR)
+    plan = plan_reattachment(connection, policy=POLICY, retired_id=retired_id, now_ms=system_clock())
+    return found.content.rows if _carry_out(day, plan) else 0

@@ -99,7 +99,6 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
                 console=console,
                 began=began,
                 client=client,
-                postgres_url=postgres_url,
                 connection=connection,
                 redis=stack.enter_context(redis_client.connect(embedded.addresses_with_passwords(settings)["redis"])),
             )

@@ -17,7 +17,7 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 
 DAG_ID = "queue_quality"
 REMEDY_DAG_ID = "session_repair"
-CONF = {"suite": "full", "stores": "redis"}
+CONF = {"suite": "full", "stores": "all_redis"}
 
 COUNTER_BEHIND = "Q11"
 WITHOUT_TTL = "Q13"
@@ -48,7 +48,9 @@ def judge_and_mend(day: Day) -> Waiting[None]:
     """Judge broken queues, follow one finding to its remedy, and judge them again."""
     plant_defects(day.redis)
     # Something critical is found, so that the DAGs that depend on these queues are kept waiting.
-    page, _, found = yield from _judge(day, may_fail=["publish"])
+    planted = " and ".join(f"{client} ({check})" for check, client in PLANTED.items())
+    note = f"Fails on purpose: the demo has broken the queues {planted}, so that this run finds them."
+    page, _, found = yield from _judge(day, note=note, may_fail=["publish"])
     titles = [f"{each} ({found[each]['title']})" for each in PLANTED if each in found]
     day.show(
         Outcome(
@@ -60,7 +62,8 @@ def judge_and_mend(day: Day) -> Waiting[None]:
     )
     if COUNTER_BEHIND in found:
         yield from _mend(day, found[COUNTER_BEHIND])
-    page, state, found = yield from _judge(day)
+    note = f"Judges again what the demo has broken: {COUNTER_BEHIND} is mended, {WITHOUT_TTL} is left for you to mend."
+    page, state, found = yield from _judge(day, note=note)
     day.client.pause(DAG_ID)
     is_sound = state == "success" and COUNTER_BEHIND not in found
     critical = "something critical was found; the run's report names the queues and the remedy"
@@ -74,7 +77,8 @@ def _mend(day: Day, finding: Mapping[str, Any]) -> Waiting[None]:
     [conf] = parse_qs(urlsplit(finding["remedy_url"]).query)["conf"]
     # The form opens as a dry run: unticking that is all that a person would change.
     values = json.loads(conf) | {"dry_run": False}
-    run_id = day.trigger(REMEDY_DAG_ID, conf=values)
+    note = f"The demo has followed the link of {finding['check']}, which a run of {DAG_ID} found."
+    run_id = day.trigger(REMEDY_DAG_ID, conf=values, note=note)
     state = yield from follow(day, REMEDY_DAG_ID, run_id)
     day.show(
         Outcome(
@@ -87,9 +91,11 @@ def _mend(day: Day, finding: Mapping[str, Any]) -> Waiting[None]:
     )
 
 
-def _judge(day: Day, *, may_fail: Collection[str] = ()) -> Waiting[tuple[str, str, Mapping[str, Mapping[str, Any]]]]:
+def _judge(
+    day: Day, *, note: str, may_fail: Collection[str] = ()
+) -> Waiting[tuple[str, str, Mapping[str, Mapping[str, Any]]]]:
     """Run the DAG; return the page of the run, its state, and what it found, by check."""
-    run_id = day.trigger(DAG_ID, conf=CONF)
+    run_id = day.trigger(DAG_ID, conf=CONF, note=note)
     state = yield from follow(day, DAG_ID, run_id, may_fail=may_fail)
     findings = day.client.returned(DAG_ID, run_id, "check")["findings"]
     return day.run_page(DAG_ID, run_id), state, {finding["check"]: finding for finding in findings}

@@ -29,7 +29,8 @@ def collect_compacted(day: Day) -> Waiting[None]:
     fence = queues.subscribe(METER, session="demo").fence
     sequences = [message.sequence for message in queues.fetch(METER, fence=fence, limit=3, window=3).messages]
     queues.ack(METER, fence=fence, sequences=sequences)
-    run_id = day.trigger(COLLECTION_DAG_ID, conf=COLLECTION_CONF)
+    note = f"The demo's consumer has acknowledged {len(sequences)} of {kept} values of {METER}: these can be collected."
+    run_id = day.trigger(COLLECTION_DAG_ID, conf=COLLECTION_CONF, note=note)
     state = yield from follow(day, COLLECTION_DAG_ID, run_id)
     day.client.pause(COLLECTION_DAG_ID)
     left = len(queues.peek(METER))
@@ -53,7 +54,8 @@ def repair_fanout(day: Day) -> Waiting[None]:
     _process(queues, billing, MESSAGES)
     # Its lease runs out at once, and nobody is there to end it.
     held = {message.id for message in queues.claim(ORDERS, consumer=shipping, count=HELD, lease_ms=1).messages}
-    run_id = day.trigger(REPAIR_DAG_ID, conf=REPAIR_CONF)
+    note = f"The demo has let {shipping} die with {len(held)} messages of {ORDERS} under its lease."
+    run_id = day.trigger(REPAIR_DAG_ID, conf=REPAIR_CONF, note=note)
     state = yield from follow(day, REPAIR_DAG_ID, run_id)
     day.client.pause(REPAIR_DAG_ID)
     again = held & _process(queues, shipping, HELD)

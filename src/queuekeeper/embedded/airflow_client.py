@@ -102,9 +102,12 @@ class AirflowClient(Closing):
         """Pause the DAG, so that its schedule starts no more runs."""
         self.call("PATCH", f"/dags/{dag_id}", body={"is_paused": True})
 
-    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run with these parameters and return its run id."""
-        body = {"logical_date": None, "conf": dict(conf or {})}
+    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, note: str | None = None) -> str:
+        """Start a run with these parameters and return its run id.
+
+        :param note: words that Airflow shows beside the run.
+        """
+        body = {"logical_date": None, "conf": dict(conf or {}), "note": note}
         return str(self.call("POST", f"/dags/{dag_id}/dagRuns", body=body)["dag_run_id"])
 
     def run_state(self, dag_id: str, run_id: str) -> str:

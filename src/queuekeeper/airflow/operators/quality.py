@@ -30,6 +30,7 @@ from queuekeeper.quality.judge.gate import standing_failures
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.profile.model import (
     PROFILED,
+    READ,
     ProfileParameters,
     ProfilePlace,
     ProfileRules,
@@ -53,6 +54,11 @@ def turn_at(context: Context, wish: QualityWish) -> int:
     """Return the turn that a fast run reads: that of the form, or that of the run's time."""
     run = context["dag_run"]
     return turn_of(run.logical_date or run.run_after) if wish.turn is None else wish.turn
+
+
+def subjects_of(wish: QualityWish) -> tuple[str, ...]:
+    """Return the stores and the kinds of queues that a run judges."""
+    return (*PROFILED.get(wish.stores, ()), *READ.get(wish.stores, ()))
 
 
 class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
@@ -92,7 +98,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
         from queuekeeper.quality.judge.run import judging  # noqa: PLC0415
 
         # Checked before the stores are read: a store that cannot be judged need not be profiled.
-        judging(PROFILED[wish.stores], compare=wish.compare)
+        judging(subjects_of(wish), compare=wish.compare)
         return super().execute(context)
 
 
@@ -112,15 +118,14 @@ class RunQualityOperator(AskedOperator, StoresOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and the checks that did not pass, without any client."""
         # Great Expectations takes seconds to import, which no other task should pay for.
-        from queuekeeper.quality.judge.run import QUEUE_SUITES, judging, run_quality  # noqa: PLC0415
+        from queuekeeper.quality.judge.run import judging, run_quality  # noqa: PLC0415
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
         wish, rules = self.read(QualityWish), self.read(ProfileRules)
-        stores = [profile["store"] for profile in profiles]
-        on_queues = wish.stores in QUEUE_SUITES
-        suites, on_redis = judging([wish.stores] if on_queues else stores, compare=wish.compare)
-        self.log.info("Judging %s by %s", ", ".join(stores) or wish.stores, ", ".join(suites))
-        turn = turn_at(context, wish) if on_queues and wish.suite == "fast" else None
+        subjects = subjects_of(wish)
+        suites, on_redis = judging(subjects, compare=wish.compare)
+        self.log.info("Judging %s by %s", ", ".join(subjects) or wish.stores, ", ".join(suites))
+        turn = turn_at(context, wish) if wish.stores in READ and wish.suite == "fast" else None
         report = run_quality(
             postgres_url=self.postgres_hook.url,
             profile_ids=[profile["profile_id"] for profile in profiles],

@@ -88,18 +88,17 @@ class QualityReport:
 def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False) -> tuple[str, ...]:
     """Return the suites that can judge profiles of these stores.
 
-    :param stores: profiled stores. An empty collection stands for the event broker and partitioned tables, and
-        ``compacted`` or ``fanout`` alone for queues of that kind; these need no profile.
+    :param stores: profiled stores, and ``compacted`` and ``fanout`` for queues of these kinds, which need no profile.
+        An empty collection stands for the event broker and partitioned tables.
     :param servers: whether the settings of the Redis servers can be read.
     :param compare: whether to compare source and target, which agree after a migration until a broker uses the target.
     """
-    if not stores:
-        return EVENT_SUITES
-    for suite in QUEUE_SUITES:
-        if suite in stores:
-            return (suite,)
+    live = [suite for suite in QUEUE_SUITES if suite in stores]
     chosen = [f"sessions_{store}" for store in Store if store in stores]
-    return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine", *([COMPARISON_SUITE] if compare else []))
+    if not chosen:
+        return tuple(live) or EVENT_SUITES
+    more = [*([SERVERS_SUITE] if servers else []), "quarantine", *([COMPARISON_SUITE] if compare else [])]
+    return (*chosen, *more, *live)
 
 
 def judging(

@@ -171,9 +171,12 @@ _CHOICES = {
     "events": "Event broker and partitions",
     "compacted": "Compacted queues",
     "fanout": "Fan-out queues",
+    "all_redis": "All queues in Redis",
 }
-PROFILED = {"redis": ("redis",), "postgres": ("postgres",), "both": ("redis", "postgres")}
+PROFILED = {"redis": ("redis",), "postgres": ("postgres",), "both": ("redis", "postgres"), "all_redis": ("redis",)}
 """Choice -> stores that are profiled for it; the other choices need no profile."""
+READ = {"compacted": ("compacted",), "fanout": ("fanout",), "all_redis": ("compacted", "fanout")}
+"""Choice -> kinds of queues that are read when they are judged, without a profile."""
 
 
 def stores(*names: str) -> Any:
@@ -181,7 +184,10 @@ def stores(*names: str) -> Any:
 
     :param names: names of the choices.
     """
-    more = "; or the event broker with all partitioned tables, or the compacted or fan-out queues in Redis"
+    more = (
+        "; or the event broker with all partitioned tables, or the compacted or fan-out queues in Redis, or these "
+        "two with the sessions there"
+    )
     where = f"Stores whose sessions are judged{more if 'events' in names else ''}."
     return parameter(
         "redis",
@@ -298,7 +304,7 @@ class ProfileParameters(ProfileRules):
 class ProfileWish(ProfileRules):
     """Options of the command that makes a profile."""
 
-    stores: str = stores(*PROFILED)
+    stores: str = stores(*STORES, "both")
     mode: Mode = _mode()
     turn: int | None = _turn_or_now()
     parquet_directory: str = parquet_directory()
