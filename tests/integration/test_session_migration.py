@@ -205,7 +205,7 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
         states = []
 
         def watch() -> Waiting[None]:
-            states.append((yield from follow(day, DAG, run_id, shows_tasks=True)))
+            states.append((yield from follow(day, DAG, run_id, shows_tasks=True, asks=True)))
 
         demo = threads.submit(side_by_side, [watch()])
         question = asked(client, run_id)

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from queuekeeper import embedded
+from queuekeeper import assets, embedded
 from queuekeeper.cli import app
 from queuekeeper.config import Settings
 from queuekeeper.demo import installed, program
@@ -48,6 +48,16 @@ def test_wishes_are_read() -> None:
 def test_what_is_not_understood_is_refused(wishes: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         DemoOptions.read(wishes)
+
+
+def test_who_has_seen_a_demo_is_told_the_command_that_shows_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assets, "checkout", lambda: tmp_path)
+
+    assert program._shows_again(tmp_path / "var") == "make up"
+    assert program._shows_again(Path.home() / ".local/state/queuekeeper") == "queuekeeper up --airflow"
+    assert program._shows_again(Path("/srv/a demo")) == "QUEUEKEEPER_HOME='/srv/a demo' queuekeeper up --airflow"
 
 
 class SlowAirflow:
@@ -190,7 +200,7 @@ def test_demo_that_is_to_wait_for_a_person_shows_what_is_asked_and_where_to_answ
     states = []
 
     def watch() -> Waiting[None]:
-        states.append((yield from follow(day, "session_migration", "run-1")))
+        states.append((yield from follow(day, "session_migration", "run-1", asks=True)))
 
     side_by_side([watch()])
 

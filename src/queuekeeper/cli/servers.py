@@ -54,7 +54,7 @@ def up(call: Plain, *, airflow: bool = False, show_urls: ShowUrls = False) -> Sh
             server = embedded.private_airflow(settings)
             passwords, user = server.directory / "passwords.json", server.user().name
             yield ""
-            yield cell(f"Sign in to Airflow at {server.url} as {user}; the password is in {passwords}")
+            yield cell(f"Sign in to Airflow at {server.overview_url} as {user}; the password is in {passwords}")
 
     return Shown(status, pretty)
 

@@ -21,7 +21,7 @@ Approval = Literal["auto", "ui"]
 Waiting: TypeAlias = Generator[None, None, T]
 """Work that yields whenever it waits, so that other work goes on meanwhile, and returns its result."""
 
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 1.0
 _ENDED = object()
 
 _READ_WITHIN_S = 300.0

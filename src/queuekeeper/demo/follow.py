@@ -12,6 +12,7 @@ from rich.text import Text
 from queuekeeper.approvals import APPROVAL_TASK, APPROVE
 from queuekeeper.demo.day import Day, Waiting
 from queuekeeper.embedded import TaskState
+from queuekeeper.embedded.airflow_client import FINISHED
 from queuekeeper.errors import CheckFailed, QueuekeeperError
 
 _TIMEOUT_S = 1_800.0
@@ -30,12 +31,14 @@ def follow(
     run_id: str,
     *,
     shows_tasks: bool = False,
+    asks: bool = False,
     may_fail: Collection[str] = (),
     look: Callable[[], None] = lambda: None,
 ) -> Waiting[str]:
     """Wait for the end of a run, answer its question unless a person does, and return its state.
 
-    :param shows_tasks: whether each task is shown that has ended; otherwise only failed ones, and questions.
+    :param shows_tasks: whether each task is shown that has ended; otherwise only failed ones, once the run has ended.
+    :param asks: whether the run asks a person.
     :param may_fail: tasks whose failure is part of the day.
     :param look: is called at each look at the run.
     """
@@ -45,7 +48,8 @@ def follow(
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         state = client.run_state(dag_id, run_id)
-        tasks = client.tasks(dag_id, run_id)
+        # Each answer takes Airflow a hundredth of a second of a core, which the runs need themselves.
+        tasks = client.tasks(dag_id, run_id) if shows_tasks or asks or state in FINISHED else []
         for task in tasks:
             key = (task.task_id, task.map_index)
             if task.state in _SETTLED and shown.get(key) != task.state:
@@ -55,12 +59,12 @@ def follow(
                 if failed:
                     _show_log(day, dag_id, run_id, task)
             shown[key] = task.state
-        if _waits_for_a_person(tasks) and not (asked and day.options.approval == "ui"):
+        if asks and _waits_for_a_person(tasks) and not (asked and day.options.approval == "ui"):
             asked = _approve(day, dag_id, run_id, asked=asked)
             # The time that a person takes to answer does not count.
             deadline = float("inf") if day.options.approval == "ui" else deadline
         look()
-        if state in ("success", "failed"):
+        if state in FINISHED:
             return state
         if time.monotonic() > deadline:
             raise CheckFailed(f"the run is still {state} after {_TIMEOUT_S / 60:.0f} minutes: see {client.base_url}")

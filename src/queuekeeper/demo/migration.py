@@ -40,7 +40,7 @@ def migrate_sessions(day: Day) -> Waiting[None]:
             if (plan_id := _plan_of(ledger, run_id)) is not None:
                 bars.update(day.connection, plan_id)
 
-        state = yield from follow(day, DAG_ID, run_id, shows_tasks=True, look=look)
+        state = yield from follow(day, DAG_ID, run_id, shows_tasks=True, asks=True, look=look)
     plan_id = _plan_of(ledger, run_id)
     if plan_id is None:
         raise CheckFailed(f"the run ended as {state} before it had made a plan; its log is above")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from types import FrameType
 from rich.console import Console
 from rich.markup import escape
 
-from queuekeeper import embedded, redis_client
+from queuekeeper import assets, embedded, redis_client
 from queuekeeper.config import Settings
 from queuekeeper.demo.day import Day, DemoOptions, Outcome, say, side_by_side
 from queuekeeper.demo.migration import fill_source, migrate_sessions
@@ -104,10 +105,12 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
             )
             for works in PARTS_OF_THE_DAY:
                 side_by_side([work(day) for work in works])
+        console.print(f"Airflow     {airflow.overview_url}", soft_wrap=True)
+        console.print(f"            user {admin.name}, password {admin.password}")
+        console.print("Signed in there, open what each step has shown:")
         for outcome in sorted(day.outcomes, key=lambda each: STEPS.index(each.step)):
             console.print(_told(outcome), soft_wrap=True)
-        console.print(f"Airflow     {airflow.url}/queuekeeper/", soft_wrap=True)
-        console.print(f"            user {admin.name}, password {admin.password}")
+        console.print(f"Kept in     {settings.home}: `{_shows_again(settings.home)}` shows it again", soft_wrap=True)
         console.print(f"Time taken  {time.monotonic() - began:.0f} s")
         if not options.leave:
             console.print("The user interface stays up. Ctrl-C ends the demo.")
@@ -118,6 +121,15 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
 def _told(outcome: Outcome) -> str:
     line = outcome.line if outcome.sound else f"[red]{outcome.line}[/]"
     return f"{outcome.step:<11} [link]{outcome.page}[/]: {line}"
+
+
+def _shows_again(home: Path) -> str:
+    """Return the command that starts the servers of a home again."""
+    around = assets.checkout()
+    if around is not None and home == around / "var":
+        return "make up"
+    is_usual = home == Settings.model_fields["home"].get_default(call_default_factory=True)
+    return f"{'' if is_usual else f'QUEUEKEEPER_HOME={shlex.quote(str(home))} '}queuekeeper up --airflow"
 
 
 def _describe(sample: SampleReport) -> str:
@@ -148,7 +160,8 @@ def _begin_anew(settings: Settings) -> str:
         if not is_marked and (tables or client.dbsize()):
             raise RefusedError(
                 f"the private servers in {settings.home} hold data that no demo has made, and the demo begins by "
-                "emptying them: run it with another QUEUEKEEPER_HOME, or remove the data by `make clean`"
+                "emptying them: run it with another QUEUEKEEPER_HOME, or stop them by `queuekeeper down` and remove "
+                "that folder"
             )
         client.flushdb()
     postgres.drop_database(database)

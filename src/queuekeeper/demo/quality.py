@@ -79,7 +79,7 @@ def _mend(day: Day, finding: Mapping[str, Any]) -> Waiting[None]:
     values = json.loads(conf) | {"dry_run": False}
     note = f"The demo has followed the link of {finding['check']}, which a run of {DAG_ID} found."
     run_id = day.trigger(REMEDY_DAG_ID, conf=values, note=note)
-    state = yield from follow(day, REMEDY_DAG_ID, run_id)
+    state = yield from follow(day, REMEDY_DAG_ID, run_id, asks=True)
     day.show(
         Outcome(
             step="Remedy",

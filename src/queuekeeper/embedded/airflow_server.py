@@ -109,6 +109,11 @@ class AirflowServer:
         """Address of UI and REST API."""
         return f"http://{HOST}:{self.port}"
 
+    @property
+    def overview_url(self) -> str:
+        """Address of our overview in Airflow's frame, which asks a visitor to sign in."""
+        return f"{self.url}/plugin/queuekeeper"
+
     def user(self, name: str = "admin") -> AirflowUser:
         """Return a user with the password that was generated for them."""
         return AirflowUser(name=name, role=ROLES[name], password=_passwords(self.directory)[name])
