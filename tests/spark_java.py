@@ -5,22 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from queuekeeper.java import java_home
+from queuekeeper.java import SHORT_LIVED, WITHOUT_COMPILING, java_home
 
 _HOME = Path(__file__).parents[1] / "var" / "spark"
 _CLASSES = _HOME / "classes.jsa"
 # Java takes the archive only with the class path with which it was made, and with no folder in it that holds a file.
 _CONFIGURATION = _HOME / "conf"
 
-# To compile well what runs once takes a third of the processor time. The Spark of a worker lives long, and compiles
-# more than the 48 MiB that Java would then keep: what is thrown out is interpreted.
-_SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m")
-WITHOUT_COMPILING = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
-"""Spark compiles each query, and plans it anew while it runs: that pays with millions of rows, not with thousands."""
+# The Spark of a worker lives long, and compiles more than the 48 MiB that Java would then keep: what is thrown out is
+# interpreted.
+_OPTIONS = (SHORT_LIVED, "-XX:ReservedCodeCacheSize=256m")
 
 
 def environment(*, compiles: bool) -> dict[str, str]:
@@ -34,8 +28,8 @@ def environment(*, compiles: bool) -> dict[str, str]:
 def _environment(*archive: str, compiles: bool) -> dict[str, str]:
     settings = {} if compiles else dict(WITHOUT_COMPILING)
     # Without a word where another Java has made the archive.
-    options = [*_SHORT_LIVED, "-Xlog:disable", *archive]
-    settings |= {"spark.executor.defaultJavaOptions": _SHORT_LIVED[0]}
+    options = [*_OPTIONS, "-Xlog:disable", *archive]
+    settings |= {"spark.executor.defaultJavaOptions": SHORT_LIVED}
     _CONFIGURATION.mkdir(parents=True, exist_ok=True)
     return {
         "SPARK_CONF_DIR": str(_CONFIGURATION),

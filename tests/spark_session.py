@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from queuekeeper.java import WITHOUT_COMPILING
 from queuekeeper.migration.spark.session import build_session
-from tests.spark_java import WITHOUT_COMPILING
 
 FEW = "2"
 

@@ -15,6 +15,15 @@ from queuekeeper.errors import ServerUnavailable
 
 OLDEST_JAVA = 17
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+"""Option for a Java that lives for seconds: to compile well what runs once takes a third of its processor time."""
+WITHOUT_COMPILING = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Spark compiles each query, and plans it anew while it runs: that pays with millions of rows, not with thousands."""
+
 # Spark's launcher always adds a module that the package's small runtime lacks, and Java refuses to start for it.
 _SHIM = """#!/bin/sh
 for word do

@@ -25,6 +25,7 @@ from queuekeeper.demo.quality import judge_and_mend
 from queuekeeper.demo.queues import collect_compacted, repair_fanout
 from queuekeeper.embedded import AirflowClient, PostgresServer, RedisServer
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
+from queuekeeper.java import SHORT_LIVED, WITHOUT_COMPILING
 from queuekeeper.postgres import connect, migrate, statement
 from queuekeeper.sessions.sample import SampleReport
 
@@ -35,6 +36,9 @@ STEPS = ("Migration", "Finding", "Remedy", "Quality", "Partitions", "Compacted",
 
 _MARK = "filled by the demo"
 """Comment on the database that a demo has filled, and may empty again."""
+
+_SHORT_SPARKS = " ".join([SHORT_LIVED, *(f"-D{name}={value}" for name, value in WITHOUT_COMPILING.items())])
+"""How Java runs each Spark of the demo, which is at work for seconds."""
 
 _LOOK_EVERY_S = 0.5
 _ANSWER_WITHIN_S = 120.0
@@ -72,6 +76,7 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
         say(console, began, "Starting the demo's own PostgreSQL and Redis")
         embedded.up(settings)
         postgres_url = _begin_anew(settings)
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", _SHORT_SPARKS)
         # By its schedule, a run would come before the one that is shown.
         airflow = embedded.private_airflow(settings, schedules=False)
         with ThreadPoolExecutor(1) as other:
