@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Event
+
 import pytest
 
+from queuekeeper.cli import progress
 from queuekeeper.jobs.progress import Rate, line
 
 pytestmark = pytest.mark.unit
@@ -26,3 +32,36 @@ def test_line_says_how_far_it_is_how_fast_it_goes_and_when_it_will_be_done() -> 
     assert line("copy", done=2_500, total=10_000, rate=0.0) == "copy 2,500/10,000 messages (25 %), 0/s"
     assert line("verify", done=0, total=0, rate=0.0) == "verify 0/0 messages (100 %), 0/s"
     assert line("Repair", done=40, total=None, rate=2.5, unit="keys looked at") == "Repair 40 keys looked at, 2/s"
+
+
+def test_without_a_terminal_a_line_is_written_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.01)
+    asked = Event()
+    counts = iter([10, 20])
+
+    @contextmanager
+    def counting() -> Iterator[Callable[[], int]]:
+        yield count
+
+    def count() -> int:
+        found = next(counts, 30)
+        if found == 30:
+            asked.set()
+        return found
+
+    with progress.shown("Cleanup", total=None, unit="keys looked at", counting=counting):
+        print("what the step says")
+        assert asked.wait(timeout=60)
+
+    out, err = capsys.readouterr()
+    assert out == "what the step says\n"
+    assert re.match(r"Cleanup 10 keys looked at, 0/s\nCleanup 20 keys looked at, [\d,]+/s\n", err)
+
+
+def test_step_that_tells_of_itself_is_left_to_it_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown("copy", total=1, unit="messages", counting=lambda: nullcontext(lambda: 1), tells_itself=True):
+        print("copy 1/1 messages")
+
+    assert capsys.readouterr() == ("copy 1/1 messages\n", "")

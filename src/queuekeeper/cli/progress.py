@@ -39,7 +39,8 @@ def shown(
     if tells_itself and not console.is_terminal:
         yield
         return
-    columns = BarColumn(), TextColumn("{task.description}", markup=False)
+    # The words have the room: a line of 80 columns holds millions of messages.
+    columns = BarColumn(bar_width=12), TextColumn("{task.description}", markup=False)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task(step, total=total)
 
