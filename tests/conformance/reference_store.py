@@ -14,9 +14,7 @@ from queuekeeper.clock import Clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions.model import (
-    DEFAULT_PAGE,
     MAX_EXPIRY_INTERVAL_S,
-    MAX_PAGE,
     Ack,
     NewMessage,
     Release,
@@ -26,6 +24,7 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_serial,
 )
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.reports import (
     AckReport,
     ExportPage,

@@ -81,7 +81,9 @@ def test_version_and_help_need_no_server() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("airflow", "altair", "pandas", "psycopg", "pydantic", "pyspark", "redis", "rich")
+    heavy = (
+        "airflow", "altair", "pandas", "psycopg", "pydantic", "pyspark", "redis", "rich", "queuekeeper.sessions.model",
+    )  # fmt: skip
     code = f"""if True:
         import sys, queuekeeper.cli
         try:

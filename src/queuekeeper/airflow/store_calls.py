@@ -30,7 +30,7 @@ from queuekeeper.jobs.parameters import Declaration, Described, Kind, described,
 from queuekeeper.jsonl import open_file
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
-from queuekeeper.sessions.model import STORES
+from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.transfer import SessionStore

@@ -13,7 +13,7 @@ from queuekeeper.cli.input import ClientId
 from queuekeeper.cli.output import Shown, cell, listing, pairs, picked, screen
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError
-from queuekeeper.sessions.model import DEFAULT_EXPLAINED, MAX_PAGE, STORES
+from queuekeeper.sessions.pages import DEFAULT_EXPLAINED, MAX_PAGE, STORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from queuekeeper.facts import plain
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
-from queuekeeper.sessions.model import MAX_PAGE, STORES
+from queuekeeper.sessions.pages import MAX_PAGE, STORES
 from queuekeeper.sessions.reports import MessageView, SessionView
 from queuekeeper.sessions.transfer import SessionStore
 

@@ -15,7 +15,7 @@ from queuekeeper.jsonl import attributes
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import MAX_SERIAL
-from queuekeeper.sessions.model import STORES
+from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.reports import PendingMessage
 
 FORMAT = 1

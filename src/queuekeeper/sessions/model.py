@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
@@ -22,20 +22,11 @@ from queuekeeper.sessions.judge import (
 )
 from queuekeeper.sessions.reports import PendingMessage
 
-STORES: Mapping[str, str] = {"redis": "Redis", "postgres": "PostgreSQL"}
-"""Stores of sessions, by their names in records and commands."""
-
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
 """Store in which to look for a session: the one that owns it, or a store by name."""
 
 EpochOf: TypeAlias = Callable[[str], int | None]
 """Returns the epoch in which the caller knows a session; none when it knows none."""
-
-DEFAULT_PAGE = 500
-MAX_PAGE = 10_000
-"""Most messages of one inspection; read longer queues page by page."""
-DEFAULT_EXPLAINED = 1_000
-"""Messages of each store that an explanation reads, the oldest first."""
 
 MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES
 """Largest payload of any store; ``StoreRules`` may set less."""

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from queuekeeper.checks import check_integer, check_page
 from queuekeeper.operation import Operation
-from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, Ack, Release, SessionSave
+from queuekeeper.sessions.model import Ack, Release, SessionSave
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.reports import (
     AckReport,
     ExportPage,

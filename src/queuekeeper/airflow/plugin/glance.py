@@ -12,7 +12,7 @@ from queuekeeper.quality.judge.store import RUNS_SHOWN, QualityRun, QualityStore
 from queuekeeper.quality.report.model import ExpiryTimeline, PublishedReport
 from queuekeeper.report.charts import sparkline
 from queuekeeper.report.figures import duration, instant, number, percent, size
-from queuekeeper.sessions.model import STORES
+from queuekeeper.sessions.pages import STORES
 
 Point = tuple[int, float]
 """Instant in milliseconds, and the value at it."""

@@ -21,7 +21,7 @@ from queuekeeper.quality.report.gather import build_report
 from queuekeeper.quality.report.model import PublishedReport
 from queuekeeper.quality.report.page import VERDICTS, depth_charts, memory_charts
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts
-from queuekeeper.sessions.model import STORES
+from queuekeeper.sessions.pages import STORES
 
 # Drawing a chart takes a tenth of a second, and the newest run is the same for every reader.
 _depth_charts = lru_cache(maxsize=16)(depth_charts)

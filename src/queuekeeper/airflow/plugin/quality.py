@@ -17,7 +17,7 @@ from queuekeeper.quality.report.model import ExpiryTimeline, HeatMap
 from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words, expiry_charts, held_charts
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
 from queuekeeper.report.figures import instant
-from queuekeeper.sessions.model import STORES
+from queuekeeper.sessions.pages import STORES
 
 _FAILED = ("critical", "warning", "info", "broken", "known")
 

@@ -20,7 +20,7 @@ from queuekeeper.identity import HASH_DIGITS
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.explain import Explanation, Fate, QueueReading, explain, read_queue, reveal_message
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import DEFAULT_EXPLAINED
+from queuekeeper.sessions.pages import DEFAULT_EXPLAINED
 from queuekeeper.sessions.reports import PendingMessage
 
 T = TypeVar("T")

@@ -17,7 +17,8 @@ from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter, percent, same
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 from queuekeeper.places import shared_folder
-from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, STORES, StoreRules
+from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
+from queuekeeper.sessions.pages import STORES
 
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]

@@ -22,7 +22,7 @@ from queuekeeper.quality.report.model import (
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
 from queuekeeper.report.figures import harmless, instant, number, size
 from queuekeeper.report.page import render_page
-from queuekeeper.sessions.model import STORES
+from queuekeeper.sessions.pages import STORES
 
 VERDICTS = {
     Verdict.PASSED: ("Passed", "good", "✓"),

@@ -9,7 +9,8 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import row_defect
-from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, check_packet_id
+from queuekeeper.sessions.model import check_packet_id
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.postgres_operations.common import (
     JUDGED_COLUMNS,
     CommonOperations,

@@ -9,7 +9,7 @@ from queuekeeper.checks import check_integer, check_page
 from queuekeeper.errors import MovedOn, UsageError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, check_vendor_id, retried, signed
 from queuekeeper.sessions.postgres_operations.deliver import HIGHEST_SERIAL, LOWEST_SERIAL, DeliverOperations
 from queuekeeper.sessions.postgres_operations.look import LookOperations

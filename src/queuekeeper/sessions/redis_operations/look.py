@@ -10,7 +10,8 @@ from queuekeeper.checks import check_page
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import Reason
-from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE, check_packet_id
+from queuekeeper.sessions.model import check_packet_id
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
     KEYS_PER_CALL,

@@ -12,7 +12,7 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.portions import portions
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import DEFAULT_PAGE, MAX_PAGE
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_operations.common import ask, imported_json, known_serial, packet_id_of
 from queuekeeper.sessions.redis_operations.deliver import DeliverOperations

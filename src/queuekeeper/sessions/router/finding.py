@@ -19,8 +19,9 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.operation import Operation, Pause
-from queuekeeper.sessions.model import STORES, StoreRules
+from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import OwnerOperations, Ownership
+from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 from queuekeeper.sessions.router.steps import POSTGRES, REDIS, AtRedis, by_postgres

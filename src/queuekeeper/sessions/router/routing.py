@@ -9,8 +9,14 @@ from typing import Any, TypeAlias
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, errors_name, keeps
-from queuekeeper.sessions.model import DEFAULT_PAGE, Ack, NewMessage, Release, SessionSave
+from queuekeeper.sessions.model import (
+    Ack,
+    NewMessage,
+    Release,
+    SessionSave,
+)
 from queuekeeper.sessions.owners import Ownership
+from queuekeeper.sessions.pages import DEFAULT_PAGE
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_operations import MAX_VENDOR_TEXT
 from queuekeeper.sessions.redis_operations import KEYS_PER_CALL
