@@ -25,6 +25,7 @@ from queuekeeper.embedded import AirflowClient
 from queuekeeper.embedded.stack import private_airflow
 from queuekeeper.events import EventBroker, Interest, schema
 from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.plan import plan_creation, plan_retirement
@@ -139,6 +140,11 @@ class Servers:
         """Variables by which commands of others find the servers."""
         return {"QUEUEKEEPER_POSTGRES_URL": self.postgres_url, "QUEUEKEEPER_REDIS_URL": self.redis_url}
 
+    def command(self, line: str) -> None:
+        """Run a command on the servers."""
+        environment = os.environ | {"QUEUEKEEPER_HOME": str(self.home)} | self.addresses
+        subprocess.run([sys.executable, "-m", "queuekeeper", *line.split()], env=environment, check=True)
+
     @property
     def undo(self) -> Path:
         return private(self.home).undo
@@ -165,6 +171,21 @@ def opened(home: Path) -> Iterator[Servers]:
 def nothing(servers: Servers) -> Variables:
     """Leave new servers empty."""
     return servers.addresses
+
+
+def hostile_source(servers: Servers) -> Variables:
+    """Have the tables of a TBMQ 1.4 with rows of every kind."""
+    servers.command("sample --messages 20000 --sessions 2000 --long-queues 0 --hostile")
+    return servers.addresses
+
+
+def copied(servers: Servers) -> Variables:
+    """Have a migration whose copy is done."""
+    hostile_source(servers)
+    servers.command("migrate plan")
+    (plan,) = MaintenanceRuns(servers.connection).newest(limit=1)
+    servers.command(f"migrate copy {plan.maintenance_run_id} --yes")
+    return {"PLAN": plan.maintenance_run_id}
 
 
 def armed(servers: Servers) -> Variables:
@@ -294,11 +315,13 @@ GUIDES: dict[str, Supposed | None] = {
     "events.md": nothing,
     "events.md#take-over-an-installed-pgmb": original_pgmb,
     "fanout.md": nothing,
+    "migration.md": hostile_source,
     "partitions.md": readings,
     "repair.md": lasting_messages,
     "servers.md": nothing,
     "upgrading.md": nothing,
     "runbooks/session_migration.md#while-devices-are-connected": armed,
+    "runbooks/session_migration.md#quarantined-rows": copied,
 }
 """What each guide supposes on running servers; a guide with none starts them itself."""
 BY_DAY = (
@@ -316,13 +339,12 @@ RUNBOOKS: dict[str, Supposed] = {
 NOT_WALKED = {
     "cli.md": "lists what there is, in no order; tests/unit/test_doc_commands.py parses each command",
     "deploying.md": "tests/integration/test_doc_deploying.py carries out what needs no container engine",
-    "migration.md": "needs Spark for minutes; first-migration.md is walked, and has the same commands",
     "online.md": "a fence may end late on a busy machine; tests/integration/test_cli_online.py has the same commands",
     "performance.md": "measures for hours",
     "quality.md": "needs Spark for minutes; tests/integration/test_cli_quality.py has the same commands",
     "reliability.md": "names tests",
     "runbooks/queue_quality.md": "as quality.md",
-    "runbooks/session_migration.md": "needs Spark for minutes, but for a part that is walked",
+    "runbooks/session_migration.md": "needs Spark for minutes, but for the parts that are walked",
     "runbooks/session_rollback.md": "as online.md",
     "scaling.md": "measures for hours",
 }
