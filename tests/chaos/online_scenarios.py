@@ -18,7 +18,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import NotOwner, QueuekeeperError, ServerUnavailable, SessionFenced, StaleEpoch
 from queuekeeper.keyspace import payload_key
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover, movers
+from queuekeeper.migration.online.mover import SessionMover, movers
+from queuekeeper.migration.online.reports import MoveReport, Outcome
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore

@@ -26,7 +26,8 @@ from queuekeeper.migration.offline.quarantine import replay
 from queuekeeper.migration.online import crew, foreign_writers
 from queuekeeper.migration.online.checks import check_approval_age
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover
+from queuekeeper.migration.online.mover import SessionMover
+from queuekeeper.migration.online.reports import MoveReport, Outcome
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import is_cluster

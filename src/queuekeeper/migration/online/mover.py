@@ -11,8 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import replace
 
 from psycopg import errors as postgres_errors
 
@@ -20,6 +19,7 @@ from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
 from queuekeeper.migration.ledger.parameters import BadRows, Lease
+from queuekeeper.migration.online.reports import MoveReport, Outcome, SyncReport
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Owner, Ownership
@@ -35,56 +35,6 @@ TRIES = 3
 
 _LOOKS = 20
 """Tries for a client that changes while it is read."""
-
-
-class Outcome(StrEnum):
-    """What became of a client."""
-
-    MOVED = "moved"  # it belongs to the other store now
-    ALREADY = "already"  # it belonged to the other store before
-    LATE = "late"  # its queue could not be copied within the lease; it stays where it is
-    BUSY = "busy"  # another driver has fenced it
-    DIFFERS = "differs"  # source and copy differed behind the fence; it stays where it is
-    KEPT = "kept"  # it has rows that nobody can deliver, and the plan leaves such clients where they are
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoveReport:
-    """What was done with one client.
-
-    :param fenced_ms: how long nobody could write to the client; none when it was not fenced.
-    :param written: messages copied behind the fence.
-    :param removed: messages removed from the copy behind the fence.
-    :param differences: remaining differences, without content.
-    :param bad: reason by serial of the rows that keep the client where it is.
-    """
-
-    client_id: str
-    outcome: Outcome
-    fenced_ms: float | None = None
-    written: int = 0
-    removed: int = 0
-    differences: tuple[Difference, ...] = ()
-    bad: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncReport:
-    """What a copy without a fence changed, or what a comparison found.
-
-    :param equal: whether source and copy were equal while the source did not change.
-    :param messages: live messages that the source holds.
-    :param bad: reason by serial of the rows that keep the client where it is; then nothing was copied or compared.
-    """
-
-    client_id: str
-    equal: bool
-    messages: int = 0
-    written: int = 0
-    removed: int = 0
-    set_aside: int = 0
-    differences: tuple[Difference, ...] = ()
-    bad: Mapping[int, str] = field(default_factory=dict)
 
 
 class SessionMover:

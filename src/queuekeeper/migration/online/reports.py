@@ -5,11 +5,65 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
 
 from queuekeeper.errors import CheckFailed, QueuekeeperError
 from queuekeeper.keyspace import client_slot
-from queuekeeper.migration.online.mover import MoveReport, Outcome, SyncReport
+
+if TYPE_CHECKING:
+    from queuekeeper.sessions.snapshot import Difference
+
+
+class Outcome(StrEnum):
+    """What became of a client."""
+
+    MOVED = "moved"  # it belongs to the other store now
+    ALREADY = "already"  # it belonged to the other store before
+    LATE = "late"  # its queue could not be copied within the lease; it stays where it is
+    BUSY = "busy"  # another driver has fenced it
+    DIFFERS = "differs"  # source and copy differed behind the fence; it stays where it is
+    KEPT = "kept"  # it has rows that nobody can deliver, and the plan leaves such clients where they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveReport:
+    """What was done with one client.
+
+    :param fenced_ms: how long nobody could write to the client; none when it was not fenced.
+    :param written: messages copied behind the fence.
+    :param removed: messages removed from the copy behind the fence.
+    :param differences: remaining differences, without content.
+    :param bad: reason by serial of the rows that keep the client where it is.
+    """
+
+    client_id: str
+    outcome: Outcome
+    fenced_ms: float | None = None
+    written: int = 0
+    removed: int = 0
+    differences: tuple[Difference, ...] = ()
+    bad: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """What a copy without a fence changed, or what a comparison found.
+
+    :param equal: whether source and copy were equal while the source did not change.
+    :param messages: live messages that the source holds.
+    :param bad: reason by serial of the rows that keep the client where it is; then nothing was copied or compared.
+    """
+
+    client_id: str
+    equal: bool
+    messages: int = 0
+    written: int = 0
+    removed: int = 0
+    set_aside: int = 0
+    differences: tuple[Difference, ...] = ()
+    bad: Mapping[int, str] = field(default_factory=dict)
+
 
 _EXAMPLES = 20
 
