@@ -95,7 +95,8 @@ def walk(guide: str, *, place: Path, home: Path, variables: Mapping[str, str]) -
     bash = shutil.which("bash")
     assert bash is not None
     steps = steps_of(guide)
-    script = "set -eu\n" + "".join(f"{commands}echo '=== {at}'\n" for at, (commands, _) in enumerate(steps))
+    # What a command prints need not end its line.
+    script = "set -eu\n" + "".join(f"{commands}printf '\\n=== {at}\\n'\n" for at, (commands, _) in enumerate(steps))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUEKEEPER_")}
     environment |= {
         **variables,
@@ -114,7 +115,7 @@ def walk(guide: str, *, place: Path, home: Path, variables: Mapping[str, str]) -
         os.close(answers)
         os.close(terminal)
     assert done.returncode == 0, done.stdout
-    printed = re.split(r"^=== \d+\n", done.stdout, flags=re.MULTILINE)
+    printed = re.split(r"\n=== \d+\n", done.stdout)
     assert len(printed) == len(steps) + 1
     for (commands, said), output in zip(steps, printed, strict=False):
         missing = [line for line in said.splitlines() if plain(line) not in plain(output)]
@@ -321,6 +322,8 @@ GUIDES: dict[str, Supposed | None] = {
     "servers.md": nothing,
     "upgrading.md": nothing,
     "runbooks/session_migration.md#while-devices-are-connected": armed,
+    "runbooks/session_migration.md#compare-again": copied,
+    "runbooks/session_migration.md#undo": copied,
     "runbooks/session_migration.md#quarantined-rows": copied,
 }
 """What each guide supposes on running servers; a guide with none starts them itself."""
