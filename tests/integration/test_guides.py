@@ -336,6 +336,7 @@ RUNBOOKS: dict[str, Supposed] = {
     "runbooks/expired_reference_cleanup.md": cleaned,
     "runbooks/fanout_repair.md": dead_consumer,
     "runbooks/partition_maintenance.md": retired_readings,
+    "runbooks/session_migration.md": hostile_source,
     "runbooks/session_repair.md": repaired,
 }
 """What each runbook supposes beside an Airflow."""
@@ -347,7 +348,6 @@ NOT_WALKED = {
     "quality.md": "needs Spark for minutes; tests/integration/test_cli_quality.py has the same commands",
     "reliability.md": "names tests",
     "runbooks/queue_quality.md": "as quality.md",
-    "runbooks/session_migration.md": "needs Spark for minutes, but for the parts that are walked",
     "runbooks/session_rollback.md": "as online.md",
     "scaling.md": "measures for hours",
 }
