@@ -20,13 +20,16 @@ def chart_of(values: list[dict[str, Any]]) -> Any:
     return alt.Chart(alt.Data(values=values))  # type: ignore[no-untyped-call]
 
 
-def axis(width: int, *, count: int | None = None, values: list[int] | None = None, grid: bool = True) -> Any:
+def axis(
+    width: int, *, count: int | None = None, values: list[int] | None = None, grid: bool = True, names_px: int = 72
+) -> Any:
     """Return an axis in the reports' style.
 
     :param width: of the chart: a narrow one has fewer labels.
     :param count: about how many labels an axis of numbers has.
     :param values: where its labels stand, in place of a count.
     :param grid: false for an axis of names.
+    :param names_px: room for names, which are written upwards.
     """
     import altair as alt
 
@@ -35,7 +38,7 @@ def axis(width: int, *, count: int | None = None, values: list[int] | None = Non
         "ticks": False,
         "domain": False,
         "labelPadding": 8,
-        "minExtent": 0 if grid else 72,
+        "minExtent": 0 if grid else names_px,
     }
     if count is not None:
         options |= {"tickCount": count if width == WIDE_PX else min(count, 3), "format": ",.3~f"}

@@ -81,15 +81,20 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
                 x=alt.X(
                     "run:O",
                     title="run, the latest on the right",
-                    axis=axis(width, grid=False),
+                    axis=axis(width, grid=False, names_px=24),
                     scale=alt.Scale(domain=list(range(1, len(heat.runs) + 1))),
                 ),
                 y=alt.Y("checks:Q", title="checks that did not pass", axis=axis(width, count=4)),
                 color=alt.Color(
                     "state:N",
                     scale=alt.Scale(domain=names, range=colours),
+                    # The page's font is wider than the one that columns are measured with.
                     legend=alt.Legend(
-                        title=None, orient="top", labelColor="var(--ink)", columns=5 if width == WIDE_PX else 2
+                        title=None,
+                        orient="top",
+                        labelColor="var(--ink)",
+                        columns=3 if width == WIDE_PX else 2,
+                        columnPadding=48,
                     ),
                 ),
                 order="order:Q",
