@@ -249,7 +249,6 @@ def test_judgement_is_the_same_record_from_task_and_command(
         overdue=quality_samples.failed().known_issues[:1], queues=3, messages=9, seconds=1.25,
     )  # fmt: skip
     monkeypatch.setattr("queuekeeper.quality.judge.run.run_quality", lambda **_: report)
-    monkeypatch.setattr("queuekeeper.cli.quality.run_quality", lambda **_: report)
     run = SimpleNamespace(dag_id="queue_quality", run_id="run", logical_date=None, run_after=quality_samples.NOW)
     task = RunQualityOperator(task_id="check", profiles=[])
     task.parameters = {"stores": "events"}
