@@ -56,7 +56,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "compacted.md"
 
 def guide_acl() -> str:
     """The rights that the guide recommends."""
-    match = re.search(r"^```text\n(# acl_file\n.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    match = re.search(r"^```\n(# acl_file\n.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert match is not None
     return match[1]
 
