@@ -82,18 +82,6 @@ def service(command: list[str], log: Path) -> Iterator[Service]:
             found._process.wait()
 
 
-@contextmanager
-def dispatching(url: str) -> Iterator[None]:
-    dispatcher = Dispatcher(url)
-    thread = threading.Thread(target=dispatcher.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        dispatcher.stop()
-        thread.join()
-
-
 def numbers(path: Path) -> list[int]:
     # The last line of a killed process may be half a line.
     with suppress(FileNotFoundError):
@@ -123,7 +111,7 @@ def test_killed_consumers_lose_nothing_and_the_order_is_kept(
     command = [sys.executable, "-c", CONSUMER, postgres_url, str(log)]
     broker = EventBroker(connection)
     with (
-        dispatching(postgres_url),
+        Dispatcher(postgres_url),
         service(command, tmp_path / "one") as one,
         service(command, tmp_path / "two") as two,
     ):
@@ -202,7 +190,7 @@ def test_all_connections_ended_between_two_events_lose_none(
     consumer = EventConsumer(postgres_url, group_id="group", rules=rules)
     consumer.handle(work("in order"), name="in order")
     consumer.handle(work("with retries"), name="with retries", retries_s=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1))
-    with dispatching(postgres_url), consumer:
+    with Dispatcher(postgres_url), consumer:
         listener = consumer.listen(Interest())
         for number in range(count):
             EventBroker(connection).publish([NewEvent(topic="orders", payload=number)])
@@ -261,7 +249,7 @@ def test_consumer_whose_machine_is_frozen_gives_the_group_up_when_its_connection
     log = tmp_path / "handled"
     command = [sys.executable, "-c", CONSUMER, postgres_url, str(log)]
     broker = EventBroker(connection)
-    with dispatching(postgres_url), service(command, tmp_path / "one") as frozen:
+    with Dispatcher(postgres_url), service(command, tmp_path / "one") as frozen:
         (first,) = broker.publish([NewEvent(topic="orders", payload=1)])
         until(lambda: numbers(log) == [1] and read_up_to(connection) >= first, what="the first event's end")
         assert frozen._process is not None
