@@ -40,6 +40,7 @@ demo: setup ## A day of the product in Airflow: move, judge, mend (DEMO_EXIT=1, 
 .PHONY: up
 up: setup ## Start the private PostgreSQL, Redis and Airflow
 	@$(BIN)/queuekeeper up --airflow
+	@echo; echo "For commands on these servers: export QUEUEKEEPER_HOME=$(QUEUEKEEPER_HOME) PATH=$(CURDIR)/$(BIN):\$$PATH"
 
 .PHONY: status
 status: setup ## Show the private servers

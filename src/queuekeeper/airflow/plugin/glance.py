@@ -79,7 +79,7 @@ def _over_runs(
     if len(points) == 1:
         change = "one run so far: its line begins with the second"
     elif first == last:
-        change = f"as {len(points)} runs ago"
+        change = f"the same over {len(points)} runs"
     else:
         change = f"{'up' if now > before else 'down'} from {first} over {len(points)} runs"
     return Glance(
