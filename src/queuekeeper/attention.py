@@ -43,11 +43,8 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
     :param connection: connection to the control database, with ``autocommit``.
     :raises RefusedError: when schema ``queuekeeper`` is missing; names the command that makes it.
     """
-    store, now, runs = (
-        MaintenanceRuns(connection),
-        datetime.fromtimestamp(now_ms / 1_000, UTC),
-        dict[str, MaintenanceRun](),
-    )
+    store, now = MaintenanceRuns(connection), datetime.fromtimestamp(now_ms / 1_000, UTC)
+    runs: dict[str, MaintenanceRun] = {}
     for run in store.newest(limit=RUNS_LOOKED_AT):
         runs.setdefault(run.kind, run)
     progress = store.progress_of([run.maintenance_run_id for run in runs.values()])
