@@ -77,11 +77,7 @@ class Handler(service.Handler[CompactedMessage]):
     rules: RetryRules = field(default_factory=RetryRules)
 
 
-def _made(work: Work, rules: RetryRules) -> Handler:
-    return Handler(work=work, rules=rules)
-
-
-handler = service.with_rules(RetryRules, _made, example="first_delay_ms=500, time_limit_ms=30_000")
+handler = service.with_rules(RetryRules, Handler, example="first_delay_ms=500, time_limit_ms=30_000")
 
 
 class Middleware(service.Middleware[CompactedMessage]):

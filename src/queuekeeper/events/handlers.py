@@ -80,11 +80,7 @@ class Handler(service.Handler[Delivery]):
     rules: RetryRules = field(default_factory=RetryRules)
 
 
-def _made(work: Work, rules: RetryRules) -> Handler:
-    return Handler(work=work, rules=rules)
-
-
-handler = service.with_rules(RetryRules, _made, example="retries_s=(1, 10, 60), dead_on=(ValueError,)")
+handler = service.with_rules(RetryRules, Handler, example="retries_s=(1, 10, 60), dead_on=(ValueError,)")
 
 
 class Middleware(service.Middleware[Delivery]):

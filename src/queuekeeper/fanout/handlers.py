@@ -114,11 +114,7 @@ class Handler(service.Handler[FanoutMessage]):
     rules: RetryRules = field(default_factory=RetryRules)
 
 
-def _made(work: Work, rules: RetryRules) -> Handler:
-    return Handler(work=work, rules=rules)
-
-
-handler = service.with_rules(RetryRules, _made, example="max_attempts=8, dead_on=(ValueError,)")
+handler = service.with_rules(RetryRules, Handler, example="max_attempts=8, dead_on=(ValueError,)")
 
 
 class Middleware(service.Middleware[FanoutMessage]):

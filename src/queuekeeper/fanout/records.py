@@ -36,13 +36,9 @@ class Record(NamedTuple):
 
 def write_record(message: NewMessage) -> bytes:
     """Return the record of a message."""
-    fields: dict[str, Any] = {}
-    if message.content_type is not None:
-        fields["content_type"] = message.content_type
-    if message.order_key is not None:
-        fields["order_key"] = message.order_key
-    if message.headers:
-        fields["headers"] = dict(message.headers)
+    headers = dict(message.headers) or None
+    found = {"content_type": message.content_type, "order_key": message.order_key, "headers": headers}
+    fields = {name: value for name, value in found.items() if value is not None}
     if not fields:
         return _BARE + message.body
     header = orjson.dumps(fields)

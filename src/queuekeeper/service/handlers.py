@@ -25,6 +25,9 @@ R = TypeVar("R")
 T = TypeVar("T")
 W = TypeVar("W")
 H = TypeVar("H", bound="Handler[Any]")
+W_contra = TypeVar("W_contra", contravariant=True)
+R_contra = TypeVar("R_contra", contravariant=True)
+H_co = TypeVar("H_co", bound="Handler[Any]", covariant=True)
 
 LONGEST_MS = 10 * 365 * 86_400_000
 """Largest time limit, and largest pause."""
@@ -109,10 +112,16 @@ def handler_of(kind: type[H], work: Callable[[Any], Any], *, name: str = "work")
     return kind(work=work)  # type: ignore[call-arg]
 
 
-def with_rules(rules: Callable[P, R], make: Callable[[W, R], H], *, example: str) -> Callable[P, Callable[[W], H]]:
+class Makes(Protocol[W_contra, R_contra, H_co]):
+    """A store's class of handlers."""
+
+    def __call__(self, *, work: W_contra, rules: R_contra) -> H_co:
+        """Make a handler from a function and its rules."""
+
+
+def with_rules(rules: Callable[P, R], kind: Makes[W, R, H], *, example: str) -> Callable[P, Callable[[W], H]]:
     """Return ``handler`` with the signature of a store's rules, which editors and type checkers can complete.
 
-    :param make: makes a handler from a function and its rules.
     :param example: arguments in the example of the docstring.
     """
 
@@ -124,14 +133,12 @@ def with_rules(rules: Callable[P, R], make: Callable[[W, R], H], *, example: str
                 hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known)}"
                 raise UsageError(f"handler has no rule {name!r}: {hint}")
         found = rules(*args, **kwargs)
-        return lambda work: make(work, found)
+        return lambda work: kind(work=work, rules=found)
 
-    hints = get_type_hints(make)
-    work_hint, made_hint = hints["work"], hints["return"]
     handler.__signature__ = inspect.signature(rules).replace(  # type: ignore[attr-defined]
-        return_annotation=Callable[[work_hint], made_hint]
+        return_annotation=Callable[[get_type_hints(kind)["work"]], kind]
     )
-    handler.__module__ = make.__module__
+    handler.__module__ = kind.__module__
     handler.__doc__ = (
         f"Make a function a handler: ``@handler({example})``.\n\n"
         "The arguments are those of :class:`RetryRules`.\n\n"
