@@ -135,8 +135,9 @@ def with_rules(rules: Callable[P, R], kind: Makes[W, R, H], *, example: str) -> 
         found = rules(*args, **kwargs)
         return lambda work: kind(work=work, rules=found)
 
+    work_hint = get_type_hints(kind)["work"]
     handler.__signature__ = inspect.signature(rules).replace(  # type: ignore[attr-defined]
-        return_annotation=Callable[[get_type_hints(kind)["work"]], kind]
+        return_annotation=Callable[[work_hint], kind]
     )
     handler.__module__ = kind.__module__
     handler.__doc__ = (
