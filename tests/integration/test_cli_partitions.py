@@ -104,7 +104,7 @@ def test_what_is_done_to_partitions_is_a_run_that_is_listed_told_and_audited(con
     assert report["verdict"] == "retirement of public.readings: 1 of 1 steps are done"
     assert report["report"]["outcomes"][0]["state"] == "done"
     shown = CliRunner().invoke(app, ["run", "report", listed[1]["run"]]).stdout
-    assert "1 steps are planned, and none is done" in shown
+    assert "0 of 1 steps are done" in shown
     assert "public.old" in shown
     told_of = audit.latest(connection, wanted=audit.AuditFilter(subject=retirement))
     assert [(each.action, json.loads(each.effect).get("partitions")) for each in reversed(told_of)] == [

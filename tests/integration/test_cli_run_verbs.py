@@ -160,10 +160,10 @@ def test_report_of_partitions_is_one_run_s_page_and_its_json(control: Connection
     page, facts = Path(told["html"]).read_text("utf-8"), json.loads(Path(told["json"]).read_bytes())
     assert report_name(Path(told["html"]).name) is not None
     assert told["verdict"] == facts["verdict"]
-    assert told["verdict"].endswith("public.readings: 1 steps are planned, and none is done")
+    assert told["verdict"].endswith("public.readings: 0 of 1 steps are done")
     assert facts["plan"]["steps"][0]["reason"] == "its day is over"
     assert told["verdict"] in page
-    assert "<td>public.readings_p1</td><td>its day is over</td>" in page
+    assert '<td class="text">public.readings_p1</td><td class="text">its day is over</td>' in page
 
 
 def test_list_shows_instants_as_other_tables_do_and_json_has_them_whole(control: Connection, own_home: Path) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +50,8 @@ _BLOCK = re.compile(r"^( *)```(sh|text)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)\n", re.MULTILINE)
 _OF_THE_READER = "# Put in your own "
 """How a block begins that runs on servers of the reader's own."""
+_SOAK = "--soak-minutes 60", "--soak-minutes 0"
+"""What a guide tells people to wait, and what a walk waits."""
 _ANSWERS = b"y\n" * 50
 """Of a person who agrees to every question."""
 
@@ -97,6 +99,7 @@ def walk(guide: str, *, place: Path, home: Path, variables: Mapping[str, str]) -
     steps = steps_of(guide)
     # What a command prints need not end its line.
     script = "set -eu\n" + "".join(f"{commands}printf '\\n=== {at}\\n'\n" for at, (commands, _) in enumerate(steps))
+    script = script.replace(*_SOAK)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUEKEEPER_")}
     environment |= {
         **variables,
@@ -174,9 +177,15 @@ def nothing(servers: Servers) -> Variables:
     return servers.addresses
 
 
+def sampled(servers: Servers, wanted: str) -> None:
+    """Have the tables of a TBMQ 1.4, whatever runbooks have left before, and an empty Redis."""
+    servers.client.flushall()
+    servers.command(f"sample --replace --yes --long-queues 0 {wanted}")
+
+
 def hostile_source(servers: Servers) -> Variables:
     """Have the tables of a TBMQ 1.4 with rows of every kind."""
-    servers.command("sample --messages 20000 --sessions 2000 --long-queues 0 --hostile")
+    sampled(servers, "--messages 20000 --sessions 2000 --hostile")
     return servers.addresses
 
 
@@ -191,12 +200,35 @@ def copied(servers: Servers) -> Variables:
 
 def armed(servers: Servers) -> Variables:
     """Have an online migration whose clients are still in PostgreSQL."""
+    with closing(_online(servers)) as world:
+        world.driver().arm()
+        return {"PLAN": world.plan_id}
+
+
+def on_redis(servers: Servers) -> Variables:
+    """Have an online migration whose clients are in Redis, and can go back."""
+    with closing(_online(servers)) as world:
+        world.to_redis()
+        return {"PLAN": world.plan_id}
+
+
+def _online(servers: Servers) -> OnlineWorld:
     world = OnlineWorld(servers.postgres_url, servers.redis_url)
-    world.fill()
+    sampled(servers, "--messages 300 --sessions 40")
     world.plan()
-    world.driver().arm()
-    world.close()
-    return {}
+    return world
+
+
+def queues_in_order(servers: Servers) -> Variables:
+    """Have sessions that a migration has copied, a payload among them that never expires, and an event broker."""
+    sampled(servers, "--messages 2000 --sessions 200")
+    servers.command("migrate plan")
+    (plan,) = MaintenanceRuns(servers.connection).newest(limit=1)
+    servers.command(f"migrate copy {plan.maintenance_run_id} --yes")
+    servers.client.persist(next(servers.client.scan_iter("*_messages_*")))
+    readings(servers)
+    schema.install(servers.connection)
+    return servers.addresses
 
 
 def original_pgmb(servers: Servers) -> Variables:
@@ -317,7 +349,11 @@ GUIDES: dict[str, Supposed | None] = {
     "events.md#take-over-an-installed-pgmb": original_pgmb,
     "fanout.md": nothing,
     "migration.md": hostile_source,
+    "online.md": hostile_source,
+    "online.md#while-a-step-is-at-work": armed,
+    "online.md#the-way-back": on_redis,
     "partitions.md": readings,
+    "quality.md": queues_in_order,
     "repair.md": lasting_messages,
     "servers.md": nothing,
     "upgrading.md": nothing,
@@ -325,6 +361,8 @@ GUIDES: dict[str, Supposed | None] = {
     "runbooks/session_migration.md#compare-again": copied,
     "runbooks/session_migration.md#undo": copied,
     "runbooks/session_migration.md#quarantined-rows": copied,
+    "runbooks/session_rollback.md#without-airflow": on_redis,
+    "runbooks/session_rollback.md#afterwards": armed,
 }
 """What each guide supposes on running servers; a guide with none starts them itself."""
 BY_DAY = (
@@ -336,19 +374,17 @@ RUNBOOKS: dict[str, Supposed] = {
     "runbooks/expired_reference_cleanup.md": cleaned,
     "runbooks/fanout_repair.md": dead_consumer,
     "runbooks/partition_maintenance.md": retired_readings,
+    "runbooks/queue_quality.md": queues_in_order,
     "runbooks/session_migration.md": hostile_source,
     "runbooks/session_repair.md": repaired,
+    "runbooks/session_rollback.md": on_redis,
 }
 """What each runbook supposes beside an Airflow."""
 NOT_WALKED = {
     "cli.md": "lists what there is, in no order; tests/unit/test_doc_commands.py parses each command",
     "deploying.md": "tests/integration/test_doc_deploying.py carries out what needs no container engine",
-    "online.md": "a fence may end late on a busy machine; tests/integration/test_cli_online.py has the same commands",
     "performance.md": "measures for hours",
-    "quality.md": "needs Spark for minutes; tests/integration/test_cli_quality.py has the same commands",
     "reliability.md": "names tests",
-    "runbooks/queue_quality.md": "as quality.md",
-    "runbooks/session_rollback.md": "as online.md",
     "scaling.md": "measures for hours",
 }
 """Pages with commands that no walk takes, and why."""

@@ -424,7 +424,10 @@ def test_points_of_plots_are_told_by_pointer_and_arrow_keys_and_a_series_is_swit
     expect(tip).to_have_count(0)
 
     page = contexts(viewport={"width": 390, "height": 844}, has_touch=True).new_page()
-    for path, label in (("/quality", "expire over time"), ("/", "Depth over 5 runs"), ("/", "Lengths of")):
+    for path, label in (
+        ("/quality", "expire over time"), ("/", "Depth over 5 runs"), ("/", "Lengths of"),
+        (PAGES["migration"], "Speed of the copy"), ("/partitions", "Partitions of"),
+    ):  # fmt: skip
         page.goto(f"{site}{path}")
         plot = page.get_by_role("slider", name=re.compile(label)).first
         plot.tap()

@@ -228,7 +228,7 @@ def looked_again(
     if open_shares := [share for share in outcome.open_shares if not shares or share in shares]:
         again = f"{job.words.command}` begins again, and finds what is left"
         again = again if runs.connection is None else f"{job.words.go_on_with(run_id)}` goes on"
-        failed = f"not done: {', '.join(open_shares)}; `queuekeeper {again}"
+        failed = f"parts not done: {', '.join(open_shares)}; `queuekeeper {again}"
     elif outcome.broken:
         failed = f"{words}: the lines above say why; {job.words.hint}"
     elif outcome.trouble:

@@ -120,6 +120,10 @@ class Table:
     note: str = ""
     links: tuple[str, ...] = ()
 
+    def is_text(self, column: int) -> bool:
+        """Return whether a column holds words, which stand on the left; figures stand on the right."""
+        return not self.rows[0][column][:1].isdigit()
+
 
 @dataclass(frozen=True, kw_only=True)
 class SharePlan(Generic[C]):
@@ -473,7 +477,7 @@ class Job(ABC, Generic[P, C, F]):
     @classmethod
     def rule_words(cls, parameters: P) -> str:
         """Return a sentence that says what a run was asked to do."""
-        return ", ".join(f"{name} {value}" for name, value in asdict(parameters).items() if value is not None)
+        return ", ".join(f"{name} {value}" for name, value in asdict(parameters).items() if value not in (None, ""))
 
     @classmethod
     def question(cls, run_id: str, plan: Plan[P, C, F]) -> str:

@@ -35,7 +35,7 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
         planned = words.planned.format(count=number(outcome.plan.counts.changes))
         return planned if outcome.plan.exact else f"{planned}; not exact: {INEXACT}"
     if outcome.open_shares:
-        return f"not done: {', '.join(outcome.open_shares)}"
+        return f"parts not done: {', '.join(outcome.open_shares)}"
     if outcome.clean:
         return words.clean + in_part
     assert outcome.left is not None

@@ -17,9 +17,10 @@ from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.maintenance.partitions.timeline import BarState, Timeline, table_timeline
+from queuekeeper.maintenance.partitions.timeline import Bar, BarState, Timeline, table_timeline
 from queuekeeper.postgres import Connection
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
+from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.figures import number, size
 
 ROWS = [str(state) for state in (BarState.RETIRED, BarState.LIVE, BarState.PREMADE, BarState.GAP)]
 _COLOURS = ["var(--muted)", "var(--accent)", "var(--accent-soft)", "var(--bad)"]
@@ -75,7 +76,13 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
     scale = 1.0 if timeline.seconds_per_position is None else timeline.seconds_per_position * 1_000
     kind = "Q" if timeline.seconds_per_position is None else "T"
     bars: list[dict[str, Any]] = [
-        {"from": bar.lower * scale, "to": bar.upper * scale, "state": str(bar.state)} for bar in timeline.bars
+        {
+            "from": bar.lower * scale,
+            "to": bar.upper * scale,
+            "state": str(bar.state),
+            "told": told(at=f"{bar.lower_text} to {bar.upper_text}", value=_words(bar)),
+        }
+        for bar in sorted(timeline.bars, key=lambda bar: bar.lower)
     ]
     middle = (min(bar["from"] for bar in bars) + max(bar["to"] for bar in bars)) / 2
     marks = [
@@ -94,7 +101,13 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
         if kind == "T":
             # The bounds are stored and shown in UTC.
             shared = alt.Axis(
-                grid=True, ticks=False, domain=False, labelPadding=8, tickCount=8 if width == WIDE_PX else 3
+                grid=True,
+                ticks=False,
+                domain=False,
+                labelPadding=8,
+                tickCount=8 if width == WIDE_PX else 3,
+                # Names of months beside the edge are whole.
+                labelFlush=40,
             )
         x_scale = alt.Scale(type="utc", nice=False) if kind == "T" else alt.Scale(nice=False, zero=False)
         title = f"{timeline.key_column}{', UTC' if kind == 'T' else ''}"
@@ -107,6 +120,7 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
                 x2="to",
                 y=y,
                 color=alt.Color("state:N", legend=None, scale=alt.Scale(domain=ROWS, range=_COLOURS)),
+                description="told:N",
             )
         )
         rules = chart_of(marks).mark_rule(color="var(--ink)", strokeDash=[4, 3]).encode(x=f"at:{kind}")
@@ -124,3 +138,10 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
     counts = {state: sum(bar.partitions or 1 for bar in timeline.bars if str(bar.state) == state) for state in ROWS}
     words = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return pictures(chart, label=f"Partitions of {timeline.table}: {words}")
+
+
+def _words(bar: Bar) -> str:
+    if bar.state is BarState.GAP:
+        return "gap"
+    partitions = "partition" if bar.partitions == 1 else "partitions"
+    return f"{number(bar.partitions)} {bar.state} {partitions}, {size(bar.bytes)}"

@@ -118,7 +118,7 @@ def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
         return "No part of it has begun."
     planned = run.plan.get("shares")
     shares = len(planned) if isinstance(planned, list) else progress.shares
-    return f"{number(progress.done)} of {number(shares)} shares done, {number(progress.scanned)} looked at."
+    return f"Parts done: {number(progress.done)} of {number(shares)}. Entries looked at: {number(progress.scanned)}."
 
 
 def _newest(connection: Connection, kind: str | None, state: RunState | None) -> list[tuple[MaintenanceRun, str]]:

@@ -20,7 +20,7 @@ def _told(_: Stores, run: MaintenanceRun, *, now_ms: int) -> Told:
     steps: list[dict[str, Any]] = run.plan["steps"]
     what = f"{run.plan['purpose']} of {run.plan['table']}"
     if run.report is None:
-        verdict, healthy = f"{what}: {len(steps):,} steps are planned, and none is done", None
+        verdict, healthy = f"{what}: 0 of {len(steps):,} steps are done", None
         rows = tuple((each["kind"], f"{each['schema_name']}.{each['relation_name']}", each["reason"]) for each in steps)
         shown = Table(heading="Planned", heads=("step", "partition", "why"), rows=rows, empty="Nothing.")
     else:

@@ -35,7 +35,7 @@ class MarkKind(StrEnum):
     HIGHEST = "highest key"
     RETENTION = "end of retention"
     CURSOR = "slowest consumer"
-    WANTED = "cover wanted to"
+    WANTED = "end of desired head-room"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from queuekeeper.migration.report.model import MigrationReport, StepThroughput, Verdict
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
+from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
 from queuekeeper.report.figures import duration, number, size
 from queuekeeper.report.page import render_page
 
@@ -111,6 +111,16 @@ def throughput_charts(step: StepThroughput) -> tuple[Markup, Markup]:
             values.append({"s": before_s, "rate": point.messages_per_s, "run": point.run})
         values.append({"s": point.elapsed_s, "rate": point.messages_per_s, "run": point.run})
         run, before_s = point.run, point.elapsed_s
+    spoken = [
+        {
+            "s": point.elapsed_s,
+            "rate": point.messages_per_s,
+            "told": told(
+                at=f"{duration(point.elapsed_s)} at work", value=f"{number(point.messages_per_s)} messages per second"
+            ),
+        }
+        for point in step.points
+    ]
     starts = [{"s": value["s"]} for before, value in itertools.pairwise(values) if before["run"] != value["run"]]
 
     def chart(width: int) -> Any:
@@ -133,8 +143,14 @@ def throughput_charts(step: StepThroughput) -> tuple[Markup, Markup]:
                 detail="run:N",
             )
         )
+        # Seen only where a pointer is.
+        points = (
+            chart_of(spoken)
+            .mark_point(color="var(--accent)", filled=True, size=60, opacity=0)
+            .encode(x="s:Q", y="rate:Q", description="told:N")
+        )
         resumed = chart_of(starts).mark_rule(color="var(--muted)", strokeDash=[3, 3]).encode(x="s:Q")
-        return (area + resumed).properties(width=width, height=180 if width == WIDE_PX else 150)
+        return (area + resumed + points).properties(width=width, height=180 if width == WIDE_PX else 150)
 
     label = (
         f"Speed of the {step.step} over time: {number(step.messages)} messages in {duration(step.seconds)}, "

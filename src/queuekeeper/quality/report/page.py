@@ -118,7 +118,7 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
     """Return the histogram of queue lengths, wide and narrow; ``None`` when there are no queues."""
     import altair as alt
 
-    values = [
+    values: list[dict[str, Any]] = [
         {
             "depth": words,
             "queues": bucket.queues or None,
@@ -130,6 +130,7 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
     if not values:
         return None
     most = max(bucket.queues for bucket in depths.buckets)
+    names_px = 7 * max(len(each["depth"]) for each in values)
     decades = [10**power for power in range(len(str(most)) + 1)]
 
     def chart(width: int) -> Any:
@@ -137,7 +138,12 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
             chart_of(values)
             .mark_bar(color="var(--accent-soft)", stroke="var(--accent)", strokeWidth=1)
             .encode(
-                x=alt.X("depth:N", title="messages in the queue", sort=None, axis=axis(width, grid=False)),
+                x=alt.X(
+                    "depth:N",
+                    title="messages in the queue",
+                    sort=None,
+                    axis=axis(width, grid=False, names_px=names_px),
+                ),
                 # A bucket of one queue has to be seen, so the scale begins below one.
                 y=alt.Y(
                     "queues:Q",

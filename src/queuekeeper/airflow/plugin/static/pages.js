@@ -271,8 +271,8 @@ function tellPoints(plot) {
   };
   const nearest = (event) => {
     const far = ([mark]) => {
-      const { left, width } = mark.getBoundingClientRect();
-      return Math.abs(left + width / 2 - event.clientX);
+      const { left, right } = mark.getBoundingClientRect();
+      return Math.max(left - event.clientX, event.clientX - right, 0);
     };
     const distances = stops().map(far);
     show(distances.indexOf(Math.min(...distances)));
