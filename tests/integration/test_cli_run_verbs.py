@@ -179,3 +179,14 @@ def test_list_shows_instants_as_other_tables_do_and_json_has_them_whole(control:
     # As every other result of JSON has it.
     assert told["planned"][10] == "T"
     assert (told["maintenance_run_id"], told["kind"]) == (told["run"], told["job"]) == (run_id, "fanout_repair")
+
+
+def test_list_has_runs_of_a_job_that_only_an_early_build_knew_and_refuses_a_name_of_none(control: Connection) -> None:
+    runs = MaintenanceRuns(control)
+    run_id = runs.save_plan(kind="early_job", parameters={}, plan={"code_version": "0.0.1"}).maintenance_run_id
+    code, [told], _ = called("list", "--kind", "early_job")
+    assert (code, told["run"], told["job"]) == (0, run_id, "early_job")
+
+    result = CliRunner().invoke(app, ["run", "list", "--kind", "nonsense"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there is no job 'nonsense': there are compacted_queue_gc" in result.stderr

@@ -94,8 +94,8 @@ for _name, _place, _words in (
     ("migrate", "migrate:app", "Move sessions to Redis: plan, copy, verify, report."),
     ("online", "online:app", "Move sessions while devices are connected."),
     ("sessions", "session_quarantine:app", "Look at DEVICE sessions, move one by a file, end one."),
-    ("quality", "quality:app", "Find every way in which a queue can be wrong."),
-    ("cleanup", "cleanup:app", "Clean Redis of what has expired, in sessions in use."),
+    ("quality", "quality:app", "Check queues for faults, and say what repairs them."),
+    ("cleanup", "cleanup:app", "Remove from Redis what has expired, while brokers use it."),
     ("repair", "repair:app", "Mend one kind of fault in sessions that Redis holds."),
     ("partitions", "partitions:app", "Keep partitions ahead of data, and retire old ones."),
     ("events", "event_schema:app", "Publish, dispatch and follow events in PostgreSQL."),
@@ -103,8 +103,8 @@ for _name, _place, _words in (
     ("fanout", "fanout:app", "Publish once for many consumers: fan-out queues in Redis."),
     ("run", "runs:app", "List runs of all jobs, steer them, take them back."),
     ("database", "database:app", "Keep the control schema `queuekeeper` in PostgreSQL."),
-    ("acl", "access:app", "Print users and roles with the least that each job needs."),
-    ("audit", "audit:app", "Read the record of approvals, changes and looks at contents."),
+    ("acl", "access:app", "Print users and roles with only the rights that jobs need."),
+    ("audit", "audit:app", "Read who approved, changed or looked at what."),
 ):
     app.add_typer(later(f"queuekeeper.cli.{_place}", _words), name=_name)
 

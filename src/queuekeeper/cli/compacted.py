@@ -263,7 +263,7 @@ def get(
 
 @command(app, also=CONFIRMS)
 def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argument(metavar="POSITION")]) -> Shown:
-    """Let the consumer begin elsewhere. It asks first.
+    """Move the consumer to another place in its queue. It asks first.
 
     Move it back to deliver messages again, or forward to skip messages. A consumer at work is fenced off, and
     subscribes again.

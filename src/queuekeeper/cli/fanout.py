@@ -464,10 +464,10 @@ queues.command(
     needed=attrgetter("found"),
 )
 
-REPAIR_ALL = """Set right what is wrong in fan-out queues.
+REPAIR_ALL = """Find and repair faults in all fan-out queues.
 
-What ran out, drifted or was left; then it looks again. Asks before anything changes. Exit code 1 when it was
-stopped or a queue cannot be repaired; --go-on goes on.
+It ends leases that ran out, corrects counts, removes leftovers, and looks again. It asks before anything changes.
+Exit code 1 when it was stopped or a queue cannot be repaired; --go-on goes on.
 
 Example: `queuekeeper fanout repair-all --dry-run`
 """

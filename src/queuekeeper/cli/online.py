@@ -129,7 +129,7 @@ def verify(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     asks=takes(lambda: StepWish, only=["canary_percent"], names={"canary_percent": ["--percent"]}),
 )
 def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Take the canary to Redis and back before all others.
+    """Move a few clients, the canary, to Redis and back as a test.
 
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
@@ -216,7 +216,7 @@ def soak(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, also=PLANS, asks=_asks())
 def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """End the mirror. There is no way back after this.
+    """End a migration for good. The mirror ends, and there is no way back.
 
     Example: `queuekeeper online commit 0123456789abcdef --dry-run`
     """
@@ -233,7 +233,7 @@ def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, asks=_asks())
 def disarm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Have writers no longer look up owners. All clients belong to PostgreSQL.
+    """End a migration whose clients are all in PostgreSQL. Writers no longer look up owners.
 
     Example: `queuekeeper online disarm 0123456789abcdef`
     """

@@ -96,7 +96,7 @@ def _folder(text: str, *, name: str) -> Path | None:
 
 @command(app, asks=takes(lambda: ProfileWish, names=_STORE))
 def profile(call: OnServers, *, parameters: ProfileWish, spark_master: context.SparkMaster = None) -> Shown:
-    """Put a row of numbers for each queue on record.
+    """Read the queues, and keep a row of numbers for each.
 
     The store is only read.
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from queuekeeper.audit import Action, Answer, record_answer, record_undo
 from queuekeeper.cli import context
 from queuekeeper.cli.output import Shown, cell, pairs, printable, screen, told_tables
 from queuekeeper.clock import system_clock
 from queuekeeper.facts import plain
-from queuekeeper.jobs.store import MaintenanceRun, Runs
-from queuekeeper.postgres import Connection
 
 if TYPE_CHECKING:
+    from queuekeeper.audit import Answer
     from queuekeeper.cli.command import Call, OnServers
+    from queuekeeper.jobs.store import MaintenanceRun, Runs
+    from queuekeeper.postgres import Connection
 
 Undone = TypeVar("Undone")
 
@@ -41,6 +41,7 @@ def agree(call: Call, runs: Runs, run_id: str, question: str) -> None:
 
 def note_on(runs: Runs, *run_ids: str) -> Callable[[Answer], None]:
     """Return what puts the answer to a question about runs on record, and lets them be carried out if it is a yes."""
+    from queuekeeper.audit import Action
 
     def note(answer: Answer) -> None:
         for run_id in run_ids:
@@ -68,6 +69,8 @@ def take_back(
     :param connection: connection to the database of the audit; none without an audit.
     :returns: what was counted, or done.
     """
+    from queuekeeper.audit import record_answer, record_undo
+
     note = None if connection is None else partial(record_answer, connection, subject=subject, kind=kind)
     found = call.carry_out(undo, question, note=note)
     if connection is not None and not call.dry_run:
@@ -80,6 +83,8 @@ def run_taken_back(call: OnServers, run: MaintenanceRun, **chosen: Any) -> Shown
 
     :param chosen: what of it; all when left out.
     """
+    from queuekeeper.audit import record_answer
+
     note = partial(record_answer, call.connection, subject=run.maintenance_run_id, kind=run.kind)
     assert run.of.undo is not None
     undone = run.of.undo(

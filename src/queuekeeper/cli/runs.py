@@ -18,7 +18,6 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.control import chosen, rate_of, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, job_of, kind_of
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
-from queuekeeper.jobs.unrecorded import UnrecordedRuns
 
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
 
@@ -40,13 +39,14 @@ def list_runs(
     :param limit: Number of runs to show, the newest ones.
     :param ids: Show only the ids, one a line, for scripts.
     """
-    if kind is not None:
-        check_kind(kind)
     told = [
         picked(one, "maintenance_run_id", "kind", "state", "paused", "approved_by")
         | {"run": one.maintenance_run_id, "job": one.kind, "planned": one.created_at}
         for one in call.runs.newest(kind=kind, limit=limit)
     ]
+    if kind is not None and not told:
+        # Runs of kinds that only early builds knew are listed.
+        check_kind(kind)
     columns = headed("run", "job", "state", "paused", "approved_by", "planned")
     return Shown(told, lambda: [str(each["run"]) for each in told] if ids else [listing("Runs", told, columns)])
 
@@ -85,7 +85,7 @@ def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) ->
 
 
 def pause(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
-    """Let a run wait. It notices within seconds.
+    """Pause a run. It notices within seconds.
 
     Example: `queuekeeper run pause 0123456789abcdef`
     """
@@ -93,7 +93,7 @@ def pause(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
 
 
 def resume(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
-    """Let a paused run go on.
+    """Resume a paused run.
 
     Example: `queuekeeper run resume 0123456789abcdef`
     """
@@ -101,7 +101,7 @@ def resume(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
 
 
 def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) -> Shown:
-    """Slow a run down or let it go. It follows within seconds.
+    """Limit the rate of a run, or lift the limit. It follows within seconds.
 
     Of the runs of partitions only those that move rows out of DEFAULT can be slowed down; the number counts rows.
 
@@ -144,6 +144,8 @@ def take_run_back(
     :param max_operations_per_s: how fast; none for as fast as the run was.
     """
     # Counting what a file tells of needs no record.
+    from queuekeeper.jobs.unrecorded import UnrecordedRuns
+
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
     if runs.connection is not None and not undo_file:
         recorded = runs.load(chosen(runs, run_id, kind))

@@ -60,7 +60,7 @@ def up(call: Plain, *, airflow: bool = False, show_urls: ShowUrls = False) -> Sh
 
 
 def status(call: Plain, *, show_urls: ShowUrls = False) -> Shown:
-    """Tell how the servers stand, without starting or asking any.
+    """Show which servers run, without starting or asking any.
 
     Example: `queuekeeper status --json`
     """

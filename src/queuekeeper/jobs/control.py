@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.kinds import RunKind
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, no_rate
 from queuekeeper.jobs.registry import kind_of
-from queuekeeper.jobs.store import MaintenanceRun, Runs, no_rate
+
+if TYPE_CHECKING:
+    from queuekeeper.jobs.store import MaintenanceRun, Runs
 
 _SHOWN = 50
 

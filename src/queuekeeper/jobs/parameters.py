@@ -55,6 +55,14 @@ MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name; the column of the run holds no more."""
 
 
+def no_rate(rate: object, unit: str) -> UsageError:
+    """Return the error that refuses a value as the throttle of a run.
+
+    :param unit: what the throttle counts, in the plural.
+    """
+    return UsageError(f"the rate is {rate!r}: write {unit} per second, 1 to {MAX_RATE_PER_S:,}, or none")
+
+
 class Section(StrEnum):
     """Parts of a form, in their order. Parameters without a section come first and are always unfolded."""
 

@@ -20,7 +20,7 @@ from queuekeeper.clock import Bucket
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.locks import session_lock
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, no_rate
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.postgres import Connection, records, statement, translated_errors
@@ -518,11 +518,3 @@ class MaintenanceRuns(Runs):
 def _check_throttle(operations_per_s: int | None, unit: str = "operations") -> None:
     if operations_per_s is not None and not 1 <= operations_per_s <= MAX_RATE_PER_S:
         raise no_rate(operations_per_s, unit)
-
-
-def no_rate(rate: object, unit: str) -> UsageError:
-    """Return the error that refuses a value as the throttle of a run.
-
-    :param unit: what the throttle counts, in the plural.
-    """
-    return UsageError(f"the rate is {rate!r}: write {unit} per second, 1 to {MAX_RATE_PER_S:,}, or none")
