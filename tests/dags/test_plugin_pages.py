@@ -129,8 +129,8 @@ def test_list_shows_each_report_with_its_data(browser: Browser) -> None:
     assert f"/queuekeeper/reports/{STEM}.json" in answer.text
     assert f"/queuekeeper/reports/{QUALITY}.html" in answer.text
     assert f"/queuekeeper/reports/{QUALITY}.json" not in answer.text
-    assert '<td class="text">migration</td>' in answer.text
-    assert '<td class="text">quality</td>' in answer.text
+    assert ">Migration</a>" in answer.text
+    assert ">Quality</a>" in answer.text
     assert "notes" not in answer.text
     assert "fedcba" not in answer.text
 

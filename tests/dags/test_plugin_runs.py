@@ -202,7 +202,7 @@ def test_list_of_runs_asks_the_database_as_often_for_many_as_for_one(
 
     assert questions() == one
     assert len(runs) > 10
-    assert browser.get("/runs").text.count("14 looked at.") == len(runs) - 1
+    assert browser.get("/runs").text.count("Entries looked at: 14.") == len(runs) - 1
 
 
 def finished_run_has_no_button_that_does_nothing(

@@ -643,7 +643,7 @@ def test_partitions_are_drawn_with_their_gaps_and_marks(servers: World) -> None:
     assert "✗ Inserts fail now" in shown
     assert re.search(r"gap 2026-01-02 00:00:00\+00 ", shown)
     assert "live 2026-01-01 00:00:00+00 2026-01-02 00:00:00+00" in shown
-    assert "Cover wanted to" in shown
+    assert "End of desired head-room" in shown
     assert re.search(r"Short public\.readings .*Open partition_maintenance with its form filled in", shown)
     assert answer.text.count("<svg") == 2
 

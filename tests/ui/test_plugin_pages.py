@@ -113,6 +113,11 @@ def world(
     pictures.mkdir(parents=True, exist_ok=True)
     with postgres.connect(source, autocommit=True) as connection:
         fill_all(connection, messages=500, sessions=50)
+        for about in ("migration", "quality", "fanout"):
+            for suffix in ("html", "json"):
+                report = server_home / "ui-home" / "reports" / f"{about}-0123456789abcdef-20260301T080000Z.{suffix}"
+                report.parent.mkdir(parents=True, exist_ok=True)
+                report.touch()
         yield World(
             connection=connection,
             target=target,

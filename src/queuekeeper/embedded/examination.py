@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from queuekeeper.config import Settings
 from queuekeeper.doctor.findings import Finding, Notes, State
-from queuekeeper.embedded.airflow_client import AirflowClient
 from queuekeeper.embedded.stack import private_airflow, status
 from queuekeeper.errors import QueuekeeperError
+
+if TYPE_CHECKING:
+    from queuekeeper.embedded.airflow_client import AirflowClient
 
 PLUGIN = "queuekeeper"
 
@@ -22,9 +26,7 @@ def examine_airflow(settings: Settings) -> list[Finding]:
         )  # fmt: skip
         return notes.findings
     try:
-        server = private_airflow(settings)
-        user = server.user()
-        with AirflowClient(server.url, user=user.name, password=user.password) as client:
+        with private_airflow(settings).client() as client:
             _examine(notes, client)
     except QueuekeeperError as error:
         notes.unreachable(error)

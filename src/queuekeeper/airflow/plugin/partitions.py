@@ -106,8 +106,8 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
                 domain=False,
                 labelPadding=8,
                 tickCount=8 if width == WIDE_PX else 3,
-                # Names of months beside the edge are whole.
-                labelFlush=40,
+                # A name that would be cut off at the edge is left out.
+                labelBound=True,
             )
         x_scale = alt.Scale(type="utc", nice=False) if kind == "T" else alt.Scale(nice=False, zero=False)
         title = f"{timeline.key_column}{', UTC' if kind == 'T' else ''}"
