@@ -70,7 +70,12 @@ class CleanupCounts(Counts):
     :ivar later_bytes: memory of the idle keys, which is freed when they expire.
     """
 
-    looked_at: ClassVar[frozenset[str]] = frozenset({"keys", "sessions", "references"})
+    looked_at: ClassVar[frozenset[str]] = frozenset(
+        {
+            "keys", "sessions", "references", "young_orphans", "unreadable", "foreign_references", "wrong_type_keys",
+            "scattered_keys", "held_sessions",
+        }
+    )  # fmt: skip
 
     keys: int = 0
     sessions: int = 0
