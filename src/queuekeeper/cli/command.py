@@ -131,10 +131,10 @@ def shared(
     :param dry_run: Show what would be done and change nothing.
     :param yes: Go ahead without asking.
     :param key_prefix: Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]
-    :param postgres_url: Source and control database, postgresql://user:password@host:port/database. Else
-        QUEUEKEEPER_POSTGRES_URL, else the private server.
-    :param redis_url: Target, redis://user:password@host:port; any node of a cluster. Else QUEUEKEEPER_REDIS_URL, else
-        the private server.
+    :param postgres_url: URL of PostgreSQL, postgresql://user:password@host/database. Else QUEUEKEEPER_POSTGRES_URL,
+        else the private server.
+    :param redis_url: URL of Redis or any node of a cluster, redis://user:password@host:port. Else
+        QUEUEKEEPER_REDIS_URL, else the private server.
     :param as_json: Write the result as JSON to stdout.
     """
 

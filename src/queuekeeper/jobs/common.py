@@ -81,7 +81,7 @@ def cohort_count(*, note: str) -> Any:
     return parameter(
         96,
         title="Number of cohorts",
-        help=f"How many ranges of hash slots the clients are cut into. {note}",
+        help=f"Number of cohorts: ranges of hash slots into which clients are divided. {note}",
         section=Section.RULES,
         least=1,
         most=SLOTS,

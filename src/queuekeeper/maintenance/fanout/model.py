@@ -60,7 +60,7 @@ class FanoutRepairParameters(RunParameters):
         True,
         title="Remove dead consumers",
         help="Remove each consumer that has not been seen for the time in its own options, with the messages that "
-        "wait for it alone. Without this option, and where its options name no time, the consumer is only shown.",
+        "wait for it alone. A consumer whose options name no time is only shown; so is each one if this is off.",
         section=Section.RULES,
     )
     idle_expiry_s: int | None = seconds(
