@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from queuekeeper import keyspace
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
-from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.importer import _unpacked, chunks
+from queuekeeper.migration.offline.judging import Judging, Step
+from queuekeeper.migration.offline.source import SESSION_COLUMNS
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
 from queuekeeper.sessions.quarantine import defect
@@ -59,13 +62,22 @@ def decisions(generated: list[Client]) -> dict[str, Decision]:
 def classified(spark: SparkSession, generated: list[Client]) -> DataFrame:
     messages = [message for client in generated for message in client.messages]
     sessions = [client.session for client in generated if client.session is not None]
-    rows = transforms.rows(_frame(spark, messages, MESSAGE_TYPES), _frame(spark, sessions, SESSION_TYPES))
-    return transforms.classify(
-        rows.repartition(2, "task"),
-        parameters=MigrationParameters(limit=RULES.limit, default_ttl_s=RULES.default_ttl_s),
-        as_of_ms=RULES.as_of_ms,
-        clustered=True,
+    judging = Judging(default_ttl_s=RULES.default_ttl_s, clustered=True)
+    rows = transforms.rows(
+        read(_frame(spark, messages, MESSAGE_TYPES), judging.fragments(prefix=PREFIX, as_of_ms=RULES.as_of_ms)),
+        read(_frame(spark, sessions, SESSION_TYPES), judging.sessions(SESSION_COLUMNS)),
     )
+    return transforms.classify(rows.repartition(2, "task"), limit=RULES.limit, as_of_ms=RULES.as_of_ms)
+
+
+def read(frame: DataFrame, step: Step) -> DataFrame:
+    """Take the step that the reader of the source takes with each of its batches."""
+    columns = step.columns | dict.fromkeys(PLACE, "int")
+
+    def taken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (step.work(batch).select(list(columns)) for batch in batches)
+
+    return frame.mapInArrow(taken, ", ".join(f"{name} {kind}" for name, kind in columns.items()))
 
 
 def _frame(spark: SparkSession, rows: list[Message] | list[Session], types: dict[str, pa.DataType]) -> DataFrame:
@@ -84,7 +96,7 @@ def judged(classified: DataFrame) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def sent(classified: DataFrame) -> list[dict[str, Any]]:
     """The rows that an import consists of, with keys and arguments taken apart."""
-    rows: list[dict[str, Any]] = transforms.fragments(classified, prefix=PREFIX).toArrow().to_pylist()
+    rows: list[dict[str, Any]] = transforms.fragments(classified).toArrow().to_pylist()
     for row in rows:
         count = int(row["kind"] == transforms.MESSAGE)
         row["keys"] = _unpacked(row["keys_part"].encode(), count)
@@ -134,7 +146,7 @@ def test_counter_is_the_sessions_unless_a_message_is_newer(
     classified: DataFrame, decisions: dict[str, Decision]
 ) -> None:
     """Or unless it would give out packet ids of messages that wait."""
-    calls = chunks(iter(transforms.fragments(classified, prefix=PREFIX).toArrow().to_batches()))
+    calls = chunks(iter(transforms.fragments(classified).toArrow().to_batches()))
     imported = {call.client_id: call.last_packet_id for call in calls if call.last}
 
     assert len(imported) > CLIENTS // 2
@@ -177,6 +189,23 @@ def test_each_copied_message_is_sent_under_its_key_with_serial_expiry_and_tbmqs_
         if row["kind"] == transforms.MESSAGE
     }
     assert found == expected
+
+
+def test_a_plan_measures_the_key_and_the_json_that_a_copy_sends(
+    spark: SparkSession, generated: list[Client], sent: list[dict[str, Any]]
+) -> None:
+    messages = _frame(spark, [message for client in generated for message in client.messages], MESSAGE_TYPES)
+    measured = messages.withColumn("payload_bytes", F.octet_length("payload")).drop("payload")
+    sizes = Judging(default_ttl_s=RULES.default_ttl_s, clustered=True).sizes(prefix=PREFIX)
+    planned = {
+        (row["client_id"], row["serial_number"]): (row["key_bytes"], row["json_bytes"])
+        for row in read(measured, sizes).toArrow().to_pylist()
+    }
+    copied = [row for row in sent if row["kind"] == transforms.MESSAGE]
+    assert len(copied) > CLIENTS
+    for row in copied:
+        key, (serial, _, stored) = row["keys"][0], row["args"]
+        assert planned[row["client_id"], int(serial)] == (len(key), len(stored))
 
 
 def test_replay_writes_the_same_json_as_the_copy(sent: list[dict[str, Any]], generated: list[Client]) -> None:

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from queuekeeper import postgres
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
-from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.quality.explain import Fate, explain, read_queue
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions import judge
@@ -29,7 +29,7 @@ from queuekeeper.sessions.quarantine import defect
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.property.generated_clients import RULES, Client, at_each_bound, clients
 from tests.property.migration_rules import Message, broken_rule, pairs, stored_json
-from tests.property.test_fates import MESSAGE_TYPES
+from tests.property.test_fates import MESSAGE_TYPES, PLACE, read
 
 CLIENTS = 300
 Verdicts = dict[tuple[str, int], str | None]
@@ -126,10 +126,10 @@ def test_plan_and_verification_judge_as_the_rules(
         {f"{name}_bytes": F.octet_length(name) for name in ("payload", "correlation_data")}
         | {name: F.unhex(F.sha2(F.col(name), 256)) for name in ("payload", "correlation_data")}
     )
+    judging = Judging(default_ttl_s=RULES.default_ttl_s, clustered=False)
     for frame in (rows, hashed):
-        judged = transforms.classify(
-            frame, parameters=MigrationParameters(limit=9), as_of_ms=RULES.as_of_ms, duplicates=False, clustered=False
-        )
+        step = judging.messages({name: kind for name, kind in frame.dtypes if name not in PLACE})
+        judged = transforms.classify(read(frame, step), limit=9, as_of_ms=RULES.as_of_ms, duplicates=False)
         found = {(row[0], row[1]): row[2] for row in judged.select("client_id", "serial_number", "reason").collect()}
         assert found == verdicts
 
@@ -275,7 +275,7 @@ def test_packet_may_have_the_bytes_that_mqtt_allows_and_no_more(spark: SparkSess
         {"kind": F.lit(transforms.MESSAGE), "task": F.lit(0), "cohort": F.lit(0)}
         | {name: F.lit(None).cast("int") for name in ("last_serial_number", "last_packet_id")}
     )
-    (judged,) = transforms.classify(
-        frame, parameters=MigrationParameters(), as_of_ms=0, clustered=False, duplicates=False
-    ).collect()
+    judging = Judging(default_ttl_s=RULES.default_ttl_s, clustered=False)
+    step = judging.messages({name: kind for name, kind in frame.dtypes if name not in PLACE})
+    (judged,) = transforms.classify(read(frame, step), limit=9, as_of_ms=0, duplicates=False).collect()
     assert judged["reason"] == expected

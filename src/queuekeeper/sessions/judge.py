@@ -1,8 +1,8 @@
 """The rules that say whether a DEVICE message can be stored and delivered: one rule per field, the only definition.
 
 A message passes when both stores can hold it and MQTT 5 can carry it. Saves, fetches, snapshots and inspections
-ask :func:`broken_rule`; the offline migration and its verification make Spark columns of the same :data:`RULES`
-(``queuekeeper.migration.offline.transforms``), and SQL takes its bounds from :func:`sql_bounds`. A property test holds
+ask :func:`broken_rule`; the offline migration and its verification apply the same :data:`RULES` to Arrow's columns
+(``queuekeeper.migration.offline.judging``), and SQL takes its bounds from :func:`sql_bounds`. A property test holds
 them all to the same verdict.
 """
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from json import JSONDecoder
 from typing import Any, Literal
+
+import orjson
 
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered
@@ -195,9 +197,13 @@ class Packet:
     def size(values: Mapping[str, Any]) -> int:
         """Return the largest remaining length that the packet can have."""
         texts = sum(text_bytes(values[name] or "") or 0 for name in PACKET_TEXTS)
-        pairs = values["user_properties"]
-        properties = sum(PAIR_FIXED_BYTES + sum(text_bytes(text) or 0 for text in pair) for pair in pairs)
+        properties = Packet.pair_bytes(values["user_properties"])
         return int(PACKET_FIXED_BYTES + values["payload"] + texts + (values["correlation_data"] or 0) + properties)
+
+    @staticmethod
+    def pair_bytes(pairs: Iterable[tuple[str, str]]) -> int:
+        """Return what user properties add to a packet."""
+        return sum(PAIR_FIXED_BYTES + sum(text_bytes(text) or 0 for text in pair) for pair in pairs)
 
 
 Rule = Bounds | NotEmpty | OneOf | Pairs | Packet
@@ -354,6 +360,9 @@ def user_properties(text: str | None) -> list[dict[str, str]] | None:
     """
     if text is None:
         return None
+    usual = _usual(text)
+    if usual is not None:
+        return property_pairs(usual) or None
     try:
         stripped = text.lstrip(" \t\r\n")
         parsed, end = _DECODER.raw_decode(stripped)
@@ -373,6 +382,18 @@ def property_pairs(parsed: Any) -> list[dict[str, str]]:
     if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
         raise ValueError("user properties are not a list of pairs of k and v")
     return pairs
+
+
+def _usual(text: str) -> Any:
+    """Return a text's value where it is written as TBMQ writes it, read by a fast parser; none where it may not be.
+
+    What the parser gives back as the same text holds nothing that readers of JSON disagree about.
+    """
+    try:
+        parsed = orjson.loads(text)
+        return parsed if orjson.dumps(parsed) == text.encode() else None
+    except (orjson.JSONDecodeError, TypeError, UnicodeEncodeError):
+        return None
 
 
 def _is_word(text: str) -> bool:

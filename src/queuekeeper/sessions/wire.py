@@ -105,7 +105,7 @@ def _json(
     rest: dict[str, Any],
 ) -> bytes:
     """Return the JSON of a message, byte for byte as an offline migration writes it."""
-    json = orjson.dumps(
+    return json_bytes(
         {
             "clientId": client_id,
             "topicName": topic,
@@ -118,6 +118,11 @@ def _json(
             **rest,
         }
     )
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return a value as JSON, with control characters as writers of Java escape them."""
+    json = orjson.dumps(value)
     # Few records hold a backslash, and searching for one byte takes a tenth of the time.
     return _CONTROL.sub(_as_java, json) if _BACKSLASH in json and b"\\u00" in json else json
 
@@ -128,7 +133,7 @@ _CONTROL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f])")
 
 
 def _as_java(found: re.Match[bytes]) -> bytes:
-    """Return a control character as Spark and other JSON writers of Java escape it."""
+    """Return a control character as writers of JSON in Java escape it."""
     return found[1] + b"\\u" + found[2].upper()
 
 

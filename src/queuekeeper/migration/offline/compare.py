@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, Source
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 
@@ -56,32 +57,29 @@ def expected_rows(source: Source, *, plan: MigrationPlan, clustered: bool, repla
     Messages that got another place before they were replayed are added with ``is_moved``. A client whose messages have
     no session row gets one, since the copy writes a counter for it.
     """
+    judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=clustered)
     rows = transforms.rows(
-        source.read(MESSAGES, HASHED_COLUMNS, expressions=HASHED_EXPRESSIONS),
-        source.read(SESSIONS, SESSION_COLUMNS),
+        source.read(MESSAGES, HASHED_COLUMNS, expressions=HASHED_EXPRESSIONS, step=judging.messages(HASHED_COLUMNS)),
+        source.read(SESSIONS, SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
     )
-    classified = transforms.classify(
-        source.partitioned(rows), parameters=plan.parameters, as_of_ms=plan.as_of_ms, clustered=clustered
-    )
+    classified = transforms.classify(source.partitioned(rows), limit=plan.parameters.limit, as_of_ms=plan.as_of_ms)
     storable = classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE))
     joined = storable.join(F.broadcast(replayed.mended), ["client_id", "serial_number"], "left").join(
         F.broadcast(replayed.counters), "client_id", "left"
     )
     was_replayed = (F.col("fate") == "quarantined") & F.col("replayed_packet_id").isNotNull()
     placed = joined.withColumns(
-        {name: F.when(was_replayed, F.col(f"replayed_{name}")).otherwise(F.col(name)) for name in MENDABLE}
+        {
+            name: F.when(was_replayed, F.col(f"replayed_{name}")).otherwise(F.col(name))
+            for name in (*MENDABLE, "expires_at_ms")
+        }
         | {"fate": F.when(was_replayed, "copied").otherwise(F.col("fate")), "is_moved": F.lit(False)}
     )
     if replayed.moved is not None:
         fixed = {"kind": transforms.MESSAGE, "fate": "copied", "is_moved": True}
         moved = replayed.moved.withColumns({name: F.lit(value) for name, value in fixed.items()})
         placed = placed.unionByName(moved, allowMissingColumns=True)
-    repaired = placed.withColumns(
-        {
-            "expires_at_ms": transforms.expires_at_ms(default_ttl_s=plan.parameters.default_ttl_s),
-            "last_packet_id": F.coalesce("moved_last_packet_id", "last_packet_id"),
-        }
-    )
+    repaired = placed.withColumn("last_packet_id", F.coalesce("moved_last_packet_id", "last_packet_id"))
     # A replay passes the packet ids in use by the same rule as the copy.
     complete = _with_sessions(transforms.with_safe_counters(repaired))
     return complete.select(

@@ -25,6 +25,7 @@ from queuekeeper.migration.ledger.parameters import CopyManner, Mode
 from queuekeeper.migration.ledger.progress import reported, warn
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.importer import Counts, SessionImporter, chunks
+from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.migration.offline.plan import measured_rows
 from queuekeeper.migration.offline.quarantine import reopen_lost
 from queuekeeper.migration.offline.source import (
@@ -149,15 +150,19 @@ def _copy_until_paused(
             reported(postgres_url, plan_id=plan_id, step="copy", parts=names, total=sum(totals), clock=clock),
             our_errors(),
         ):
-            rows = transforms.rows(source.read(MESSAGES, MESSAGE_COLUMNS), source.read(SESSIONS, SESSION_COLUMNS))
+            judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client))
+            built = judging.fragments(prefix=prefix, as_of_ms=plan.as_of_ms)
+            rows = transforms.rows(
+                source.read(MESSAGES, MESSAGE_COLUMNS, step=built),
+                source.read(SESSIONS, SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
+            )
             classified = transforms.classify(
                 source.partitioned(rows),
-                parameters=plan.parameters,
+                limit=plan.parameters.limit,
                 as_of_ms=plan.as_of_ms,
-                clustered=is_cluster(client),
                 duplicates=_has_duplicates(plan, wanted),
             )
-            results = transforms.fragments(classified, prefix=prefix).mapInArrow(import_task, _RESULT_COLUMNS).collect()
+            results = transforms.fragments(classified).mapInArrow(import_task, _RESULT_COLUMNS).collect()
         broken_off = {_task_of(row["cohort"]) for row in results if row["cohort"] < 0}
         missing_yet = {cohort for task in broken_off for cohort in placement.groups[task]}
         torn = _torn(client, before, plan, wanted)
@@ -218,14 +223,14 @@ def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, want
         preflight.check_values(client, largest_bytes=largest_bytes)
     except RefusedError:
         # The largest row may be trimmed or quarantined: only rows that the plan would send count.
+        judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client))
         judged = transforms.classify(
-            source.partitioned(measured_rows(source)),
-            parameters=plan.parameters,
+            source.partitioned(measured_rows(source, judging, prefix=plan.parameters.key_prefix)),
+            limit=plan.parameters.limit,
             as_of_ms=plan.as_of_ms,
-            clustered=is_cluster(client),
         )
         with our_errors():
-            row = judged.where("fate = 'copied'").agg(F.max(transforms.json_bytes())).first()
+            row = judged.where("fate = 'copied'").agg(F.max("json_bytes")).first()
         preflight.check_values(client, largest_bytes=int((row and row[0]) or 0))
 
 

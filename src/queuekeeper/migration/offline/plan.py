@@ -21,6 +21,7 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.forecast import MemoryModel, memory_model
+from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.migration.offline.source import (
     MESSAGE_COLUMNS,
     SESSION_COLUMNS,
@@ -82,14 +83,13 @@ def plan_migration(
         placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=task_count(spark, rows=rows))
         with open_source(spark, postgres_url=postgres_url, placement=placement) as source, our_errors():
             fingerprint = preflight.source_fingerprint(source.connection)
+            judging = Judging(default_ttl_s=parameters.default_ttl_s, clustered=clustered)
             judged = _measured(
                 transforms.classify(
-                    source.partitioned(measured_rows(source)),
-                    parameters=parameters,
+                    source.partitioned(measured_rows(source, judging, prefix=parameters.key_prefix)),
+                    limit=parameters.limit,
                     as_of_ms=as_of_ms,
-                    clustered=clustered,
-                ),
-                prefix=parameters.key_prefix,
+                )
             ).persist(StorageLevel.DISK_ONLY)
             try:
                 found = {row["cohort"]: row for row in _count(judged, model=memory_model(client)).collect()}
@@ -131,10 +131,12 @@ def plan_migration(
         return stored
 
 
-def measured_rows(source: Source) -> DataFrame:
-    """Return the rows of a source for the rules, with the sizes of payloads in place of the payloads."""
+def measured_rows(source: Source, judging: Judging, *, prefix: str) -> DataFrame:
+    """Return the judged rows of a source, with sizes in place of what is measured."""
+    sizes, sessions = judging.sizes(prefix=prefix), judging.sessions(SESSION_COLUMNS)
     return transforms.rows(
-        source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS), source.read(SESSIONS, SESSION_COLUMNS)
+        source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS, step=sizes),
+        source.read(SESSIONS, SESSION_COLUMNS, step=sessions),
     )
 
 
@@ -144,8 +146,8 @@ def _scalar(connection: Connection, name: str) -> Any:
     return row[0]
 
 
-def _measured(classified: DataFrame, *, prefix: str) -> DataFrame:
-    """Keep the columns that counts and quarantine need, and add the size of each row in Redis."""
+def _measured(classified: DataFrame) -> DataFrame:
+    """Keep the columns that counts and quarantine need."""
     return classified.select(
         "task",
         "cohort",
@@ -155,8 +157,8 @@ def _measured(classified: DataFrame, *, prefix: str) -> DataFrame:
         "fate",
         "reason",
         "payload_bytes",
-        F.octet_length(transforms.payload_key(prefix=prefix)).alias("key_bytes"),
-        transforms.json_bytes().alias("json_bytes"),
+        "key_bytes",
+        "json_bytes",
     )
 
 

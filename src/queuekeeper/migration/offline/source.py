@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
 from queuekeeper.keyspace import Cohort, client_slot
+from queuekeeper.migration.offline.judging import Step
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
 from queuekeeper.migration.spark.slices import SliceReader, export_snapshot
 from queuekeeper.postgres import Connection, connect
@@ -115,9 +116,10 @@ class _Reader(SliceReader):
     """Adds to each row where its client belongs, and leaves out the rows of cohorts that are not wanted."""
 
     layout: Layout
+    step: Step | None = None
 
     def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add slot, cohort and task to a batch and drop the rows of cohorts that are not wanted."""
+        """Add slot, cohort and task to a batch, drop the rows of cohorts that are not wanted, and take the step."""
         encoded = batch.column("client_id").dictionary_encode()
         names = encoded.dictionary.to_pylist()
         slots = np.fromiter((client_slot(name) if name else 0 for name in names), np.int32, len(names))
@@ -130,6 +132,8 @@ class _Reader(SliceReader):
         keep = tasks[index] >= 0
         if not keep.all():
             placed = placed.filter(pa.array(keep))
+        if self.step is not None:
+            placed = self.step.work(placed).select([*self.step.columns, "slot", "cohort", "task"])
         return super().shape(placed)
 
 
@@ -149,7 +153,13 @@ class Source:
     layout: Layout
 
     def read(
-        self, table: str, columns: dict[str, str], *, expressions: dict[str, str] | None = None, function: str = ""
+        self,
+        table: str,
+        columns: dict[str, str],
+        *,
+        expressions: dict[str, str] | None = None,
+        function: str = "",
+        step: Step | None = None,
     ) -> DataFrame:
         """Return a table's rows with their ``slot``, ``cohort`` and ``task``.
 
@@ -157,9 +167,11 @@ class Source:
         :param expressions: SQL that PostgreSQL evaluates in place of some of the columns.
         :param function: a function of PostgreSQL that returns the table's rows between two places, for a user who may
             not read the table itself.
+        :param step: what becomes of each batch in the worker that has read it, before Spark has rows of it.
         """
         replaced = expressions or {}
-        schema = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        returned = columns if step is None else step.columns
+        schema = ", ".join(f"{name} {kind}" for name, kind in returned.items())
         reader = _Reader(
             url=self.postgres_url,
             table=table,
@@ -167,6 +179,7 @@ class Source:
             snapshot=self.snapshot,
             function=function,
             layout=self.layout,
+            step=step,
         )
         return reader.rows(self.spark, f"{schema}, slot int, cohort int, task int")
 

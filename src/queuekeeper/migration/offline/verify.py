@@ -18,10 +18,18 @@ from pyspark.taskcontext import TaskContext
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.ledger.model import CohortState, Difference, LedgerRow, PlanState, VerifyReport
+from queuekeeper.migration.ledger.model import (
+    CohortState,
+    Difference,
+    LedgerRow,
+    MigrationPlan,
+    PlanState,
+    VerifyReport,
+)
 from queuekeeper.migration.ledger.progress import reported
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.compare import MENDABLE, Replayed, compare, expected_rows, found_rows
+from queuekeeper.migration.offline.judging import LIFE_COLUMNS, expires_at_ms
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, Source, layout, open_source, task_count
 from queuekeeper.migration.offline.target import SPARK_SCHEMA, TargetReader
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
@@ -30,6 +38,7 @@ from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import statement
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
+from queuekeeper.sessions.judge import client_defect
 from queuekeeper.sessions.quarantine import readable
 
 _ARROW_TYPES = {
@@ -77,17 +86,17 @@ def verify_migration(
             part = context.partitionId()
             return _read_target(
                 batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], total=totals[part],
+                part=names[part], total=totals[part], clustered=clustered,
             )  # fmt: skip
 
         with (
             reported(postgres_url, plan_id=plan_id, step="verify", parts=names, total=total, clock=clock),
             our_errors(),
         ):
-            replayed = _replayed(source, ledger, plan_id)
+            replayed = _replayed(source, ledger, plan)
             expected = expected_rows(source, plan=plan, clustered=clustered, replayed=replayed)
             # Cached, since sessions and messages are joined separately.
-            read = _clients(source, clustered=clustered).mapInArrow(read_task, SPARK_SCHEMA)
+            read = _clients(source).mapInArrow(read_task, SPARK_SCHEMA)
             found = found_rows(read).persist(StorageLevel.DISK_ONLY)
             compared = compare(expected, found, plan_id=plan_id, clustered=clustered).persist(StorageLevel.DISK_ONLY)
             try:
@@ -130,26 +139,34 @@ def verify_migration(
         return report
 
 
-def _clients(source: Source, *, clustered: bool) -> DataFrame:
-    """Return each client of the source that the target can hold, once, partitioned by task and in order."""
+def _clients(source: Source) -> DataFrame:
+    """Return each client of the source once, partitioned by task."""
     only_id = {"client_id": "string"}
     clients = source.read(MESSAGES, only_id).unionByName(source.read(SESSIONS, only_id))
-    return (
-        source.partitioned(clients.where(transforms.client_reason(clustered=clustered).isNull()))
-        .dropDuplicates(["task", "client_id"])
-        .select("task", "cohort", "client_id")
-    )
+    return source.partitioned(clients).dropDuplicates(["task", "client_id"]).select("task", "cohort", "client_id")
 
 
-def _replayed(source: Source, ledger: MigrationLedger, plan_id: str) -> Replayed:
+def _replayed(source: Source, ledger: MigrationLedger, plan: MigrationPlan) -> Replayed:
     rows = sorted(
-        (row for row in ledger.quarantined(plan_id, status="replayed", limit=None) if row.kind == transforms.MESSAGE),
+        (
+            row
+            for row in ledger.quarantined(plan.plan_id, status="replayed", limit=None)
+            if row.kind == transforms.MESSAGE
+        ),
         key=lambda row: (str(row.replayed_at), row.quarantine_id or 0),
     )
     keys = {"client_ids": [row.client_id for row in rows], "serial_numbers": [row.serial_number for row in rows]}
     moved = set(source.connection.execute(statement("migration/moved_keys"), keys).fetchall())
     counters = {row.client_id: row.assigned_packet_id for row in rows if row.assigned_packet_id is not None}
-    mended = {name: [getattr(row, name) for row in map(_mended, rows)] for name in MESSAGE_COLUMNS}
+    known = MESSAGE_COLUMNS | {"expires_at_ms": "bigint"}
+
+    def columns_of(rows: list[QuarantinedRow]) -> dict[str, list[Any]]:
+        values = {name: [getattr(row, name) for row in rows] for name in MESSAGE_COLUMNS}
+        times = {name: pa.array(values[name], _ARROW_TYPES[MESSAGE_COLUMNS[name]]) for name in LIFE_COLUMNS}
+        ends = expires_at_ms(pa.record_batch(times), default_ttl_s=plan.parameters.default_ttl_s)
+        return {**values, "expires_at_ms": ends.to_pylist()}
+
+    mended = columns_of([_mended(row) for row in rows])
     placed = [
         (cohort, task, counters.get(row.client_id), row)
         for row in map(_mended, rows)
@@ -161,14 +178,14 @@ def _replayed(source: Source, ledger: MigrationLedger, plan_id: str) -> Replayed
         "cohort": [cohort for cohort, _, _, _ in placed],
         "task": [task for _, task, _, _ in placed],
         "moved_last_packet_id": [counter for _, _, counter, _ in placed],
-        **{name: [getattr(row, name) for _, _, _, row in placed] for name in MESSAGE_COLUMNS},
+        **columns_of([row for _, _, _, row in placed]),
     }
     places = {"cohort": "int", "task": "int", "moved_last_packet_id": "int"}
     return Replayed(
-        mended=_given(source.spark, mended, MESSAGE_COLUMNS).withColumnsRenamed(
-            {name: f"replayed_{name}" for name in MENDABLE}
+        mended=_given(source.spark, mended, known).withColumnsRenamed(
+            {name: f"replayed_{name}" for name in (*MENDABLE, "expires_at_ms")}
         ),
-        moved=_given(source.spark, elsewhere, places | MESSAGE_COLUMNS) if placed else None,
+        moved=_given(source.spark, elsewhere, places | known) if placed else None,
         counters=_given(
             source.spark,
             {"client_id": list(counters), "moved_last_packet_id": list(counters.values())},
@@ -253,6 +270,7 @@ def _read_target(
     prefix: str,
     part: str,
     total: int,
+    clustered: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Read the sessions of one Spark partition out of Redis, in pages."""
     with ExitStack() as stack:
@@ -269,7 +287,12 @@ def _read_target(
 
         for batch in batches:
             place = zip(batch.column("task").to_pylist(), batch.column("cohort").to_pylist(), strict=True)
-            placed = dict(zip(batch.column("client_id").to_pylist(), place, strict=True))
+            clients = zip(batch.column("client_id").to_pylist(), place, strict=True)
+            placed = {
+                client_id: where
+                for client_id, where in clients
+                if client_defect(client_id, clustered=clustered) is None
+            }
             for page in reader.read(placed):
                 done += page.num_rows
                 yield page

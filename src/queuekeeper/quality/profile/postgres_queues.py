@@ -9,12 +9,12 @@ from pyspark.sql import functions as F
 
 from queuekeeper.clock import HOUR_MS
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
-from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline import judging, transforms
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, Source
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, SPARK_COLUMNS
-from queuekeeper.sessions.judge import MAX_SERIAL
+from queuekeeper.sessions.judge import MAX_SERIAL, Reason
 
 # The server returns sizes and hashes: no payload leaves it.
 _COLUMNS = {
@@ -26,6 +26,8 @@ _EXPRESSIONS = {"payload": "octet_length(payload)"}
 _FACTS, _FACTS_EXPRESSIONS = "queuekeeper.message_facts", {"payload": "payload_bytes", "time": "time_ms"}
 _CONTENT_COLUMNS = {"topic": "string", "user_properties": "string", "fingerprint": "bigint"}
 _CONTENT_EXPRESSIONS = {"fingerprint": 'hash_record_extended(row(topic, "time", payload), 0)'}
+_TEXTS = ("topic", "user_properties")
+_UNREADABLE = (Reason.TOPIC_EMPTY, Reason.USER_PROPERTIES_INVALID)
 _TIMES = ("client_id", "time", "payload", "msg_expiry_interval")
 # Sessions of our own store, which skips packet ids in use and reserves some without a message.
 _STATES, _STATE = "queuekeeper.session_states", "state"
@@ -40,23 +42,27 @@ def queues(
     :param shards: address of the server of each cohort.
     :param facts_only: whether the user may not read payloads, so that contents cannot be judged.
     """
-    contents = parameters.contents
+    ttl_s = parameters.default_ttl_s
     if facts_only:
-        messages = source.read(MESSAGES, _COLUMNS, expressions=_FACTS_EXPRESSIONS, function=_FACTS)
-    else:
         messages = source.read(
-            MESSAGES,
-            _COLUMNS | (_CONTENT_COLUMNS if contents else {}),
-            expressions=_EXPRESSIONS | (_CONTENT_EXPRESSIONS if contents else {}),
-        )
+            MESSAGES, _COLUMNS, expressions=_FACTS_EXPRESSIONS, function=_FACTS,
+            step=judging.facts(columns=_COLUMNS, default_ttl_s=ttl_s),
+        )  # fmt: skip
+    elif parameters.contents:
+        columns = _COLUMNS | _CONTENT_COLUMNS
+        messages = source.read(
+            MESSAGES, columns, expressions=_EXPRESSIONS | _CONTENT_EXPRESSIONS,
+            step=judging.facts(columns=columns, default_ttl_s=ttl_s, left_out=_TEXTS, bad=_UNREADABLE),
+        )  # fmt: skip
+    else:
+        step = judging.facts(columns=_COLUMNS, default_ttl_s=ttl_s)
+        messages = source.read(MESSAGES, _COLUMNS, expressions=_EXPRESSIONS, step=step)
     states = source.read(_STATES, {"client_id": "string"}).withColumn("kind", F.lit(_STATE))
     rows = source.partitioned(
         transforms.rows(messages, source.read(SESSIONS, SESSION_COLUMNS))
         .unionByName(states, allowMissingColumns=True)
         .where(in_sample(F.col("slot"), percent=parameters.sample_percent))
     )
-    if contents:
-        rows = transforms.with_user_properties(rows)
     judged = _judged(rows, parameters=parameters, as_of_ms=as_of_ms)
     return _completed(_summed(judged, parameters=parameters), shards=shards, parameters=parameters)
 
@@ -67,11 +73,12 @@ def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int, facts
     :param facts_only: see :func:`queues`.
     """
     columns = {name: _COLUMNS[name] for name in _TIMES}
+    step = judging.facts(columns=columns, default_ttl_s=parameters.default_ttl_s)
     if facts_only:
-        messages = source.read(MESSAGES, columns, expressions=_FACTS_EXPRESSIONS, function=_FACTS)
+        messages = source.read(MESSAGES, columns, expressions=_FACTS_EXPRESSIONS, function=_FACTS, step=step)
     else:
-        messages = source.read(MESSAGES, columns, expressions=_EXPRESSIONS)
-    ends = transforms.expires_at_ms(default_ttl_s=parameters.default_ttl_s)
+        messages = source.read(MESSAGES, columns, expressions=_EXPRESSIONS, step=step)
+    ends = F.col("ends")
     return (
         messages.where(in_sample(F.col("slot"), percent=parameters.sample_percent))
         .where(F.coalesce(ends > as_of_ms, F.lit(True)))
@@ -84,14 +91,12 @@ def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int, facts
 def _judged(rows: DataFrame, *, parameters: ProfileParameters, as_of_ms: int) -> DataFrame:
     """Add columns to each message that compare it with its neighbours in the queue."""
     is_message = F.col("kind") == transforms.MESSAGE
-    ends = transforms.expires_at_ms(default_ttl_s=parameters.default_ttl_s)
     queue = Window.partitionBy("task", "client_id", "kind")
     by_serial = queue.orderBy("serial_number")
     by_packet_id = Window.partitionBy("task", "client_id", "kind", "packet_id")
     judged = rows.withColumns(
         {
-            "ends": ends,
-            "live": is_message & F.coalesce(ends > as_of_ms, F.lit(True)),
+            "live": is_message & F.coalesce(F.col("ends") > as_of_ms, F.lit(True)),
             "same_packet_id": F.count("*").over(by_packet_id),
             "valid": F.coalesce(F.col("packet_id").between(1, MAX_PACKET_ID), F.lit(False)),
             "counter": F.max(F.when(F.col("kind") == transforms.SESSION, F.col("last_packet_id"))).over(
@@ -155,7 +160,7 @@ def _summed(judged: DataFrame, *, parameters: ProfileParameters) -> DataFrame:
     }
     if parameters.contents:
         measures["duplicate_messages"] = rows(F.col("same_contents") > 1)
-        measures["unreadable"] = rows((F.length("topic") == 0) | ~transforms.user_properties_valid())
+        measures["unreadable"] = rows(F.col("unreadable"))
     return judged.groupBy("task", "cohort", "slot", "client_id").agg(
         *(measure.alias(name) for name, measure in measures.items())
     )
