@@ -11,6 +11,12 @@ The layout of DEVICE sessions is the one that TBMQ 2.x reads and writes:
 ``{C}_orphan_<packetId>``    any     ours: a record that no reference named, until it expires
 ===========================  ======  ==========================================================
 
+In the packed layout, a session is one key:
+
+===========================  ======  ==========================================================
+``{C}_packed``               HASH    serial -> record; state, owner, import, sources, quarantine
+===========================  ======  ==========================================================
+
 Those of a compacted queue are :class:`CompactedKeys`, each ``compacted:{C}:<name>``, and its place in a registry,
 ``compacted:due:NN``, which is in another slot. Those of a fan-out queue are :class:`FanoutKeys`, each
 ``fanout:{Q}:<name>``, and :class:`FanoutConsumerKeys`.
@@ -74,6 +80,15 @@ class SessionKeys(NamedTuple):
 
     messages: str
     last_packet_id: str
+    session: str
+
+
+class PackedKeys(NamedTuple):
+    """Name of the one key of a session in the packed layout.
+
+    :param session: HASH: serial -> record, and the session's own fields.
+    """
+
     session: str
 
 
@@ -191,6 +206,11 @@ def session_keys(client_id: str, *, prefix: str = "") -> SessionKeys:
     """Return the keys of one DEVICE session."""
     stem = key_stem(client_id, prefix=prefix)
     return SessionKeys(f"{stem}_messages", f"{stem}_last_packet_id", f"{stem}_session")
+
+
+def packed_keys(client_id: str, *, prefix: str = "") -> PackedKeys:
+    """Return the key of one DEVICE session in the packed layout."""
+    return PackedKeys(f"{key_stem(client_id, prefix=prefix)}_packed")
 
 
 def payload_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str:

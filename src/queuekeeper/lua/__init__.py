@@ -3,7 +3,7 @@
 ``python -m queuekeeper.lua --bundle DIRECTORY`` writes every bundled script to a directory, for a linter to read.
 """
 
-from queuekeeper.lua.bundle import Script, commands_called, counting, load, load_from, main, names
+from queuekeeper.lua.bundle import Script, commands_called, counting, load, load_from, main, names, reading
 from queuekeeper.lua.call import REPLICA_TIMEOUT_MS, Call, Replies, Reply, Value, command
 from queuekeeper.lua.caller import ScriptCaller
 from queuekeeper.lua.header import Line, Parameter
@@ -27,4 +27,5 @@ __all__ = [
     "load_from",
     "main",
     "names",
+    "reading",
 ]

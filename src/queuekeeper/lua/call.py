@@ -65,7 +65,9 @@ class Call(NamedTuple):
 
 
 def command(script: Script, keys: Sequence[Value], args: Sequence[Value]) -> tuple[Value, ...]:
-    """Return the command that runs a script."""
+    """Return the command that runs a script, or the server's own command, which has no digest."""
+    if not script.sha1:
+        return (script.name, *keys, *args)
     return ("EVALSHA", script.sha1, len(keys), *keys, *args)
 
 

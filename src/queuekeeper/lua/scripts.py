@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from queuekeeper.keyspace import CompactedKeys, FanoutConsumerKeys, FanoutKeys, SessionKeys
+from queuekeeper.keyspace import CompactedKeys, FanoutConsumerKeys, FanoutKeys, PackedKeys, SessionKeys
 from queuekeeper.lua.bind import Area
 
 sessions = Area("sessions", SessionKeys)
+packed = Area("packed", PackedKeys)
 compacted = Area("compacted", CompactedKeys)
 fanout = Area("fanout", FanoutKeys, FanoutConsumerKeys)
 maintenance = Area("maintenance", SessionKeys)

@@ -34,7 +34,6 @@ KEYS_PER_CALL = 250
 BYTES_PER_CALL = 4_000_000
 """Most bytes that one reply should hold; a single larger message is read alone."""
 
-SESSIONS_PER_STEP = 1_000
 REFERENCES_PER_LIST = 1_000
 RECENT_SESSIONS = 100_000
 MAX_INTEGER = 2**53 - 1
@@ -44,11 +43,6 @@ _NO_KEY = -2
 _OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 
-T = TypeVar("T")
-
-Step: TypeAlias = list[lua.Call]
-Reply: TypeAlias = Any
-Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
 
 
 class Keys:
@@ -257,18 +251,6 @@ class CommonOperations:
         return min(end_ms, MAX_INTEGER)
 
 
-def ask(call: lua.Call) -> Steps[Reply]:
-    """Return the reply of one call by the names of its header, or raise its error."""
-    return call.script.read(checked((yield [call])[0]))
-
-
-def checked(reply: Reply) -> Reply:
-    """Return a reply; raise it when it is an error."""
-    if isinstance(reply, QueuekeeperError):
-        raise reply
-    return reply
-
-
 def listed_references(reply: Reply) -> list[Reference]:
     """Return the references in a reply of ``list_references``."""
     return [Reference(row.member, _serial(row.score)) for row in reply.references]
@@ -277,31 +259,6 @@ def listed_references(reply: Reply) -> list[Reference]:
 def is_last(page: Sequence[Reference], wanted: int) -> bool:
     """Return whether a page is the last one; no message is beyond the greatest serial."""
     return len(page) < wanted or page[-1].serial >= MAX_SERIAL
-
-
-def runs_of(numbers: Sequence[int]) -> list[list[int]]:
-    """Return the first and last number of each run of successive numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return runs
-
-
-def write_runs(ids: Sequence[int]) -> str:
-    """Return packet ids as text such as ``17-40,42``."""
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs_of(ids))
-
-
-def read_runs(text: bytes) -> list[int]:
-    """Return the numbers in a text that :func:`write_runs` or a script wrote."""
-    ids: list[int] = []
-    for run in text.decode().split(",") if text else ():
-        first, _, last = run.partition("-")
-        ids += range(int(first), int(last or first) + 1)
-    return ids
 
 
 def read_message(

@@ -74,11 +74,11 @@ class SaveOperations(PacketIdOperations):
             for at, (place, keys, ids, _) in enumerate(sent):
                 report = self._report_of(keys, ids, replies[at], None if replicated is None else replicated[at])
                 if report is None:
-                    reply = ids, _part(replies, at, at + 1)
+                    reply = ids, part_of(replies, at, at + 1)
                     branches.append(self._save_session(saves, [place], reports, reply))
                 else:
                     reports[place] = report
-        yield from _together(iter(branches))
+        yield from together(iter(branches))
         return [reports[index] for index in range(len(saves))]
 
     def check_payload(self, client_id: str, message: NewMessage) -> None:
@@ -258,51 +258,6 @@ class SaveOperations(PacketIdOperations):
         heading = f"{epoch}:{last.decode()}:{ids[-1] if ids else ''}:{until_ms}:{soon}:{batch}"
         payloads = [b"%b%d" % (stem, packet_id) for packet_id in ids]
         return self._save_script(keys, payloads=payloads, heading=heading, messages=stored)
-
-
-def _together(branches: Iterator[Steps[None]]) -> Operation[None]:
-    """Run operations concurrently: calls that they make at the same time share a step.
-
-    A step that fails as a whole fails for each of them.
-    """
-    waiting: list[tuple[Steps[None], Step]] = []
-    going = True
-    while going or waiting:
-        while going and len(waiting) < SESSIONS_PER_STEP:
-            branch = next(branches, None)
-            if branch is None:
-                going = False
-                break
-            try:
-                waiting.append((branch, next(branch)))
-            except StopIteration:
-                continue
-        if not waiting:
-            return
-        step = [call for _, calls in waiting for call in calls]
-        replies: Sequence[Reply]
-        try:
-            replies = yield step
-        except QueuekeeperError as error:
-            replies = [error] * len(step)
-        asked: list[tuple[Steps[None], Step]] = []
-        at = 0
-        for branch, calls in waiting:
-            end = at + len(calls)
-            with suppress(StopIteration):
-                asked.append((branch, branch.send(_part(replies, at, end))))
-            at = end
-        waiting = asked
-
-
-def _part(replies: Sequence[Reply], start: int, end: int) -> Sequence[Reply]:
-    part = replies[start:end]
-    if isinstance(replies, lua.Replies) and replies.replicated[start] is not None:
-        answered = lua.Replies(end - start)
-        answered[:] = part
-        answered.replicated = replies.replicated[start:end]
-        return answered
-    return part
 
 
 def _read_saved(reply: bytes) -> tuple[int, int, bytes, int]:

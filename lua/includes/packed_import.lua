@@ -1,0 +1,12 @@
+-- Reads owner and import of a session, and returns whether it was used since its import: each use changes the number of
+-- its fields or its state, but for a PUBREC.
+local function import_of(key)
+    return redis.call(
+        'HMGET', key, 'owner', 'epoch', 'import', 'plan', 'references', 'imported_last_packet_id', 'imported_state', 'used'
+    )
+end
+
+local function used_since(imported, state, fields)
+    return imported[8] or not state or fields - state.others ~= tonumber(imported[5] or '0')
+        or string.format('%.0f:%.0f:%.0f', state.last, state.ids, state.delivered) ~= imported[7]
+end

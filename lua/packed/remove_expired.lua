@@ -1,0 +1,55 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Remove those of the given messages that have expired, and record what the caller knows after it has looked at all.
+KEYS
+    [1]  session   the session
+ARGV
+    [1]  epoch     of the session as the caller knows it; empty: the caller does not know owners
+    [2]  earliest  earliest expiry of the messages that stay, for a caller that has looked at all of the session's up to
+                   seen; empty: it has not
+    [3]  seen      last serial of the session when the caller looked
+    [4+] serials   of messages
+Returns
+    {removed, messages}  messages removed; messages of the session now
+Errors
+    INVALID    an argument is not an integer, or there are too many serials
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
+Cost
+    O(M) for M serials; about 5 us per call and 1 us each. At most 500.
+]]
+--- @include "includes/integers"
+--- @include "includes/packed_record"
+--- @include "includes/packed_state"
+--- @include "includes/time"
+
+local SERIALS_PER_CALL = 500
+local FIRST_SERIAL = 4
+
+local session_key, epoch, earliest, seen = KEYS[1], ARGV[1], integer(ARGV[2]), integer(ARGV[3])
+local count = #ARGV - FIRST_SERIAL + 1
+if #KEYS ~= 1 or count < 0 or count > SERIALS_PER_CALL or not seen or (ARGV[2] ~= '' and not earliest) then
+    return redis.error_reply('INVALID 1 key, 3 arguments and at most ' .. SERIALS_PER_CALL .. ' serials are expected')
+end
+--- @include "includes/packed_guarded"
+if not state then
+    return { 0, 0 }
+end
+local going, now = {}, now_ms()
+for index, record in ipairs(count > 0 and redis.call('HMGET', session_key, unpack(ARGV, FIRST_SERIAL)) or {}) do
+    if record and #record >= HEAD_BYTES then
+        local _, expires_at_ms = struct.unpack('>Hd', record)
+        if expires_at_ms <= now then
+            going[#going + 1] = ARGV[FIRST_SERIAL + index - 1]
+        end
+    end
+end
+local removed = #going > 0 and redis.call('HDEL', session_key, unpack(going)) or 0
+local known = earliest and state.last == seen
+if removed > 0 or known then
+    state.expired = state.expired + removed
+    state.earliest = known and earliest or state.earliest
+    redis.call('HSET', session_key, 's', packed(state))
+end
+return { removed, redis.call('HLEN', session_key) - state.others }
