@@ -22,6 +22,14 @@ from queuekeeper.sessions.judge import (
 )
 from queuekeeper.sessions.reports import PendingMessage
 
+
+class Layout(StrEnum):
+    """How a session's keys in Redis are laid out."""
+
+    TBMQ = "tbmq"  # the keys that TBMQ 2.x reads and writes
+    PACKED = "packed"  # one hash per session, for brokers that are not TBMQ
+
+
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
 """Store in which to look for a session: the one that owns it, or a store by name."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.checks import checked, checked_but
@@ -10,7 +11,8 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.model import EpochOf, Layout, StoreRules
+from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 from queuekeeper.text_form import shows
 
@@ -35,6 +37,22 @@ class _Methods:
     read_outbox, read_outboxes, trim_outbox = Both(_Ops.read_outbox), Both(_Ops.read_outboxes), Both(_Ops.trim_outbox)
 
 
+def _operations(
+    layout: Layout,
+    *,
+    prefix: str,
+    rules: StoreRules | None,
+    recent_sessions: int,
+    epoch_of: EpochOf | None,
+    clock: Clock,
+) -> Any:
+    if layout is Layout.PACKED:
+        return PackedSessionOperations(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
+    return RedisSessionOperations(
+        prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
+    )
+
+
 class RedisSessionStore(_Methods, Blocking):
     """Sessions on a single server or a cluster; threads may share a store.
 
@@ -49,6 +67,7 @@ class RedisSessionStore(_Methods, Blocking):
     :param epoch_of: returns the epoch in which the caller knows a session. A session of another epoch refuses writes
         (``StaleEpoch``); a session that PostgreSQL owns, or that moves there, refuses all writes (``NotOwner``).
     :param clock: clock of this machine. The server's clock is asked only for messages that expire within an hour.
+    :param layout: keys of a session. Stores of different layouts do not see each other's sessions.
     """
 
     @checked
@@ -64,9 +83,10 @@ class RedisSessionStore(_Methods, Blocking):
         retry_for_s: float = lua.RETRY_FOR_S,
         epoch_of: EpochOf | None = None,
         clock: Clock = system_clock,
+        layout: Layout = Layout.TBMQ,
     ) -> None:
-        self.operations = RedisSessionOperations(
-            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
+        self.operations = _operations(
+            layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = lua.ScriptCaller(
             client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
@@ -83,6 +103,7 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
     :param caller: sends the calls, and waits for its number of replicas; the store does not close it.
     :param epoch_of: see :class:`RedisSessionStore`.
     :param clock: clock of this machine.
+    :param layout: see :class:`RedisSessionStore`.
     """
 
     @checked_but("caller")
@@ -95,10 +116,11 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
         recent_sessions: int = RECENT_SESSIONS,
         epoch_of: EpochOf | None = None,
         clock: Clock = system_clock,
+        layout: Layout = Layout.TBMQ,
     ) -> None:
         check_caller(caller)
-        self.operations = RedisSessionOperations(
-            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
+        self.operations = _operations(
+            layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = caller
 

@@ -80,6 +80,32 @@ def message_json(
     life_s = interval_s(msg_expiry_interval)
     if life_s is not None:
         rest["msgExpiryInterval"] = min(life_s, MAX_INTERVAL_S)
+    rest |= _rare(payload_format_indicator, content_type, response_topic, correlation_data, subscription_ids)
+    return _json(client_id, topic, time_ms, qos, packet_id, packet_type, payload, bool(retain), rest)
+
+
+def rare_fields(message: NewMessage | PendingMessage) -> dict[str, Any]:
+    """Return the properties that few messages have, with the field names of TBMQ, without the expiry interval."""
+    rest: dict[str, Any] = {}
+    if message.user_properties:
+        rest["userProperties"] = {"props": [{"k": name, "v": value} for name, value in message.user_properties]}
+    return rest | _rare(
+        message.payload_format_indicator,
+        message.content_type,
+        message.response_topic,
+        message.correlation_data,
+        message.subscription_ids,
+    )
+
+
+def _rare(
+    payload_format_indicator: int | None,
+    content_type: str | None,
+    response_topic: str | None,
+    correlation_data: bytes | None,
+    subscription_ids: Sequence[int],
+) -> dict[str, Any]:
+    rest: dict[str, Any] = {}
     if payload_format_indicator is not None:
         rest["payloadFormatIndicator"] = payload_format_indicator
     if content_type is not None:
@@ -90,7 +116,7 @@ def message_json(
         rest["correlationData"] = b2a_base64(correlation_data, newline=False).decode()
     if subscription_ids:
         rest["subscriptionIds"] = subscription_ids
-    return _json(client_id, topic, time_ms, qos, packet_id, packet_type, payload, bool(retain), rest)
+    return rest
 
 
 def _json(
@@ -192,6 +218,17 @@ def pending_message(
     """
     if not isinstance(fields, dict) or fields.get("clientId") != client_id:
         raise UnreadableError("it is not an object whose clientId is the session's")
+    return judged_message(fields, serial=serial, expires_at_ms=expires_at_ms, redelivery=redelivery)
+
+
+def judged_message(
+    fields: dict[str, Any], *, serial: int, expires_at_ms: int | None, redelivery: bool, payload: bytes | None = None
+) -> PendingMessage:
+    """Return the fields of a record as a message of the store's model, as :func:`pending_message` does.
+
+    :param payload: the payload itself, where it is not base64 among the fields.
+    :raises UnreadableError: when it is not a message that can be delivered, saying why.
+    """
     packet_id, packet_type = fields.get("packetId"), fields.get("packetType")
     if type(packet_id) is not int:
         raise UnreadableError(f"packetId is no number from 1 to {MAX_PACKET_ID}", Reason.PACKET_ID_OUT_OF_RANGE)
@@ -213,7 +250,9 @@ def pending_message(
         message = NewMessage(
             # Releases before 2.1 wrote it as "topic".
             topic=fields.get("topicName", fields.get("topic")),  # type: ignore[arg-type]  # the model checks it
-            payload=_bytes("payload", fields.get("payload", "" if packet_type == "PUBREL" else None)),
+            payload=payload
+            if payload is not None
+            else _bytes("payload", fields.get("payload", "" if packet_type == "PUBREL" else None)),
             qos=fields.get("qos"),  # type: ignore[arg-type]
             time_ms=fields.get("time"),  # type: ignore[arg-type]
             retain=fields.get("retained", False),

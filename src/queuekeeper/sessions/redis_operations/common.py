@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import orjson
 
-from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
     check_client_id,
@@ -24,6 +22,7 @@ from queuekeeper.keyspace import (
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sessions.steps import Reply, Steps, ask
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
@@ -42,7 +41,6 @@ NO_EXPIRY = -1
 _NO_KEY = -2
 _OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
-
 
 
 class Keys:

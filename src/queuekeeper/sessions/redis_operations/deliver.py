@@ -18,13 +18,10 @@ from queuekeeper.sessions.redis_operations.common import (
     CommonOperations,
     Keys,
     Reference,
-    Step,
-    Steps,
-    ask,
-    checked,
     read_message,
 )
 from queuekeeper.sessions.reports import AckReport, PendingMessage, PendingPage
+from queuekeeper.sessions.steps import Step, Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
 
 QUARANTINE_MS = 604_800_000

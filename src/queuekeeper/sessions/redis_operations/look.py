@@ -21,7 +21,6 @@ from queuekeeper.sessions.redis_operations.common import (
     Keys,
     Reference,
     State,
-    T,
     integer_of,
     is_last,
     judge_record,
@@ -29,6 +28,7 @@ from queuekeeper.sessions.redis_operations.common import (
     read_message,
 )
 from queuekeeper.sessions.reports import ImportView, MessageView, PendingMessage, Problem, SessionCounts, SessionView
+from queuekeeper.sessions.steps import T
 from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 

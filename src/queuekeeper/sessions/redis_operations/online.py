@@ -16,24 +16,19 @@ from queuekeeper.sessions.redis_operations.common import (
     KEYS_PER_CALL,
     NO_EXPIRY,
     REFERENCES_PER_LIST,
-    SESSIONS_PER_STEP,
     CommonOperations,
     Keys,
     Reference,
-    Steps,
-    ask,
-    checked,
     imported_json,
     integer_of,
     known_serial,
     listed_references,
     packet_id_of,
     read_message,
-    read_runs,
-    runs_of,
 )
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch
+from queuekeeper.sessions.steps import SESSIONS_PER_STEP, Steps, ask, checked, read_runs, runs_of
 
 if TYPE_CHECKING:
     from queuekeeper.sessions.owners import Ownership

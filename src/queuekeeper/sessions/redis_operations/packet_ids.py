@@ -13,15 +13,9 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import check_expected, check_packet_id
 from queuekeeper.sessions.parts import no_free_packet_ids
-from queuekeeper.sessions.redis_operations.common import (
-    Keys,
-    Reply,
-    Steps,
-    ask,
-    checked,
-    packet_id_of,
-)
+from queuekeeper.sessions.redis_operations.common import Keys, packet_id_of
 from queuekeeper.sessions.redis_operations.room import RoomOperations, Trimmed, added
+from queuekeeper.sessions.steps import Reply, Steps, ask, checked
 from queuekeeper.sessions.store import SessionOperations
 
 TRIES = 200

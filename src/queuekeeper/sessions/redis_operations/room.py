@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.sessions.redis_operations.common import (
-    KEYS_PER_CALL,
-    MAX_SERIAL,
-    CommonOperations,
-    Keys,
-    Steps,
-    ask,
-    is_last,
-)
+from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, MAX_SERIAL, CommonOperations, Keys, is_last
+from queuekeeper.sessions.steps import Steps, ask
 from queuekeeper.sessions.store import FIRST_SERIAL
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -11,18 +11,11 @@ from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives, other_batch, parts_of
-from queuekeeper.sessions.redis_operations.common import (
-    SESSIONS_PER_STEP,
-    Keys,
-    Reply,
-    Step,
-    Steps,
-    read_runs,
-    write_runs,
-)
+from queuekeeper.sessions.redis_operations.common import Keys
 from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdOperations, following_ids
 from queuekeeper.sessions.redis_operations.room import Trimmed, added
 from queuekeeper.sessions.reports import Refusal, SaveReport
+from queuekeeper.sessions.steps import SESSIONS_PER_STEP, Reply, Steps, part_of, read_runs, together, write_runs
 from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import stored_json
 

@@ -14,9 +14,10 @@ from queuekeeper.portions import portions
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
-from queuekeeper.sessions.redis_operations.common import ask, imported_json, known_serial, packet_id_of
+from queuekeeper.sessions.redis_operations.common import imported_json, known_serial, packet_id_of
 from queuekeeper.sessions.redis_operations.deliver import DeliverOperations
 from queuekeeper.sessions.reports import ExportPage, ImportReport, PendingMessage
+from queuekeeper.sessions.steps import ask
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
 
@@ -67,7 +68,7 @@ class TransferOperations(DeliverOperations):
         plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()
         keys = self._keys(client_id)
         stored = expired = 0
-        chunks = list(_import_chunks(session.messages)) or [[]]
+        chunks = list(import_chunks(session.messages)) or [[]]
         for number, chunk in enumerate(chunks):
             messages: list[lua.Value] = []
             for message in chunk:
@@ -99,7 +100,8 @@ class TransferOperations(DeliverOperations):
         return ImportReport(client_id=client_id, stored=stored, expired=expired, last_packet_id=session.last_packet_id)
 
 
-def _import_chunks(messages: Sequence[PendingMessage]) -> Iterator[list[PendingMessage]]:
+def import_chunks(messages: Sequence[PendingMessage]) -> Iterator[list[PendingMessage]]:
+    """Cut an import into calls."""
     return portions(
         messages, size=lambda message: len(message.payload), most=BYTES_PER_SAVE, most_items=MESSAGES_PER_SAVE
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, CommonOperations, ask
+from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, CommonOperations
 from queuekeeper.sessions.reports import PurgeProgress, PurgeReport
+from queuekeeper.sessions.steps import ask
 from queuekeeper.sessions.store import SessionOperations
 
 

@@ -1,0 +1,171 @@
+"""Shared by the operations of packed sessions: the state of a session, and how its messages are found and read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from queuekeeper import lua
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys, check_client_id, check_prefix, packed_keys
+from queuekeeper.lua.scripts import packed as scripts
+from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.parts import MAX_INSTANT_MS
+from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sessions.steps import Steps, ask, checked
+from queuekeeper.sessions.store import FIRST_SERIAL
+from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
+
+SERIALS_PER_CALL = 500
+"""Most messages that a call reads or removes."""
+
+BYTES_PER_CALL = 4_000_000
+"""Most bytes that one reply should hold; a single larger message is read alone."""
+
+_STATE = struct.Struct(">16d")
+_HMGET, _HKEYS = lua.bundle.reading("HMGET"), lua.bundle.reading("HKEYS")
+_HOLES = 2_000
+"""Places without a message that are looked through before all fields are listed instead."""
+
+
+class State(NamedTuple):
+    """A session as ``read_session`` returns it; see lua/includes/packed_format.lua."""
+
+    now_ms: int
+    messages: int
+    highest: int
+    exists: bool
+    last: int
+    ids: int
+    head: int
+    delivered: int
+    largest: int
+    earliest_ms: int
+    counts: tuple[int, int, int, int]
+    owner: bytes
+    epoch: bytes
+    progress: bytes
+    plan: bytes
+    references: bytes
+    imported_last_packet_id: bytes
+    is_used: bool
+
+    @property
+    def last_packet_id(self) -> int | None:
+        """Packet id given out last."""
+        return (self.ids - 1) % MAX_PACKET_ID + 1 if self.ids else None
+
+    @property
+    def has_stored(self) -> bool:
+        """Whether messages were saved or imported, so that there are counts."""
+        return self.last > FIRST_SERIAL or self.plan != b""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Redis takes writes; the same rule as lua/includes/ownership.lua."""
+        return self.owner not in {b"postgres", b"fenced"} and self.progress in {b"", b"done"}
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether listing the fields is cheaper than looking at each place."""
+        return self.last - self.head > 4 * self.messages + _HOLES
+
+
+class CommonOperations:
+    """Base of all operations; see ``PackedSessionOperations``."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        epoch_of: EpochOf | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._prefix = check_prefix(prefix)
+        self._rules = rules or StoreRules()
+        self._epoch_of = epoch_of
+        self._clock = clock
+        expiry_s = self._rules.session_expiry_s
+        self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
+
+    def _keys(self, client_id: str) -> PackedKeys:
+        check_client_id(client_id)
+        return packed_keys(client_id, prefix=self._prefix)
+
+    def _epoch(self, client_id: str) -> int | str:
+        epoch = None if self._epoch_of is None else self._epoch_of(client_id)
+        return "" if epoch is None else epoch
+
+    def _read_session(self, keys: PackedKeys) -> Steps[State]:
+        reply = yield from ask(scripts.read_session(keys))
+        values = [int(value) for value in _STATE.unpack(reply.state)] if reply.state else [-1, 0, 0, 0, -1, *[0] * 11]
+        owner, epoch, progress, plan, references, imported, used = reply.values
+        return State(
+            now_ms=reply.now_ms,
+            messages=reply.fields - values[5] if reply.state else 0,
+            highest=int(reply.highest) if reply.highest else FIRST_SERIAL,
+            exists=bool(reply.state),
+            last=values[0],
+            ids=values[1],
+            head=values[3],
+            delivered=values[4],
+            largest=values[6],
+            earliest_ms=values[7],
+            counts=(values[12], values[13], values[14], values[15]),
+            owner=owner,
+            epoch=epoch,
+            progress=progress,
+            plan=plan,
+            references=references,
+            imported_last_packet_id=imported,
+            is_used=used == b"1",
+        )
+
+    def _serials(self, keys: PackedKeys, state: State, *, after: int = FIRST_SERIAL) -> Steps[Sequence[int]]:
+        """Return in order all serials after one that may have a message."""
+        if not state.messages:
+            return ()
+        if not state.is_sparse:
+            return range(max(state.head, after + 1), state.last + 1)
+        names = checked((yield [lua.Call(_HKEYS, [keys.session])])[0])
+        return sorted(serial for name in names if name.isdigit() and (serial := int(name)) > after)
+
+    def _records(
+        self, keys: PackedKeys, state: State, serials: Sequence[int], *, max_bytes: int
+    ) -> Steps[list[tuple[int, bytes]]]:
+        """Read records of serials, as many as fit into ``max_bytes``, at least one; empty where there is no message."""
+        some = serials[:SERIALS_PER_CALL]
+        if len(some) * state.largest <= max_bytes:
+            records = checked((yield [lua.Call(_HMGET, [keys.session], list(some))])[0])
+        else:
+            records = (yield from ask(scripts.fetch_messages(keys, max_bytes=max_bytes, serials=some))).records
+        return [(serial, record or b"") for serial, record in zip(some, records, strict=False)]
+
+    def _places(self, keys: PackedKeys, state: State) -> Steps[list[tuple[int, int, int]]]:
+        """Return serial, packet id and expiry of all messages; packet id and expiry are 0 for a record that is none."""
+        serials = yield from self._serials(keys, state)
+        found: list[tuple[int, int, int]] = []
+        for start in range(0, len(serials), SERIALS_PER_CALL):
+            some = serials[start : start + SERIALS_PER_CALL]
+            reply = yield from ask(scripts.list_messages(keys, serials=some))
+            for serial, text in zip(some, reply.found, strict=True):
+                if text:
+                    packet_id, _, ends_ms = text.partition(b":")
+                    found.append((serial, int(packet_id), int(ends_ms)))
+        return found
+
+    def _end_of_life(self, message: PendingMessage) -> int:
+        if message.expires_at_ms is not None:
+            return min(message.expires_at_ms, MAX_INSTANT_MS)
+        end_ms = end_of_life_ms(
+            time_ms=message.time_ms,
+            msg_expiry_interval=message.expiry_interval_s,
+            default_ttl_s=self._rules.default_ttl_s,
+        )
+        return min(end_ms, MAX_INSTANT_MS)
+
+    def _refuse(self, name: str) -> UsageError:
+        return UsageError(f"the packed layout has no {name} yet: use Layout.TBMQ for sessions that move between stores")

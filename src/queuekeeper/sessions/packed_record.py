@@ -1,0 +1,116 @@
+"""A message of a packed session: bytes with a fixed head that scripts read, and a body that only this module reads.
+
+======  ===============  ==========================================================================
+bytes   name             content, big-endian
+======  ===============  ==========================================================================
+2       packet id        written by the script that gives it out
+8       expiry           instant in ms, a double
+1       kind             1 PUBLISH, 2 PUBREL
+4       size             bytes from here to the payload, after these four
+8       time             when the broker received the message, in ms
+1       flags            QoS (1 or 2), 4 retain, 8 with an expiry interval
+2       topic size       bytes
+4       expiry interval  seconds; only if the flags say so
+n       topic            UTF-8
+n       properties       JSON with TBMQ's field names; only if there are any
+n       payload          as it is
+======  ===============  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import orjson
+
+from queuekeeper.sessions.model import NewMessage, is_plain
+from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sessions.wire import UnreadableError, judged_message, rare_fields
+
+_PUT = struct.Struct(">dBIQBH")
+_PUT_INTERVAL = struct.Struct(">dBIQBHI")
+_HEAD = struct.Struct(">HdBI")
+_META = struct.Struct(">QBH")
+_PACKET_ID = struct.Struct(">H")
+_INTERVAL = struct.Struct(">I")
+_KINDS = {"PUBLISH": 1, "PUBREL": 2}
+_TYPES = {kind: name for name, kind in _KINDS.items()}
+_RETAIN, _HAS_INTERVAL = 4, 8
+
+
+def record_to_store(message: NewMessage | PendingMessage, *, end_ms: int, packet_type: str = "PUBLISH") -> bytes:
+    """Return the record of a message without its packet id, which the script puts before it."""
+    topic = message.topic.encode()
+    flags = message.qos + (_RETAIN if message.retain else 0)
+    if is_plain(message):
+        head = _PUT.pack(end_ms, _KINDS[packet_type], 11 + len(topic), message.time_ms, flags, len(topic))
+        return head + topic + message.payload
+    rare = rare_fields(message)
+    rest = orjson.dumps(rare) if rare else b""
+    interval_s = message.expiry_interval_s
+    if interval_s is None:
+        size = 11 + len(topic) + len(rest)
+        head = _PUT.pack(end_ms, _KINDS[packet_type], size, message.time_ms, flags, len(topic))
+    else:
+        size = 15 + len(topic) + len(rest)
+        head = _PUT_INTERVAL.pack(
+            end_ms, _KINDS[packet_type], size, message.time_ms, flags + _HAS_INTERVAL, len(topic), interval_s
+        )
+    return head + topic + rest + message.payload
+
+
+def imported_record(message: PendingMessage, *, end_ms: int) -> bytes:
+    """Return the record of a message that keeps its packet id and type."""
+    return _PACKET_ID.pack(message.packet_id) + record_to_store(message, end_ms=end_ms, packet_type=message.packet_type)
+
+
+def expires_at_ms(record: bytes) -> int | None:
+    """Return when a record expires; none when it is none."""
+    if len(record) < _HEAD.size:
+        return None
+    ends_ms: float = _HEAD.unpack_from(record)[1]
+    return int(ends_ms) if 0 <= ends_ms <= 2**53 else None
+
+
+def fields_of(record: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the fields of a record by TBMQ's names, and its payload.
+
+    :raises UnreadableError: when it is no record.
+    """
+    try:
+        packet_id, _, kind, size = _HEAD.unpack_from(record)
+        meta = record[_HEAD.size : _HEAD.size + size]
+        time_ms, flags, topic_bytes = _META.unpack_from(meta)
+        at = _META.size
+        fields: dict[str, Any] = {
+            "packetId": packet_id,
+            "packetType": _TYPES.get(kind, ""),
+            "time": time_ms,
+            "qos": flags & 3,
+            "retained": bool(flags & _RETAIN),
+        }
+        if flags & _HAS_INTERVAL:
+            fields["msgExpiryInterval"] = _INTERVAL.unpack_from(meta, at)[0]
+            at += _INTERVAL.size
+        fields["topicName"] = meta[at : at + topic_bytes].decode()
+        rest = meta[at + topic_bytes :]
+        if rest:
+            fields |= orjson.loads(rest)
+    except (struct.error, ValueError, TypeError) as error:
+        raise UnreadableError(f"it is no record of a packed session: {error}") from None
+    if len(meta) != size or at + topic_bytes > size:
+        raise UnreadableError("it is cut off")
+    return fields, record[_HEAD.size + size :]
+
+
+def message_of(record: bytes, *, serial: int, redelivery: bool) -> PendingMessage:
+    """Return a record as a message, judged by the rules of every store.
+
+    :raises UnreadableError: when it is not a message that can be delivered.
+    """
+    fields, payload = fields_of(record)
+    ends_ms = expires_at_ms(record)
+    if ends_ms is None:
+        raise UnreadableError("its expiry is no instant")
+    return judged_message(fields, serial=serial, expires_at_ms=ends_ms, redelivery=redelivery, payload=payload)
