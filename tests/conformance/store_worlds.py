@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +16,9 @@ from psycopg import sql
 
 from queuekeeper import assets, postgres, redis_client
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
-from queuekeeper.sessions.model import MAX_BATCH, StoreRules
+from queuekeeper.sessions.model import MAX_BATCH, Layout, StoreRules
 from queuekeeper.sessions.owners import Owner, OwnerStore
 from queuekeeper.sessions.parts import MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
@@ -209,6 +210,8 @@ class RedisWorld(ServerWorld):
     """A single server or a cluster."""
 
     ways_to_spoil = ("no JSON", "no object", "no fields", "no base64", "wrong type")
+    own_keys = (3, 2)
+    """Keys of a session besides payload keys: with messages, and without."""
 
     def __init__(self, url: str, *, awaited: bool) -> None:
         super().__init__(url, awaited=awaited)
@@ -234,6 +237,11 @@ class RedisWorld(ServerWorld):
     def refuse(self, client_id: str) -> None:
         self.client.hset(session_keys(client_id).session, "owner", "postgres")
 
+    def expire(self, client_id: str, packet_id: int, serial: int) -> None:
+        """End a life, as time would."""
+        self.client.delete(payload_key(client_id, packet_id))
+        self.client.hdel(session_keys(client_id).session, "earliest_expiry_ms")
+
     def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
         key = payload_key(client_id, packet_id)
         if way == "wrong type":
@@ -247,6 +255,43 @@ class RedisWorld(ServerWorld):
             "no base64": self.client.get(key).replace(b'"payload":"', b'"payload":"?'),
         }[way]
         self.client.set(key, text, keepttl=True)
+
+
+class PackedWorld(RedisWorld):
+    """A single server or a cluster with the packed layout."""
+
+    ways_to_spoil = ("empty", "cut off", "no kind", "no text", "no properties")
+    own_keys = (1, 1)
+
+    def blocking_store(self, rules: StoreRules, opened: ExitStack) -> Store:
+        client = opened.enter_context(redis_client.connect(self.url))
+        return RedisSessionStore(client, rules=rules, layout=Layout.PACKED)
+
+    async def asyncio_store(self, rules: StoreRules, opened: AsyncExitStack) -> Store:
+        client = await opened.enter_async_context(await connect_async(self.url))
+        return AsyncRedisSessionStore(client, rules=rules, layout=Layout.PACKED)
+
+    def refuse(self, client_id: str) -> None:
+        self.client.hset(packed_keys(client_id).session, "owner", "postgres")
+
+    def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
+        key = packed_keys(client_id).session
+        record = self.client.hget(key, serial)
+        text = {
+            "empty": b"",
+            "cut off": record[:20],
+            "no kind": record[:10] + b"\x07" + record[11:],
+            "no text": record[:30] + b"\xff" + record[31:],
+            "no properties": record[:11] + struct.pack(">I", len(record) - 15) + record[15:],
+        }[way]
+        self.client.hset(key, serial, text)
+
+    def expire(self, client_id: str, packet_id: int, serial: int) -> None:
+        key = packed_keys(client_id).session
+        record, state = self.client.hmget(key, serial, "s")
+        self.client.hset(key, serial, record[:2] + struct.pack(">d", 1) + record[10:])
+        # Earliest expiry.
+        self.client.hset(key, "s", state[:56] + struct.pack(">d", 1) + state[64:])
 
 
 class PostgresWorld(ServerWorld):

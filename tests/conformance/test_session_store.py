@@ -16,6 +16,7 @@ from queuekeeper.errors import MovedOn, QueuekeeperError, UsageError
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave, StoreRules
 from queuekeeper.sessions.reports import PendingMessage, PendingPage, Refusal, SaveReport, SessionCounts
 from tests.conformance.store_worlds import (
+    PackedWorld,
     PostgresWorld,
     RedisWorld,
     ReferenceWorld,
@@ -33,7 +34,14 @@ pytestmark = pytest.mark.conformance
 # Both forms of a store send the same steps (tests/unit/test_forms.py): each kind of server meets one, the other
 # at night. Routers send the steps of these stores: those over sessions in Redis meet what a mirror needs as well, and
 # what is a router's own has its tests, with sessions in either store, in test_session_router.py.
-REDIS_WORLDS = ["valkey-blocking", "cluster-asyncio", *nightly(f"{REDIS_FLAVOURS[-1]}-asyncio", "cluster-blocking")]
+REDIS_WORLDS = [
+    "valkey-blocking",
+    "cluster-asyncio",
+    "packed-valkey-blocking",
+    "packed-cluster-asyncio",
+    *nightly(f"{REDIS_FLAVOURS[-1]}-asyncio", "cluster-blocking"),
+    *nightly(f"packed-{REDIS_FLAVOURS[-1]}-asyncio", "packed-cluster-blocking"),
+]
 SERVER_WORLDS = [
     *REDIS_WORLDS,
     "postgres-asyncio",
@@ -76,12 +84,16 @@ def opened_world(request: pytest.FixtureRequest) -> Iterator[World]:
         redis_url = request.getfixturevalue("redis_servers")("valkey").url
         world = RouterWorld(redis_url, url, owner=owner, awaited=form == "asyncio")
     else:
+        kind: type[RedisWorld] = RedisWorld
+        if server == "packed":
+            kind = PackedWorld
+            server, _, form = form.partition("-")
         found = (
             request.getfixturevalue("redis_cluster")
             if server == "cluster"
             else request.getfixturevalue("redis_servers")(server)
         )
-        world = RedisWorld(found.url, awaited=form == "asyncio")
+        world = kind(found.url, awaited=form == "asyncio")
     yield world
     world.close()
     if server in {"postgres", "router"}:
@@ -1332,7 +1344,7 @@ def test_keys_of_a_session_do_not_outlive_it(redis_world: RedisWorld) -> None:
     new = message(redis_world, b"a")
     save(store, SessionSave(client_id=C, messages=(new,)))
     until = new.time_ms + 3 * HOUR_MS
-    assert len(_expiries(redis_world)) == 3
+    assert len(_expiries(redis_world)) == redis_world.own_keys[0]
     assert all(until <= expiry <= until + HOUR_MS for expiry in _expiries(redis_world))
 
     longer = message(redis_world, b"b", expiry_interval_s=36_000)
@@ -1344,14 +1356,14 @@ def test_keys_of_a_session_do_not_outlive_it(redis_world: RedisWorld) -> None:
     store.fetch_pending(C, mark_delivered=True)
     store.mark_released(C, packet_id=1)
     store.ack(C, [Ack(packet_id=1), Ack(packet_id=2), Ack(packet_id=3)])
-    assert len(_expiries(redis_world)) == 2
+    assert len(_expiries(redis_world)) == redis_world.own_keys[1]
     assert all(until <= expiry <= until + HOUR_MS for expiry in _expiries(redis_world))
 
 
 def test_session_that_never_expires_has_keys_that_never_do(redis_world: RedisWorld) -> None:
     save(redis_world.store(), batch(redis_world, b"a"))
     save(redis_world.store(session_expiry_s=None), batch(redis_world, b"b"))
-    assert _expiries(redis_world) == [-1, -1, -1]
+    assert _expiries(redis_world) == [-1] * redis_world.own_keys[0]
 
 
 def test_everything_refused_leaves_no_key_for_ever(redis_world: RedisWorld) -> None:

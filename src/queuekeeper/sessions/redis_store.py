@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.checks import checked, checked_but
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.operation import Awaiting, Blocking, Both
+from queuekeeper.errors import UsageError
+from queuekeeper.operation import Awaiting, Blocking, Both, Operation
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import EpochOf, Layout, StoreRules
@@ -16,25 +18,64 @@ from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 from queuekeeper.text_form import shows
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _Ops = RedisSessionOperations
+
+
+def _both(form: Callable[Concatenate[Any, P], Operation[T]]) -> Both[P, T]:
+    """Return a method that carries out the operation of this name of the store's layout."""
+    name = form.__name__
+
+    @wraps(form)
+    def chosen(operations: Any, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        own = getattr(operations, name, None)
+        if own is None:
+            raise UsageError(
+                f"the packed layout does not have {name} yet: its sessions do not move between stores. Use "
+                "layout=Layout.TBMQ for sessions that do"
+            )
+        operation: Operation[T] = own(*args, **kwargs)
+        return operation
+
+    return Both(chosen)
 
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
     """Methods of the blocking and the asyncio class."""
 
-    save_messages, fetch_pending = Both(_Ops.save_messages), Both(_Ops.fetch_pending)
-    mark_delivered, ack, mark_released = Both(_Ops.mark_delivered), Both(_Ops.ack), Both(_Ops.mark_released)
-    get_last_packet_id, set_last_packet_id = Both(_Ops.get_last_packet_id), Both(_Ops.set_last_packet_id)
-    reserve_packet_ids = Both(_Ops.reserve_packet_ids)
-    inspect, peek, purge_session = Both(_Ops.inspect), Both(_Ops.peek), Both(_Ops.purge_session)
-    export_session, import_session, set_owner = (
-        Both(_Ops.export_session),
-        Both(_Ops.import_session),
-        Both(_Ops.set_owner),
+    save_messages, fetch_pending = _both(_Ops.save_messages), _both(_Ops.fetch_pending)
+    mark_delivered, ack, mark_released = (
+        _both(_Ops.mark_delivered),
+        _both(_Ops.ack),
+        _both(_Ops.mark_released),
     )
-    read_snapshot, read_copy, apply_snapshot = Both(_Ops.read_snapshot), Both(_Ops.read_copy), Both(_Ops.apply_snapshot)
-    read_outbox, read_outboxes, trim_outbox = Both(_Ops.read_outbox), Both(_Ops.read_outboxes), Both(_Ops.trim_outbox)
+    get_last_packet_id, set_last_packet_id = (
+        _both(_Ops.get_last_packet_id),
+        _both(_Ops.set_last_packet_id),
+    )
+    reserve_packet_ids = _both(_Ops.reserve_packet_ids)
+    inspect, peek, purge_session = (
+        _both(_Ops.inspect),
+        _both(_Ops.peek),
+        _both(_Ops.purge_session),
+    )
+    export_session, import_session, set_owner = (
+        _both(_Ops.export_session),
+        _both(_Ops.import_session),
+        _both(_Ops.set_owner),
+    )
+    read_snapshot, read_copy, apply_snapshot = (
+        _both(_Ops.read_snapshot),
+        _both(_Ops.read_copy),
+        _both(_Ops.apply_snapshot),
+    )
+    read_outbox, read_outboxes, trim_outbox = (
+        _both(_Ops.read_outbox),
+        _both(_Ops.read_outboxes),
+        _both(_Ops.trim_outbox),
+    )
 
 
 def _operations(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys, check_client_id, check_prefix, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.model import EpochOf, StoreRules
@@ -25,7 +24,7 @@ BYTES_PER_CALL = 4_000_000
 """Most bytes that one reply should hold; a single larger message is read alone."""
 
 _STATE = struct.Struct(">16d")
-_HMGET, _HKEYS = lua.bundle.reading("HMGET"), lua.bundle.reading("HKEYS")
+_HMGET, _HKEYS = lua.reading("HMGET"), lua.reading("HKEYS")
 _HOLES = 2_000
 """Places without a message that are looked through before all fields are listed instead."""
 
@@ -166,6 +165,3 @@ class CommonOperations:
             default_ttl_s=self._rules.default_ttl_s,
         )
         return min(end_ms, MAX_INSTANT_MS)
-
-    def _refuse(self, name: str) -> UsageError:
-        return UsageError(f"the packed layout has no {name} yet: use Layout.TBMQ for sessions that move between stores")

@@ -172,7 +172,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
         return removed, unknown
 
     def _serials_of(self, keys: PackedKeys, packet_ids: set[int]) -> Steps[dict[int, int]]:
-        """Look through all messages for packet ids; of two messages with the same one, an expired one does not count."""
+        """Look through all messages for packet ids; of two with the same one, an expired one does not count."""
         state = yield from self._read_session(keys)
         found: dict[int, int] = {}
         for serial, packet_id, ends_ms in (yield from self._places(keys, state)):
