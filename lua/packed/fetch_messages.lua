@@ -8,7 +8,7 @@ ARGV
     [1]  max_bytes  limit for bytes of records; the first message is read whatever its size
     [2+] serials    of the messages
 Returns
-    {*records}  record per serial that was read, in order; empty where there is none
+    {*records}  record per serial that was read, in order; none where there is no message
 Errors
     INVALID  max_bytes is not an integer of 1 or more, or there are no serials or too many
 Cost
@@ -30,6 +30,6 @@ for index = FIRST_SERIAL, #ARGV do
     if bytes > max_bytes and #reply > 0 then
         return reply
     end
-    reply[#reply + 1] = redis.call('HGET', session_key, ARGV[index]) or ''
+    reply[#reply + 1] = redis.call('HGET', session_key, ARGV[index])
 end
 return reply

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, session_keys
+from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from queuekeeper.sessions.reports import (
@@ -28,7 +28,7 @@ from queuekeeper.sessions.reports import (
     SessionView,
 )
 from tests.conformance.reference_store import ReferenceStore, Sessions
-from tests.conformance.store_worlds import PostgresWorld, RedisWorld, ServerWorld, Store
+from tests.conformance.store_worlds import PackedWorld, PostgresWorld, RedisWorld, ServerWorld, Store
 from tests.conftest import nightly
 from tests.property.run_machine import run_machine
 
@@ -122,8 +122,7 @@ class SessionStoreMachine(RuleBasedStateMachine):
             return
         ended = replace(message, expires_at_ms=0)
         self.sessions.get(client_id).messages[message.packet_id] = ended
-        self.redis.client.delete(payload_key(client_id, message.packet_id))
-        self.redis.client.hdel(session_keys(client_id).session, "earliest_expiry_ms")
+        self.redis.expire(client_id, message.packet_id, message.serial + self.off[self.redis, client_id])
         gone = self.postgres.connection.execute(
             "UPDATE device_publish_msg SET time = 0, msg_expiry_interval = 1 WHERE client_id = %s AND packet_id = %s"
             " AND serial_number = %s",
@@ -342,11 +341,11 @@ def _told(call: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         return type(error)
 
 
-@pytest.fixture
-def worlds(valkey_url: str, postgres_url: str) -> Iterator[dict[str, ServerWorld]]:
+@pytest.fixture(params=[RedisWorld, PackedWorld], ids=["tbmq", "packed"])
+def worlds(request: pytest.FixtureRequest, valkey_url: str, postgres_url: str) -> Iterator[dict[str, ServerWorld]]:
     """Redis and PostgreSQL side by side."""
     found: dict[str, ServerWorld] = {
-        "redis": RedisWorld(valkey_url, awaited=False),
+        "redis": request.param(valkey_url, awaited=False),
         "postgres": PostgresWorld(postgres_url, awaited=False),
     }
     yield found

@@ -134,14 +134,14 @@ class CommonOperations:
 
     def _records(
         self, keys: PackedKeys, state: State, serials: Sequence[int], *, max_bytes: int
-    ) -> Steps[list[tuple[int, bytes]]]:
-        """Read records of serials, as many as fit into ``max_bytes``, at least one; empty where there is no message."""
+    ) -> Steps[list[tuple[int, bytes | None]]]:
+        """Read records of serials, as many as fit into ``max_bytes``, at least one; none where there is no message."""
         some = serials[:SERIALS_PER_CALL]
         if len(some) * state.largest <= max_bytes:
             records = checked((yield [lua.Call(_HMGET, [keys.session], list(some))])[0])
         else:
             records = (yield from ask(scripts.fetch_messages(keys, max_bytes=max_bytes, serials=some))).records
-        return [(serial, record or b"") for serial, record in zip(some, records, strict=False)]
+        return list(zip(some, records, strict=False))
 
     def _places(self, keys: PackedKeys, state: State) -> Steps[list[tuple[int, int, int]]]:
         """Return serial, packet id and expiry of all messages; packet id and expiry are 0 for a record that is none."""

@@ -103,7 +103,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
             for serial, record in records:
                 if serial > backlog_serial:
                     return page
-                if not record:
+                if record is None:
                     continue
                 if taken == limit or not page.take(serial, record, state, max_bytes):
                     page.more = True

@@ -29,7 +29,7 @@ class LookOperations(DeliverOperations):
         while at < len(serials) and len(page) < limit:
             records = yield from self._records(keys, state, serials[at:], max_bytes=BYTES_PER_CALL)
             for serial, record in records:
-                if not record:
+                if record is None:
                     continue
                 passed += 1
                 if passed > offset and len(page) < limit:
@@ -63,8 +63,10 @@ class LookOperations(DeliverOperations):
         if packet_id not in found:
             return None
         ((serial, record),) = yield from self._records(keys, state, [found[packet_id]], max_bytes=BYTES_PER_CALL)
+        if record is None:
+            return None
         ends_ms = expires_at_ms(record)
-        if not record or (ends_ms is not None and ends_ms <= state.now_ms):
+        if ends_ms is not None and ends_ms <= state.now_ms:
             return None
         try:
             return message_of(record, serial=serial, redelivery=serial <= state.delivered)
