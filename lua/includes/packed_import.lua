@@ -2,7 +2,8 @@
 -- its fields or its state, but for a PUBREC.
 local function import_of(key)
     return redis.call(
-        'HMGET', key, 'owner', 'epoch', 'import', 'plan', 'references', 'imported_last_packet_id', 'imported_state', 'used'
+        'HMGET', key, 'owner', 'epoch', 'import', 'plan', 'references', 'imported_last_packet_id', 'imported_state',
+        'used'
     )
 end
 

@@ -10,11 +10,3 @@ local function unpacked(text)
         state.quarantined = struct.unpack(STATE, text)
     return state
 end
-
-local function packed(state)
-    return struct.pack(
-        STATE, state.last, state.ids, state.free, state.head, state.delivered, state.others, state.largest,
-        state.earliest, state.until_ms, state.guarded, state.since, state.offset, state.trimmed, state.expired,
-        state.refused, state.quarantined
-    )
-end

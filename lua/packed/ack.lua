@@ -31,7 +31,9 @@ local wanted = {}
 for index = FIRST_PACKET_ID, #ARGV do
     local packet_id, serial = string.match(ARGV[index], '^(%d+):(%-?%d*)$')
     if not packet_id or serial == '-' then
-        return redis.error_reply('INVALID acknowledgement ' .. index - FIRST_PACKET_ID + 1 .. ' is not packet_id:serial')
+        return redis.error_reply(
+            'INVALID acknowledgement ' .. index - FIRST_PACKET_ID + 1 .. ' is not packet_id:serial'
+        )
     end
     wanted[index - FIRST_PACKET_ID + 1] = { packet_id + 0, serial ~= '' and serial + 0 or nil }
 end

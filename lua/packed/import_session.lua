@@ -1,8 +1,8 @@
 #!lua
 --[[
 Purpose
-    Write one chunk of a session that is copied from elsewhere. A whole import, a repeated import, and an import that was
-    killed half-way and started again leave the same messages, order and expiries.
+    Write one chunk of a session that is copied from elsewhere. A whole import, a repeated import, and an import that
+    was killed half-way and started again leave the same messages, order and expiries.
 KEYS
     [1]  session         the session
 ARGV
@@ -32,8 +32,9 @@ Cost
 --- @include "includes/integers"
 --- @include "includes/packed_import"
 --- @include "includes/packed_new"
---- @include "includes/packed_record"
+--- @include "includes/packed_head"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 --- @include "includes/time"
 
 local MESSAGES_PER_CALL = 256

@@ -19,6 +19,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 
 local session_key, epoch, serial = KEYS[1], ARGV[1], integer(ARGV[2])
 if #KEYS ~= 1 or #ARGV ~= 2 or not serial or serial < 0 then

@@ -22,6 +22,7 @@ Cost
     O(B) for a record of B bytes; about 6 us, and 1 us per 2 KB.
 ]]
 --- @include "includes/integers"
+--- @include "includes/packed_head"
 --- @include "includes/packed_places"
 --- @include "includes/packed_state"
 --- @include "includes/time"

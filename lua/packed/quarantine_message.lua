@@ -21,6 +21,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 
 local session_key, epoch = KEYS[1], ARGV[1]
 if #KEYS ~= 1 or #ARGV ~= 4 or not integer(ARGV[2]) or ARGV[3] == '' then

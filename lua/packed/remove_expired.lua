@@ -22,6 +22,7 @@ Cost
 --- @include "includes/integers"
 --- @include "includes/packed_record"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 --- @include "includes/time"
 
 local SERIALS_PER_CALL = 500

@@ -24,6 +24,7 @@ Cost
 --- @include "includes/packed_expiry"
 --- @include "includes/packed_new"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 
 local PACKET_IDS = 65535
 

@@ -72,7 +72,8 @@ if fields[1] then
     last, ids, free, head, delivered, others, largest, earliest, until_ms, guarded, since, ahead, trimmed_so_far,
         expired_so_far, refused_so_far, quarantined = struct.unpack(STATE, fields[1])
 else
-    last, ids, free, head, delivered, others, largest, earliest, until_ms, guarded = -1, 0, 0, 0, -1, before + 1, 0, 0, 0, 0
+    last, ids, free, head, delivered, others = -1, 0, 0, 0, -1, before + 1
+    largest, earliest, until_ms = 0, 0, 0
     since, ahead, trimmed_so_far, expired_so_far, refused_so_far, quarantined = 0, 0, 0, 0, 0, 0
     before = before + 1
     guarded = before > 1 and 1 or 0

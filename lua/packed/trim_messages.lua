@@ -19,6 +19,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 
 local SERIALS_PER_CALL = 500
 local FIRST_SERIAL = 3
@@ -26,7 +27,9 @@ local FIRST_SERIAL = 3
 local session_key, epoch, limit = KEYS[1], ARGV[1], integer(ARGV[2])
 local count = #ARGV - FIRST_SERIAL + 1
 if #KEYS ~= 1 or count < 0 or count > SERIALS_PER_CALL or not limit or limit < 0 then
-    return redis.error_reply('INVALID 1 key, an epoch, a limit and at most ' .. SERIALS_PER_CALL .. ' serials are expected')
+    return redis.error_reply(
+        'INVALID 1 key, an epoch, a limit and at most ' .. SERIALS_PER_CALL .. ' serials are expected'
+    )
 end
 for index = FIRST_SERIAL, #ARGV do
     if not integer(ARGV[index]) then

@@ -1,0 +1,2 @@
+--- @include "includes/packed_record"
+local HEAD = '>HdBI4'

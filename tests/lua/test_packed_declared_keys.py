@@ -1,0 +1,86 @@
+"""Every script of the packed layout runs as a user that may touch one key: that of its session."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from limited_user import called_with_its_keys
+from lua_sessions import now_ms, served_by
+
+from queuekeeper import lua
+from queuekeeper.lua import ScriptCaller
+from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.conftest import REDIS_FLAVOURS
+
+pytestmark = pytest.mark.lua
+
+
+class LimitedCaller(ScriptCaller):
+    """Makes each call as a user that may touch the declared keys only, and notes the scripts."""
+
+    def __init__(self, client: RedisClient) -> None:
+        super().__init__(client)
+        self.scripts: set[str] = set()
+        self._admin = client
+
+    def execute(self, calls: list[lua.Call]) -> lua.Replies:  # type: ignore[override]
+        replies = lua.Replies(len(calls))
+        for index, call in enumerate(calls):
+            assert len(call.keys) == 1
+            self.scripts.add(call.script.name)
+            replies[index] = called_with_its_keys(self._admin, call)
+        return replies
+
+
+def _message(payload: bytes = b"x", *, ends_ms: int | None = None) -> NewMessage:
+    time_ms = now_ms() if ends_ms is None else ends_ms - 1_000
+    return NewMessage(
+        topic="t", payload=payload, qos=2, time_ms=time_ms, expiry_interval_s=3_600 if ends_ms is None else 1
+    )
+
+
+@pytest.mark.parametrize("client", [*REDIS_FLAVOURS, "cluster"], indirect=True)
+def test_script_touches_the_key_of_its_session_only(client: RedisClient) -> None:
+    used: set[str] = set()
+    for client_id in served_by(client):
+        store = RedisSessionStore(client, rules=StoreRules(limit=6), layout=Layout.PACKED)
+        caller = LimitedCaller(client)
+        store._caller = caller
+        ends_ms = now_ms() + 600
+        dying = _message(ends_ms=ends_ms)
+        messages = (dying, _message(b"x" * 900_000), *(_message(),) * 6)
+        [report] = store.save_messages([SessionSave(client_id=client_id, messages=messages)])
+        assert report.trimmed == 2 or report.dead
+        # A smaller limit, after a delivery, is kept by calls of its own.
+        store.fetch_pending(client_id, limit=2, max_bytes=4_000_000, mark_delivered=True)
+        smaller = RedisSessionStore(client, rules=StoreRules(limit=3), layout=Layout.PACKED)
+        smaller._caller = caller
+        smaller.save_messages([SessionSave(client_id=client_id, messages=(_message(), _message()))])
+        key = f"{{{client_id}}}_packed"
+        field = max((each for each in client.hkeys(key) if each.isdigit()), key=int)
+        client.hset(key, field, b"spoiled")
+        page = store.fetch_pending(client_id)
+        assert (len(page.messages), page.unreadable) == (2, 1)
+        last = page.messages[-1]
+        assert store.mark_released(client_id, packet_id=last.packet_id) == "released"
+        assert store.ack(client_id, [Ack(packet_id=last.packet_id)]).removed == 1
+        assert len(store.reserve_packet_ids(client_id, count=3)) == 3
+        now_id = store.get_last_packet_id(client_id)
+        assert store.set_last_packet_id(client_id, packet_id=7, expected=now_id)
+        # Its packet ids may be in use now: all messages are looked through.
+        store.reserve_packet_ids(client_id, count=1)
+        lines = store.export_session(client_id).lines
+        assert store.purge_session(client_id).messages == 1
+        assert store.import_session(client_id, lines).stored == 1
+        short = _message(ends_ms=now_ms() + 300)
+        store.save_messages([SessionSave(client_id=client_id, messages=(short,))])
+        while now_ms() < short.time_ms + 1_002:
+            time.sleep(0.01)
+        assert store.fetch_pending(client_id).expired <= 1
+        store.purge_session(client_id)
+        used |= caller.scripts
+    scripts = {name for name in lua.names() if name.startswith("packed/")}
+    assert scripts - used == set()
