@@ -2,6 +2,7 @@
 
 from .model import (
     Ack as Ack,
+    Layout as Layout,
     NewMessage as NewMessage,
     Release as Release,
     SessionSave as SessionSave,
