@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from queuekeeper.keyspace import hash_slot
 from queuekeeper.redis_client import connect, nodes
 from queuekeeper.redis_names import Names, in_place
 from tests.cluster_slots import Slot
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
 
@@ -46,8 +48,16 @@ def fill(cluster: redis.RedisCluster, tag: str) -> set[bytes]:
     """Write keys of one slot, and one of another; return the names of all."""
     names = [f"{{{tag}}}:{number}" for number in range(KEYS)] + ["elsewhere"]
     anything: Any = cluster
-    for name in names:
-        anything.set(name, "x")
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            for name in names:
+                anything.set(name, "x")
+            break
+        except redis.exceptions.ClusterDownError:
+            # On a busy machine, masters may take each other for lost for a moment.
+            assert time.monotonic() < until_s, "the cluster stays down"
+            time.sleep(0.02)
     return {name.encode() for name in names}
 
 
