@@ -83,7 +83,7 @@ def down(call: Plain) -> Shown:
     stopped = embedded.down(context.settings())
 
     names = ", ".join(stopped.names)
-    words = f"Stopped {names}. Data stay in {stopped.home}." if names else "Nothing was running."
+    words = f"Stopped {names}. Data stay in {stopped.home}." if names else f"Nothing was running in {stopped.home}."
     return Shown(stopped, lambda: [cell(words)])
 
 

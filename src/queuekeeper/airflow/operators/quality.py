@@ -211,13 +211,14 @@ class PublishQualityOperator(AsksOperator):
         verdict, findings = Verdict(judgement["verdict"]), judgement["findings"]
         if verdict is Verdict.FAILED:
             worst = [
-                f"{finding['check']} {finding['status']}: {finding['description']} ({finding['unexpected']} found)"
+                f"{finding['check']} {finding['status']}, {finding['unexpected']:,} found; it expects: "
+                f"{finding['description']}"
                 for finding in findings
                 if finding["priority"] == "P0" or finding["status"] == "broken"
             ]
             raise AirflowFailException(
                 f"The queues are not in order; dependents of {SESSION_QUALITY.uri} wait. "
-                f"{'; '.join(worst)}. The report of this run says how to repair them"
+                f"{' '.join(worst)} The report of this run says how to repair them"
             )
         if not judgement["stores"]:
             raise AirflowSkipException(f"this run has not judged sessions: {SESSION_QUALITY.uri} stays as it is")
