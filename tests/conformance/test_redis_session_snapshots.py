@@ -17,6 +17,7 @@ from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.owners import Ownership
+from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import SaveReport
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch, differences
@@ -384,11 +385,12 @@ def test_session_of_postgres_can_be_read_and_is_not_cleaned_up(
 
 def test_call_that_tells_redis_what_postgres_says(knowing: RedisSessionStore) -> None:
     told = Ownership(client_id="a", owner="redis", epoch=4, mirrored=True)
+    operations = RedisSessionOperations()
 
-    assert list(knowing.answer([knowing.operations.set_owner_call(told)] * 2)) == [b"set", b"unchanged"]
-    assert knowing.answer([knowing.operations.read_session_call("a")])[0][:2] == [b"2", 2]
+    assert list(knowing.answer([operations.set_owner_call(told)] * 2)) == [b"set", b"unchanged"]
+    assert knowing.answer([operations.read_session_call("a")])[0][:2] == [b"2", 2]
     with pytest.raises(UsageError, match="has no epoch"):
-        knowing.operations.set_owner_call(replace(told, epoch=None))
+        operations.set_owner_call(replace(told, epoch=None))
 
 
 def test_stores_for_asyncio_do_the_same(redis_cluster_url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.checks import checked, checked_but
@@ -21,6 +21,7 @@ from queuekeeper.text_form import shows
 P = ParamSpec("P")
 T = TypeVar("T")
 _Ops = RedisSessionOperations
+_Operations: TypeAlias = RedisSessionOperations | PackedSessionOperations
 
 
 def _both(form: Callable[Concatenate[Any, P], Operation[T]]) -> Both[P, T]:
@@ -28,7 +29,7 @@ def _both(form: Callable[Concatenate[Any, P], Operation[T]]) -> Both[P, T]:
     name = form.__name__
 
     @wraps(form)
-    def chosen(operations: Any, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+    def chosen(operations: _Operations, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
         own = getattr(operations, name, None)
         if own is None:
             raise UsageError(
@@ -45,37 +46,26 @@ def _both(form: Callable[Concatenate[Any, P], Operation[T]]) -> Both[P, T]:
 class _Methods:
     """Methods of the blocking and the asyncio class."""
 
-    save_messages, fetch_pending = _both(_Ops.save_messages), _both(_Ops.fetch_pending)
-    mark_delivered, ack, mark_released = (
-        _both(_Ops.mark_delivered),
-        _both(_Ops.ack),
-        _both(_Ops.mark_released),
-    )
-    get_last_packet_id, set_last_packet_id = (
-        _both(_Ops.get_last_packet_id),
-        _both(_Ops.set_last_packet_id),
-    )
+    save_messages = _both(_Ops.save_messages)
+    fetch_pending = _both(_Ops.fetch_pending)
+    mark_delivered = _both(_Ops.mark_delivered)
+    ack = _both(_Ops.ack)
+    mark_released = _both(_Ops.mark_released)
+    get_last_packet_id = _both(_Ops.get_last_packet_id)
+    set_last_packet_id = _both(_Ops.set_last_packet_id)
     reserve_packet_ids = _both(_Ops.reserve_packet_ids)
-    inspect, peek, purge_session = (
-        _both(_Ops.inspect),
-        _both(_Ops.peek),
-        _both(_Ops.purge_session),
-    )
-    export_session, import_session, set_owner = (
-        _both(_Ops.export_session),
-        _both(_Ops.import_session),
-        _both(_Ops.set_owner),
-    )
-    read_snapshot, read_copy, apply_snapshot = (
-        _both(_Ops.read_snapshot),
-        _both(_Ops.read_copy),
-        _both(_Ops.apply_snapshot),
-    )
-    read_outbox, read_outboxes, trim_outbox = (
-        _both(_Ops.read_outbox),
-        _both(_Ops.read_outboxes),
-        _both(_Ops.trim_outbox),
-    )
+    inspect = _both(_Ops.inspect)
+    peek = _both(_Ops.peek)
+    purge_session = _both(_Ops.purge_session)
+    export_session = _both(_Ops.export_session)
+    import_session = _both(_Ops.import_session)
+    set_owner = _both(_Ops.set_owner)
+    read_snapshot = _both(_Ops.read_snapshot)
+    read_copy = _both(_Ops.read_copy)
+    apply_snapshot = _both(_Ops.apply_snapshot)
+    read_outbox = _both(_Ops.read_outbox)
+    read_outboxes = _both(_Ops.read_outboxes)
+    trim_outbox = _both(_Ops.trim_outbox)
 
 
 def _operations(
@@ -86,7 +76,7 @@ def _operations(
     recent_sessions: int,
     epoch_of: EpochOf | None,
     clock: Clock,
-) -> Any:
+) -> _Operations:
     if layout is Layout.PACKED:
         return PackedSessionOperations(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
     return RedisSessionOperations(
@@ -126,7 +116,7 @@ class RedisSessionStore(_Methods, Blocking):
         clock: Clock = system_clock,
         layout: Layout = Layout.TBMQ,
     ) -> None:
-        self.operations = _operations(
+        self.operations: _Operations = _operations(
             layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = lua.ScriptCaller(
@@ -160,7 +150,7 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
         layout: Layout = Layout.TBMQ,
     ) -> None:
         check_caller(caller)
-        self.operations = _operations(
+        self.operations: _Operations = _operations(
             layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = caller

@@ -42,6 +42,7 @@ from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import client_defect
 from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 _USUAL = StepWish()
@@ -231,12 +232,13 @@ class OnlineDriver:
         """Tell Redis which clients it owns: a driver that died may not have done so."""
         with self._opened() as (connection, client, online, plan):
             owners = OwnerStore(connection)
-            store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
+            store = RedisSessionStore(client)
+            operations = RedisSessionOperations(prefix=plan.parameters.key_prefix)
             for each in cohorts:
                 for page in pages(online, each, "redis"):
                     settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
                     # Redis refuses a smaller epoch than it has: another caller has told it a newer owner.
-                    store.answer([store.operations.set_owner_call(known) for known in settled])
+                    store.answer([operations.set_owner_call(known) for known in settled])
 
     def cut_over_share(self, percent: int) -> StepReport | None:
         """Give clients to Redis until at least this percent of the chosen clients is there, the canary first.

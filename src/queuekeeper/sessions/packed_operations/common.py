@@ -8,20 +8,15 @@ from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys, check_client_id, check_prefix, packed_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys, check_client_id, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
+from queuekeeper.sessions.layouts import LayoutOperations, known_serial
 from queuekeeper.sessions.model import EpochOf, StoreRules
-from queuekeeper.sessions.parts import MAX_INSTANT_MS
-from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
-from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 
 SERIALS_PER_CALL = 500
 """Most messages that a call reads or removes."""
-
-BYTES_PER_CALL = 4_000_000
-"""Most bytes that one reply should hold; a single larger message is read alone."""
 
 _STATE = struct.Struct(">16d")
 _HMGET, _HKEYS = lua.reading("HMGET"), lua.reading("HKEYS")
@@ -39,7 +34,7 @@ class State(NamedTuple):
     last: int
     ids: int
     head: int
-    delivered: int
+    delivered_serial: int
     largest: int
     earliest_ms: int
     counts: tuple[int, int, int, int]
@@ -52,9 +47,19 @@ class State(NamedTuple):
     is_used: bool
 
     @property
-    def last_packet_id(self) -> int | None:
+    def given_packet_id(self) -> int | None:
         """Packet id given out last."""
         return (self.ids - 1) % MAX_PACKET_ID + 1 if self.ids else None
+
+    @property
+    def given_serial(self) -> int | None:
+        """Serial given out last."""
+        return known_serial(self.last)
+
+    @property
+    def noted_serial(self) -> int:
+        """Serial up to which messages were sent, which never goes back."""
+        return self.delivered_serial
 
     @property
     def has_stored(self) -> bool:
@@ -72,7 +77,7 @@ class State(NamedTuple):
         return self.last - self.head > 4 * self.messages + _HOLES
 
 
-class CommonOperations:
+class CommonOperations(LayoutOperations[State]):
     """Base of all operations; see ``PackedSessionOperations``."""
 
     def __init__(
@@ -83,20 +88,14 @@ class CommonOperations:
         epoch_of: EpochOf | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        self._prefix = check_prefix(prefix)
-        self._rules = rules or StoreRules()
-        self._epoch_of = epoch_of
-        self._clock = clock
-        expiry_s = self._rules.session_expiry_s
-        self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
+        super().__init__(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
 
     def _keys(self, client_id: str) -> PackedKeys:
         check_client_id(client_id)
         return packed_keys(client_id, prefix=self._prefix)
 
-    def _epoch(self, client_id: str) -> int | str:
-        epoch = None if self._epoch_of is None else self._epoch_of(client_id)
-        return "" if epoch is None else epoch
+    def _state_of(self, client_id: str) -> Steps[State]:
+        return self._read_session(self._keys(client_id))
 
     def _read_session(self, keys: PackedKeys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
@@ -110,7 +109,7 @@ class CommonOperations:
             last=values[0],
             ids=values[1],
             head=values[3],
-            delivered=values[4],
+            delivered_serial=values[4],
             largest=values[6],
             earliest_ms=values[7],
             counts=(values[12], values[13], values[14], values[15]),
@@ -155,13 +154,3 @@ class CommonOperations:
                     packet_id, _, ends_ms = text.partition(b":")
                     found.append((serial, int(packet_id), int(ends_ms)))
         return found
-
-    def _end_of_life(self, message: PendingMessage) -> int:
-        if message.expires_at_ms is not None:
-            return min(message.expires_at_ms, MAX_INSTANT_MS)
-        end_ms = end_of_life_ms(
-            time_ms=message.time_ms,
-            msg_expiry_interval=message.expiry_interval_s,
-            default_ttl_s=self._rules.default_ttl_s,
-        )
-        return min(end_ms, MAX_INSTANT_MS)

@@ -9,87 +9,23 @@ from queuekeeper.checks import check_integer
 from queuekeeper.keyspace import PackedKeys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
+from queuekeeper.sessions.layouts import BYTES_PER_CALL, MAX_SERIAL, Page
 from queuekeeper.sessions.model import Ack, Release, check_packet_id, check_serial
-from queuekeeper.sessions.packed_operations.common import BYTES_PER_CALL, SERIALS_PER_CALL, CommonOperations, State
+from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, State
 from queuekeeper.sessions.packed_record import expires_at_ms, fields_of, message_of
-from queuekeeper.sessions.reports import AckReport, PendingMessage, PendingPage
+from queuekeeper.sessions.reports import AckReport
 from queuekeeper.sessions.steps import Step, Steps, ask, checked
-from queuekeeper.sessions.store import FIRST_SERIAL, FetchOperations, PageWish, SessionOperations
+from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 
 
-class Page:
-    """The content of one page."""
-
-    __slots__ = ("after_serial", "dead", "messages", "more", "payload_bytes", "unreadable")
-
-    def __init__(self, after_serial: int) -> None:
-        self.after_serial = after_serial
-        self.more = False
-        self.messages: list[PendingMessage] = []
-        self.payload_bytes = 0
-        self.dead: list[int] = []
-        self.unreadable: list[tuple[int, bytes]] = []
-
-    def take(self, serial: int, record: bytes, state: State, max_bytes: int) -> bool:
-        """Take a record into the page; return whether it fitted."""
-        try:
-            size = len(fields_of(record)[1])
-        except UnreadableError:
-            size = 0
-        if self.messages and self.payload_bytes + size > max_bytes:
-            return False
-        self.after_serial = serial
-        ends_ms = expires_at_ms(record)
-        if ends_ms is not None and ends_ms <= state.now_ms:
-            self.dead.append(serial)
-            return True
-        try:
-            self.messages.append(message_of(record, serial=serial, redelivery=serial <= state.delivered))
-            self.payload_bytes += size
-        except UnreadableError:
-            self.unreadable.append((serial, record))
-        return True
-
-
-class DeliverOperations(CommonOperations, FetchOperations):
+class DeliverOperations(CommonOperations):
     """Fetch, mark as delivered, acknowledge, mark as released."""
 
-    def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
-        wish.check(2**53)
-        keys = self._keys(client_id)
-        backlog_serial = wish.backlog_serial
-        if backlog_serial is not None:
-            check_integer("backlog_serial", backlog_serial, FIRST_SERIAL, 2**53, "from the page before")
-        state = yield from self._read_session(keys)
-        if backlog_serial is None:
-            backlog_serial = state.highest
-        page = yield from self._page(
-            keys,
-            state,
-            after_serial=wish.after_serial,
-            backlog_serial=backlog_serial,
-            limit=wish.limit,
-            max_bytes=wish.max_bytes,
-        )
-        if state.is_open:
-            yield from self._clean_up(keys, client_id, page)
-        if wish.mark_delivered and page.messages and page.messages[-1].serial > state.delivered:
-            yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
-        return PendingPage(
-            client_id=client_id,
-            messages=tuple(page.messages),
-            after_serial=page.after_serial,
-            backlog_serial=backlog_serial,
-            more=page.more,
-            expired=len(page.dead),
-            unreadable=len(page.unreadable),
-        )
-
     def _page(
-        self, keys: PackedKeys, state: State, *, after_serial: int, backlog_serial: int, limit: int, max_bytes: int
+        self, client_id: str, state: State, *, after_serial: int, backlog_serial: int, limit: int, max_bytes: int
     ) -> Steps[Page]:
-        """Read a page of messages; nothing is changed."""
+        keys = self._keys(client_id)
         page = Page(after_serial)
         if after_serial >= backlog_serial:
             return page
@@ -105,15 +41,15 @@ class DeliverOperations(CommonOperations, FetchOperations):
                     return page
                 if record is None:
                     continue
-                if taken == limit or not page.take(serial, record, state, max_bytes):
+                if taken == limit or not _take(page, serial, record, state, max_bytes):
                     page.more = True
                     return page
                 taken += 1
             at += len(records)
         return page
 
-    def _clean_up(self, keys: PackedKeys, client_id: str, page: Page) -> Steps[None]:
-        """Remove the expired messages of a page, and put its unreadable records aside."""
+    def _clean_up(self, client_id: str, page: Page) -> Steps[None]:
+        keys = self._keys(client_id)
         epoch = self._epoch(client_id)
         calls: Step = []
         for start in range(0, len(page.dead), SERIALS_PER_CALL):
@@ -132,7 +68,7 @@ class DeliverOperations(CommonOperations, FetchOperations):
 
     @keeps(SessionOperations.mark_delivered)
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
-        check_integer("serial", serial, 0, 2**53, "of a message that was fetched")
+        check_integer("serial", serial, 0, MAX_SERIAL, "of a message that was fetched")
         call = scripts.mark_delivered(self._keys(client_id), epoch=self._epoch(client_id), serial=serial)
         return bool((yield from ask(call)))
 
@@ -200,3 +136,24 @@ class DeliverOperations(CommonOperations, FetchOperations):
             keys, epoch=self._epoch(client_id), packet_id=packet_id, serial="" if serial is None else serial
         )
         return str((yield from ask(call)).decode())
+
+
+def _take(page: Page, serial: int, record: bytes, state: State, max_bytes: int) -> bool:
+    """Take a record into a page; return whether it fitted."""
+    try:
+        size = len(fields_of(record)[1])
+    except UnreadableError:
+        size = 0
+    if page.messages and page.payload_bytes + size > max_bytes:
+        return False
+    page.after_serial = serial
+    ends_ms = expires_at_ms(record)
+    if ends_ms is not None and ends_ms <= state.now_ms:
+        page.dead.append(serial)
+        return True
+    try:
+        page.messages.append(message_of(record, serial=serial, redelivery=serial <= state.delivered_serial))
+        page.payload_bytes += size
+    except UnreadableError:
+        page.unreadable.append((serial, record))
+    return True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from queuekeeper.checks import check_page
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, keeps
+from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
 from queuekeeper.sessions.model import check_packet_id
-from queuekeeper.sessions.packed_operations.common import BYTES_PER_CALL, State
+from queuekeeper.sessions.packed_operations.common import State
 from queuekeeper.sessions.packed_operations.deliver import DeliverOperations
 from queuekeeper.sessions.packed_record import expires_at_ms, message_of
 from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
@@ -44,9 +45,9 @@ class LookOperations(DeliverOperations):
             messages=state.messages,
             offset=offset,
             page=tuple(page),
-            last_packet_id=state.last_packet_id,
-            last_serial=None if state.last < 0 else state.last,
-            delivered_serial=None if state.delivered < 0 else state.delivered,
+            last_packet_id=state.given_packet_id,
+            last_serial=state.given_serial,
+            delivered_serial=known_serial(state.delivered_serial),
             counts=counts if state.has_stored else None,
             owner=state.owner.decode() or None,
             epoch=int(state.epoch) if state.epoch else None,
@@ -69,7 +70,7 @@ class LookOperations(DeliverOperations):
         if ends_ms is not None and ends_ms <= state.now_ms:
             return None
         try:
-            return message_of(record, serial=serial, redelivery=serial <= state.delivered)
+            return message_of(record, serial=serial, redelivery=serial <= state.delivered_serial)
         except UnreadableError as error:
             raise RefusedError(f"packet id {packet_id} of {client_id!r} names a record that is none: {error}") from None
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys
 from queuekeeper.lua.scripts import packed as scripts
+from queuekeeper.sessions.layouts import Trimmed
 from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, State
-from queuekeeper.sessions.redis_operations.room import Trimmed
 from queuekeeper.sessions.steps import Steps, ask
 
 
@@ -34,15 +34,15 @@ class FreeIds(NamedTuple):
 class RoomOperations(CommonOperations):
     """Trims a session, and finds free packet ids."""
 
-    def _trim(self, keys: PackedKeys, client_id: str, limit: int) -> Steps[Trimmed]:
-        """Remove what is over the limit: expired messages, then undelivered messages, then messages in flight."""
+    def _trim(self, client_id: str, limit: int) -> Steps[Trimmed]:
+        keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         dead = 0
         messages = state.messages
         if messages > limit and state.earliest_ms <= state.now_ms:
             dead, messages = yield from self._sweep(keys, client_id, state)
         serials = yield from self._serials(keys, state)
-        at = next((index for index, serial in enumerate(serials) if serial > state.delivered), len(serials))
+        at = next((index for index, serial in enumerate(serials) if serial > state.delivered_serial), len(serials))
         live = [0, 0]
         for in_flight, candidates in enumerate((serials[at:], serials[:at])):
             for start in range(0, len(candidates), SERIALS_PER_CALL):

@@ -14,29 +14,23 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
     check_client_id,
-    check_prefix,
     payload_key,
     session_keys,
     suffix_packet_id,
 )
 from queuekeeper.lua.scripts import sessions as scripts
+from queuekeeper.sessions.layouts import MAX_SERIAL, LayoutOperations, known_serial
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Reply, Steps, ask
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
-from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 
 KEYS_PER_CALL = 250
 """Most messages that a call reads or removes; a thousand would block the server for 6 ms."""
 
-BYTES_PER_CALL = 4_000_000
-"""Most bytes that one reply should hold; a single larger message is read alone."""
-
 REFERENCES_PER_LIST = 1_000
 RECENT_SESSIONS = 100_000
-MAX_INTEGER = 2**53 - 1
-MAX_SERIAL = 2**53
 NO_EXPIRY = -1
 _NO_KEY = -2
 _OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
@@ -146,6 +140,16 @@ class State(NamedTuple):
         return FIRST_SERIAL if serial is None else serial
 
     @property
+    def given_serial(self) -> int | None:
+        """The serial given out last, by whoever did."""
+        return known_serial(max(self.highest, self.last_serial))
+
+    @property
+    def given_packet_id(self) -> int | None:
+        """The packet id given out last; none when it is not a packet id."""
+        return packet_id_of(self.last_packet_id)
+
+    @property
     def has_been_used(self) -> bool:
         """Whether the session has more than the record of its owner."""
         return not self.fields.keys() <= _OWNER_FIELDS
@@ -174,7 +178,7 @@ class Reference(NamedTuple):
     serial: int
 
 
-class CommonOperations:
+class CommonOperations(LayoutOperations[State]):
     """Base of all operations; see ``RedisSessionOperations``."""
 
     def __init__(
@@ -187,13 +191,8 @@ class CommonOperations:
         clock: Clock = system_clock,
     ) -> None:
         check_integer("recent_sessions", recent_sessions, 1, 10_000_000, "each takes about 600 bytes")
-        self._prefix = check_prefix(prefix)
-        self._rules = rules or StoreRules()
+        super().__init__(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
         self._recent = RecentKeys(recent_sessions, prefix)
-        self._epoch_of = epoch_of
-        self._clock = clock
-        expiry_s = self._rules.session_expiry_s
-        self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
         # Bound once, since looking it up costs a hundredth of a save.
         self._save_script = scripts.save_messages
 
@@ -201,9 +200,8 @@ class CommonOperations:
         check_client_id(client_id)
         return self._recent.get(client_id)
 
-    def _epoch(self, keys: Keys) -> int | str:
-        epoch = None if self._epoch_of is None else self._epoch_of(keys.client_id)
-        return "" if epoch is None else epoch
+    def _state_of(self, client_id: str) -> Steps[State]:
+        return self._read_session(self._keys(client_id))
 
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
@@ -237,16 +235,6 @@ class CommonOperations:
             else:
                 records.append((b"", _NO_KEY))
         return records
-
-    def _end_of_life(self, message: PendingMessage) -> int:
-        if message.expires_at_ms is not None:
-            return min(message.expires_at_ms, MAX_INTEGER)
-        end_ms = end_of_life_ms(
-            time_ms=message.time_ms,
-            msg_expiry_interval=message.expiry_interval_s,
-            default_ttl_s=self._rules.default_ttl_s,
-        )
-        return min(end_ms, MAX_INTEGER)
 
 
 def listed_references(reply: Reply) -> list[Reference]:
@@ -298,11 +286,6 @@ def judge_record(
 def imported_json(message: PendingMessage, client_id: str) -> bytes:
     """Return the record of a message that keeps its packet id and type."""
     return stored_json(message, client_id=client_id, packet_id=message.packet_id, packet_type=message.packet_type)
-
-
-def known_serial(serial: int) -> int | None:
-    """Return a serial; none for the serial before the first."""
-    return None if serial == FIRST_SERIAL else serial
 
 
 def _serial(score: bytes) -> int:

@@ -10,10 +10,10 @@ from queuekeeper.checks import check_page
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import Reason
+from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
 from queuekeeper.sessions.model import check_packet_id
 from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
 from queuekeeper.sessions.redis_operations.common import (
-    BYTES_PER_CALL,
     KEYS_PER_CALL,
     NO_EXPIRY,
     REFERENCES_PER_LIST,
@@ -24,7 +24,6 @@ from queuekeeper.sessions.redis_operations.common import (
     integer_of,
     is_last,
     judge_record,
-    known_serial,
     read_message,
 )
 from queuekeeper.sessions.reports import ImportView, MessageView, PendingMessage, Problem, SessionCounts, SessionView

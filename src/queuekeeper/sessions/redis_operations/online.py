@@ -10,9 +10,9 @@ from queuekeeper import lua
 from queuekeeper.errors import UnreadableRecord, UsageError
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation
+from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
 from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from queuekeeper.sessions.redis_operations.common import (
-    BYTES_PER_CALL,
     KEYS_PER_CALL,
     NO_EXPIRY,
     REFERENCES_PER_LIST,
@@ -21,7 +21,6 @@ from queuekeeper.sessions.redis_operations.common import (
     Reference,
     imported_json,
     integer_of,
-    known_serial,
     listed_references,
     packet_id_of,
     read_message,

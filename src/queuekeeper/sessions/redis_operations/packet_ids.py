@@ -11,20 +11,16 @@ from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
+from queuekeeper.sessions.layouts import MAX_RESERVATION, TRIES, Trimmed, added
 from queuekeeper.sessions.model import check_expected, check_packet_id
 from queuekeeper.sessions.parts import no_free_packet_ids
-from queuekeeper.sessions.redis_operations.common import Keys, packet_id_of
-from queuekeeper.sessions.redis_operations.room import RoomOperations, Trimmed, added
+from queuekeeper.sessions.redis_operations.common import Keys
+from queuekeeper.sessions.redis_operations.room import RoomOperations
 from queuekeeper.sessions.steps import Reply, Steps, ask, checked
 from queuekeeper.sessions.store import SessionOperations
 
-TRIES = 200
-"""Tries to take packet ids, since other writers of the session may take them first."""
-
 IDS_PER_LOOK = 1_000
 """Packet ids that one call checks for being free."""
-
-MAX_RESERVATION = 1_000
 
 _ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
 """Makes a call from the last packet id as it is known and the packet ids to give out."""
@@ -36,11 +32,6 @@ Answered: TypeAlias = tuple[Sequence[int], Sequence[Reply]]
 class PacketIdOperations(RoomOperations):
     """Reads, sets and reserves packet ids, and claims them for calls."""
 
-    @keeps(SessionOperations.get_last_packet_id)
-    def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
-        state = yield from self._read_session(self._keys(client_id))
-        return packet_id_of(state.last_packet_id)
-
     @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
         check_packet_id(packet_id)
@@ -50,7 +41,7 @@ class PacketIdOperations(RoomOperations):
         for text in ("", "0") if expected is None else (expected,):
             call = scripts.set_last_packet_id(
                 keys,
-                epoch=self._epoch(keys),
+                epoch=self._epoch(keys.client_id),
                 expected=text,
                 last_packet_id=packet_id,
                 keep_ms=self._session_expiry_ms,
@@ -68,7 +59,7 @@ class PacketIdOperations(RoomOperations):
             return scripts.reserve_packet_ids(
                 keys,
                 payloads=map(keys.payload, ids),
-                epoch=self._epoch(keys),
+                epoch=self._epoch(keys.client_id),
                 expected=last,
                 last_packet_id=ids[-1],
                 keep_ms=self._session_expiry_ms,
@@ -125,7 +116,7 @@ class PacketIdOperations(RoomOperations):
             last = told
             free = yield from self._free_ids(keys, last, count)
             if may_trim and len(free) < count:
-                trimmed = added(trimmed, (yield from self._trim(keys, MAX_PACKET_ID - count)))
+                trimmed = added(trimmed, (yield from self._trim(keys.client_id, MAX_PACKET_ID - count)))
                 free = yield from self._free_ids(keys, last, count)
             if len(free) < count:
                 raise no_free_packet_ids(keys.client_id, free=len(free), count=count)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, MAX_SERIAL, CommonOperations, Keys, is_last
+from queuekeeper.sessions.layouts import MAX_SERIAL, Trimmed
+from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, CommonOperations, Keys, is_last
 from queuekeeper.sessions.steps import Steps, ask
 from queuekeeper.sessions.store import FIRST_SERIAL
-
-
-class Trimmed(NamedTuple):
-    """How many messages and how many dead references were removed to make room."""
-
-    live: int = 0
-    in_flight: int = 0
-    dead: int = 0
 
 
 class RoomOperations(CommonOperations):
     """Trims a session to make room."""
 
-    def _trim(self, keys: Keys, limit: int) -> Steps[Trimmed]:
-        """Remove what is over the limit: dead references, then undelivered messages, then messages in flight."""
+    def _trim(self, client_id: str, limit: int) -> Steps[Trimmed]:
+        keys = self._recent.get(client_id)
         state = yield from self._read_session(keys)
         dead = 0
         references = state.references
@@ -40,7 +31,7 @@ class RoomOperations(CommonOperations):
                     call = scripts.trim_messages(
                         keys,
                         payloads=[r.member for r in candidates],
-                        epoch=self._epoch(keys),
+                        epoch=self._epoch(keys.client_id),
                         limit=limit,
                         serials=[r.serial for r in candidates],
                     )
@@ -65,7 +56,7 @@ class RoomOperations(CommonOperations):
             call = scripts.remove_dead_references(
                 keys,
                 payloads=own,
-                epoch=self._epoch(keys),
+                epoch=self._epoch(keys.client_id),
                 earliest_expiry_ms=earliest,
                 complete_for=saved_last_packet_id if last else b"",
             )
@@ -75,8 +66,3 @@ class RoomOperations(CommonOperations):
             if last:
                 return removed
             cursor = page[-1].serial
-
-
-def added(first: Trimmed, second: Trimmed) -> Trimmed:
-    """Return the sum of two results."""
-    return Trimmed(*(a + b for a, b in zip(first, second, strict=True)))

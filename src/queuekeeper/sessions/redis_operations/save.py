@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TypeAlias
 
 from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Operation, keeps
+from queuekeeper.sessions.layouts import SOON_MS, SavedPart, Trimmed, added
 from queuekeeper.sessions.model import NewMessage, SessionSave
-from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives, other_batch, parts_of
+from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives
 from queuekeeper.sessions.redis_operations.common import Keys
 from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdOperations, following_ids
-from queuekeeper.sessions.redis_operations.room import Trimmed, added
 from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.steps import SESSIONS_PER_STEP, Reply, Steps, part_of, read_runs, together, write_runs
 from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import stored_json
-
-SOON_MS = 3_600_000
-"""The server's clock decides on messages that expire within this time; this machine's clock may be that much behind."""
-
 
 _PUBLISH = "PUBLISH"
 
@@ -74,14 +69,6 @@ class SaveOperations(PacketIdOperations):
         yield from together(iter(branches))
         return [reports[index] for index in range(len(saves))]
 
-    def check_payload(self, client_id: str, message: NewMessage) -> None:
-        """Refuse a value that is not a message, or is larger than the rules allow.
-
-        :raises UsageError: naming size and limit.
-        """
-        if type(message) is not NewMessage or len(message.payload) > self._rules.max_payload_bytes:
-            self._rules.check_size(SessionSave(client_id=client_id, messages=(message,)))
-
     def _begin(self, save: SessionSave, place: int, soon_ms: int) -> _Begun | None:
         """Return the one call that completes most saves; none when the save needs more calls."""
         keys = self._recent.get(save.client_id)
@@ -112,110 +99,46 @@ class SaveOperations(PacketIdOperations):
             replicated=replicated,
         )
 
-    def _save_session(
-        self,
-        saves: Sequence[SessionSave],
-        indexes: list[int],
-        reports: dict[int, SaveReport],
-        begun: Answered | None = None,
-    ) -> Steps[None]:
-        """Do all saves for one session, one after the other.
-
-        :param begun: packet ids and replies of the first call; none when it was not sent.
-        """
-        failure: QueuekeeperError | None = None
-        for index in indexes:
-            save = saves[index]
-            if failure is None:
-                keys = self._recent.get(save.client_id)
-                try:
-                    reports[index] = yield from self._save(keys, save, begun)
-                    begun = None
-                    continue
-                except QueuekeeperError as error:
-                    keys.last = None
-                    failure = error
-            # A later save, if stored now, would come before the failed save that the caller repeats.
-            reports[index] = SaveReport(client_id=save.client_id, error=failure)
-
-    def _save(self, keys: Keys, save: SessionSave, begun: Answered | None) -> Steps[SaveReport]:
-        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
-        count = len(save.messages)
-        packet_ids: list[int | None] = [None] * count
-        serials: list[int | None] = [None] * count
-        trimmed = Trimmed()
-        replays = 0
-        forgotten = False
-        replicated: bool | None = None
-        references = 0
-        # Messages that were refused before are counted with the first part.
-        before = list(refused.values())
+    def _save_part(
+        self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: Answered | None
+    ) -> Steps[SavedPart | None]:
+        """:param begun: packet ids and replies of the first call; none when it was not sent."""
+        keys = self._recent.get(save.client_id)
         soon_ms = self._clock() + SOON_MS
-        for part in parts:
 
-            def call(last: bytes, ids: Sequence[int], part: Part = part) -> lua.Call:
-                return self._save_call(
-                    keys,
-                    save,
-                    part.messages,
-                    part.ends_ms,
-                    soon_ms,
-                    last=last,
-                    ids=ids,
-                    number=part.number,
-                    refused=() if part.number else before,
-                )
+        def call(last: bytes, ids: Sequence[int]) -> lua.Call:
+            return self._save_call(
+                keys,
+                save,
+                part.messages,
+                part.ends_ms,
+                soon_ms,
+                last=last,
+                ids=ids,
+                number=part.number,
+                refused=refused,
+            )
 
-            ids, reply, has_it, made_room = yield from self._claim(
+        try:
+            ids, reply, replicated, trimmed = yield from self._claim(
                 keys, len(part.messages), call, may_trim=True, begun=begun
             )
-            begun = None
-            trimmed = added(trimmed, made_room)
-            if has_it is not None:
-                replicated = has_it and replicated is not False
-            replayed = type(reply) is not bytes
-            if not replayed:
-                serial, references, expired, replaced = _read_saved(reply)
-                trimmed = added(trimmed, Trimmed(dead=replaced))
-            elif reply.word == "forgotten":
-                keys.last = None
-                forgotten = True
-                break
-            else:
-                serial, expired = reply.first_serial, reply.expired
-                replays += 1
-                ids = read_runs(reply.packet_ids)
-                if len(ids) != len(part.messages):
-                    stored = len(save.messages) - len(part.messages) + len(ids)
-                    raise other_batch(save, stored=stored, given=len(save.messages))
-            dead = {int(position) for position in expired.split(b",")} if expired else ()
-            if ids and (replayed or len(dead) == len(ids)):
-                # No packet ids were given out that the next call could follow.
-                keys.last = None
-            for at, position in enumerate(part.positions):
-                if at in dead:
-                    refused[position] = Refusal.EXPIRED
-                    continue
-                packet_ids[position] = ids[at]
-                serials[position] = serial
-                serial += 1
-        if references > self._rules.limit and any(packet_id is not None for packet_id in packet_ids):
-            # The messages are stored, and an error would make the caller store them twice. The next save trims.
-            with suppress(QueuekeeperError):
-                trimmed = added(trimmed, (yield from self._trim(keys, self._rules.limit)))
-        return SaveReport(
-            client_id=save.client_id,
-            packet_ids=tuple(packet_ids),
-            serials=tuple(serials),
-            # The expired messages of a forgotten batch are not known.
-            refused={} if forgotten else refused,
-            trimmed=trimmed.live,
-            trimmed_in_flight=trimmed.in_flight,
-            dead=trimmed.dead,
-            replayed=forgotten or replays == len(parts),
-            forgotten=forgotten,
-            replicated=replicated,
-        )
+        except QueuekeeperError:
+            keys.last = None
+            raise
+        if type(reply) is not bytes:
+            keys.last = None
+            if reply.word == "forgotten":
+                return None
+            return SavedPart(
+                read_runs(reply.packet_ids), reply.first_serial, reply.expired,
+                trimmed=trimmed, replicated=replicated, replayed=True,
+            )  # fmt: skip
+        serial, references, expired, replaced = _read_saved(reply)
+        if ids and expired and expired.count(b",") + 1 == len(ids):
+            # No packet ids were given out that the next call could follow.
+            keys.last = None
+        return SavedPart(ids, serial, expired, references, added(trimmed, Trimmed(dead=replaced)), replicated)
 
     def _save_call(
         self,
@@ -231,7 +154,7 @@ class SaveOperations(PacketIdOperations):
         refused: Sequence[Refusal] = (),
     ) -> lua.Call:
         stem = keys.stem
-        epoch = "" if self._epoch_of is None else self._epoch(keys)
+        epoch = "" if self._epoch_of is None else self._epoch(keys.client_id)
         batch = ""
         if save.source is not None or refused:
             over = sum(refusal is Refusal.EXPIRED for refusal in refused)

@@ -33,7 +33,7 @@ class UpkeepOperations(CommonOperations):
             own = [member for member in going if keys.packet_id(member) is not None]
             foreign = [member for member in going if keys.packet_id(member) is None]
             call = scripts.purge_session(
-                keys, payloads=own, epoch=self._epoch(keys), up_to_serial=highest, members=foreign
+                keys, payloads=own, epoch=self._epoch(keys.client_id), up_to_serial=highest, members=foreign
             )
             reply = yield from ask(call)
             progress.removed += reply.removed

@@ -1,0 +1,396 @@
+"""What the operations of sessions in Redis have in common, whatever the layout of the keys."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from queuekeeper import lua
+from queuekeeper.checks import check_integer, check_page
+from queuekeeper.clock import Clock
+from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, QueuekeeperError, StaleEpoch
+from queuekeeper.keyspace import check_prefix
+from queuekeeper.operation import Operation, keeps
+from queuekeeper.portions import portions
+from queuekeeper.sessions import jsonl
+from queuekeeper.sessions.model import EpochOf, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
+from queuekeeper.sessions.parts import (
+    BYTES_PER_SAVE,
+    MAX_INSTANT_MS,
+    MESSAGES_PER_SAVE,
+    Part,
+    other_batch,
+    parts_of,
+)
+from queuekeeper.sessions.reports import ExportPage, ImportReport, PendingMessage, PendingPage, Refusal, SaveReport
+from queuekeeper.sessions.steps import Steps, ask
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, FetchOperations, PageWish, SessionOperations
+from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
+
+BYTES_PER_CALL = 4_000_000
+"""Most bytes that one reply should hold; a single larger message is read alone."""
+
+MAX_SERIAL = 2**53
+
+SOON_MS = 3_600_000
+"""The server's clock decides on messages that expire within this time; this machine's clock may be that much behind."""
+
+MAX_RESERVATION = 1_000
+
+TRIES = 200
+"""Tries to take packet ids, since other writers of the session may take them first."""
+
+
+class SessionState(Protocol):
+    """A session as it is read before its messages are."""
+
+    @property
+    def highest(self) -> int:
+        """Highest serial of a message."""
+
+    @property
+    def delivered_serial(self) -> int:
+        """Serial up to which the messages that exist have been delivered."""
+
+    @property
+    def noted_serial(self) -> int:
+        """The same, whether its messages still exist or not."""
+
+    @property
+    def given_packet_id(self) -> int | None:
+        """Packet id given out last; none before the first."""
+
+    @property
+    def given_serial(self) -> int | None:
+        """Serial given out last."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Redis takes writes; the same rule as lua/includes/ownership.lua."""
+
+
+class Page:
+    """The content of one page.
+
+    :ivar dead: what to remove, since its message has expired.
+    :ivar unreadable: what to quarantine.
+    :ivar foreign: what is no message of this session; it stays.
+    """
+
+    __slots__ = ("after_serial", "dead", "foreign", "messages", "more", "payload_bytes", "unreadable")
+
+    def __init__(self, after_serial: int) -> None:
+        self.after_serial = after_serial
+        self.more = False
+        self.messages: list[PendingMessage] = []
+        self.payload_bytes = 0
+        self.dead: list[Any] = []
+        self.unreadable: list[Any] = []
+        self.foreign = 0
+
+
+class Trimmed(NamedTuple):
+    """How many messages, and how many expired ones or references to such, were removed to make room."""
+
+    live: int = 0
+    in_flight: int = 0
+    dead: int = 0
+
+
+class SavedPart(NamedTuple):
+    """A part of a save that has been stored.
+
+    :ivar packet_ids: of all its messages, those that had expired included.
+    :ivar first_serial: of those that were stored.
+    :ivar expired: positions within the part of messages that had expired, with commas.
+    :ivar messages: of the session now; 0 if it is not known.
+    :ivar replicated: whether the replicas have it; none if nobody has asked.
+    :ivar replayed: whether it had been stored before.
+    """
+
+    packet_ids: Sequence[int]
+    first_serial: int
+    expired: bytes
+    messages: int = 0
+    trimmed: Trimmed = Trimmed()
+    replicated: bool | None = None
+    replayed: bool = False
+
+
+S = TypeVar("S", bound=SessionState)
+
+
+class LayoutOperations(FetchOperations, Generic[S]):
+    """Base of the operations of both layouts."""
+
+    def __init__(self, *, prefix: str, rules: StoreRules | None, epoch_of: EpochOf | None, clock: Clock) -> None:
+        self._prefix = check_prefix(prefix)
+        self._rules = rules or StoreRules()
+        self._epoch_of = epoch_of
+        self._clock = clock
+        expiry_s = self._rules.session_expiry_s
+        self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
+
+    @abstractmethod
+    def _state_of(self, client_id: str) -> Steps[S]:
+        """Read a session without its messages."""
+
+    @abstractmethod
+    def _page(
+        self, client_id: str, state: S, *, after_serial: int, backlog_serial: int, limit: int, max_bytes: int
+    ) -> Steps[Page]:
+        """Read a page of messages; nothing is changed."""
+
+    @abstractmethod
+    def _clean_up(self, client_id: str, page: Page) -> Steps[None]:
+        """Remove the dead messages of a page, and put its unreadable records aside."""
+
+    @abstractmethod
+    def _save_part(
+        self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: Any
+    ) -> Steps[SavedPart | None]:
+        """Save a part; none if the store has forgotten its batch, which was saved.
+
+        :param refused: messages that were refused before, to be counted.
+        :param begun: what the layout knows of a call for this part that was sent before; none if there was no such.
+        """
+
+    @abstractmethod
+    def _trim(self, client_id: str, limit: int) -> Steps[Trimmed]:
+        """Remove what is over the limit: dead messages, then undelivered messages, then messages in flight."""
+
+    @abstractmethod
+    def _import_call(
+        self,
+        session: jsonl.ExportedSession,
+        messages: Sequence[PendingMessage],
+        *,
+        plan: str,
+        epoch: int,
+        chunk: int,
+        last: bool,
+    ) -> lua.Call:
+        """Return the call for one chunk of an import.
+
+        :param messages: of the chunk.
+        :param chunk: its number, from 0.
+        :param last: whether it is the last one.
+        """
+
+    @abstractmethod
+    def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
+        """Record that messages up to a serial have been sent."""
+
+    def _epoch(self, client_id: str) -> int | str:
+        epoch = None if self._epoch_of is None else self._epoch_of(client_id)
+        return "" if epoch is None else epoch
+
+    def check_payload(self, client_id: str, message: NewMessage) -> None:
+        """Refuse a value that is not a message, or is larger than the rules allow.
+
+        :raises UsageError: naming size and limit.
+        """
+        if type(message) is not NewMessage or len(message.payload) > self._rules.max_payload_bytes:
+            self._rules.check_size(SessionSave(client_id=client_id, messages=(message,)))
+
+    @keeps(SessionOperations.get_last_packet_id)
+    def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
+        return (yield from self._state_of(client_id)).given_packet_id
+
+    # Saves.
+
+    def _save_session(
+        self, saves: Sequence[SessionSave], indexes: list[int], reports: dict[int, SaveReport], begun: Any = None
+    ) -> Steps[None]:
+        """Do all saves for one session, one after the other.
+
+        :param begun: see :meth:`_save_part`; of the first save.
+        """
+        failure: QueuekeeperError | None = None
+        for index in indexes:
+            save = saves[index]
+            if failure is None:
+                try:
+                    reports[index] = yield from self._save(save, begun)
+                    begun = None
+                    continue
+                except QueuekeeperError as error:
+                    failure = error
+            # A later save, if stored now, would come before the failed save that the caller repeats.
+            reports[index] = SaveReport(client_id=save.client_id, error=failure)
+
+    def _save(self, save: SessionSave, begun: Any) -> Steps[SaveReport]:
+        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
+        count = len(save.messages)
+        packet_ids: list[int | None] = [None] * count
+        serials: list[int | None] = [None] * count
+        trimmed = Trimmed()
+        replays = messages = 0
+        forgotten = False
+        replicated: bool | None = None
+        # Messages that were refused before are counted with the first part.
+        before = list(refused.values())
+        for part in parts:
+            saved = yield from self._save_part(save, part, () if part.number else before, begun)
+            begun = None
+            if saved is None:
+                forgotten = True
+                break
+            trimmed, messages = added(trimmed, saved.trimmed), saved.messages
+            if saved.replicated is not None:
+                replicated = saved.replicated and replicated is not False
+            replays += saved.replayed
+            if len(saved.packet_ids) != len(part.messages):
+                raise other_batch(save, stored=count - len(part.messages) + len(saved.packet_ids), given=count)
+            dead = {int(position) for position in saved.expired.split(b",")} if saved.expired else ()
+            serial = saved.first_serial
+            for at, position in enumerate(part.positions):
+                if at in dead:
+                    refused[position] = Refusal.EXPIRED
+                    continue
+                packet_ids[position] = saved.packet_ids[at]
+                serials[position] = serial
+                serial += 1
+        if messages > self._rules.limit and any(packet_id is not None for packet_id in packet_ids):
+            # The messages are stored, and an error would make the caller store them twice. The next save trims.
+            with suppress(QueuekeeperError):
+                trimmed = added(trimmed, (yield from self._trim(save.client_id, self._rules.limit)))
+        return SaveReport(
+            client_id=save.client_id,
+            packet_ids=tuple(packet_ids),
+            serials=tuple(serials),
+            # The expired messages of a forgotten batch are not known.
+            refused={} if forgotten else refused,
+            trimmed=trimmed.live,
+            trimmed_in_flight=trimmed.in_flight,
+            dead=trimmed.dead,
+            replayed=forgotten or replays == len(parts),
+            forgotten=forgotten,
+            replicated=replicated,
+        )
+
+    # Pages.
+
+    def _fetch_page(self, client_id: str, wish: PageWish) -> Operation[PendingPage]:
+        wish.check(MAX_SERIAL)
+        after_serial, backlog_serial = wish.after_serial, wish.backlog_serial
+        state = yield from self._state_of(client_id)
+        if backlog_serial is None:
+            backlog_serial = state.highest
+        elif wish.mark_delivered and state.delivered_serial < after_serial <= state.noted_serial:
+            # The serial of delivery was read with the pages. Another program has emptied the session since and begun
+            # again with lower serials, so none of these messages was delivered.
+            after_serial = state.delivered_serial
+        check_integer("backlog_serial", backlog_serial, FIRST_SERIAL, MAX_SERIAL, "from the page before")
+        page = yield from self._page(
+            client_id,
+            state,
+            after_serial=after_serial,
+            backlog_serial=backlog_serial,
+            limit=wish.limit,
+            max_bytes=wish.max_bytes,
+        )
+        if state.is_open:
+            yield from self._clean_up(client_id, page)
+        if wish.mark_delivered and page.messages and page.messages[-1].serial > state.delivered_serial:
+            yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
+        return PendingPage(
+            client_id=client_id,
+            messages=tuple(page.messages),
+            after_serial=page.after_serial,
+            backlog_serial=backlog_serial,
+            more=page.more,
+            expired=len(page.dead),
+            unreadable=len(page.unreadable) + page.foreign,
+        )
+
+    @keeps(SessionOperations.export_session)
+    def export_session(
+        self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
+    ) -> Operation[ExportPage]:
+        check_page(0, limit, most=MAX_PAGE)
+        state = yield from self._state_of(client_id)
+        lines: list[bytes] = []
+        if after_serial is None:
+            after_serial = FIRST_SERIAL
+            lines.append(
+                jsonl.session_line(
+                    client_id=client_id,
+                    last_packet_id=state.given_packet_id,
+                    last_serial=state.given_serial,
+                    exported_from="redis",
+                )
+            )
+        page = yield from self._page(
+            client_id,
+            state,
+            after_serial=after_serial,
+            backlog_serial=state.highest,
+            limit=limit,
+            max_bytes=PAGE_BYTES,
+        )
+        lines += (jsonl.message_line(message, client_id=client_id) for message in page.messages)
+        return ExportPage(
+            lines=tuple(lines),
+            after_serial=page.after_serial,
+            more=page.more,
+            unreadable=len(page.unreadable) + page.foreign,
+        )
+
+    @keeps(SessionOperations.import_session)
+    def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
+        """Repeating an interrupted import continues it."""
+        given = [line for line in lines if line.strip()]
+        session = jsonl.read_lines(given, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
+        plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()
+        epoch = self._epoch(client_id)
+        stored = expired = 0
+        chunks = list(_chunks_of(session.messages)) or [[]]
+        for number, chunk in enumerate(chunks):
+            call = self._import_call(
+                session, chunk, plan=plan, epoch=int(epoch or 0), chunk=number, last=number == len(chunks) - 1
+            )
+            try:
+                reply = yield from ask(call)
+            except (ImportedBefore, MovedOn, NotOwner, StaleEpoch) as error:
+                if isinstance(error, NotOwner | StaleEpoch) and epoch != "":
+                    raise
+                raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
+            if reply.word in ("unchanged", "used"):
+                raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
+            stored += reply.written
+            expired += reply.expired
+        if stored and session.delivered_serial > FIRST_SERIAL:
+            yield from self.mark_delivered(client_id, serial=session.delivered_serial)
+        return ImportReport(client_id=client_id, stored=stored, expired=expired, last_packet_id=session.last_packet_id)
+
+    def _end_of_life(self, message: PendingMessage) -> int:
+        if message.expires_at_ms is not None:
+            return min(message.expires_at_ms, MAX_INSTANT_MS)
+        end_ms = end_of_life_ms(
+            time_ms=message.time_ms,
+            msg_expiry_interval=message.expiry_interval_s,
+            default_ttl_s=self._rules.default_ttl_s,
+        )
+        return min(end_ms, MAX_INSTANT_MS)
+
+
+def added(first: Trimmed, second: Trimmed) -> Trimmed:
+    """Return the sum of two results."""
+    return Trimmed(*(a + b for a, b in zip(first, second, strict=True)))
+
+
+def known_serial(serial: int) -> int | None:
+    """Return a serial; none for the serial before the first."""
+    return None if serial == FIRST_SERIAL else serial
+
+
+def _chunks_of(messages: Sequence[PendingMessage]) -> Iterator[list[PendingMessage]]:
+    """Cut an import into calls."""
+    return portions(
+        messages, size=lambda message: len(message.payload), most=BYTES_PER_SAVE, most_items=MESSAGES_PER_SAVE
+    )
