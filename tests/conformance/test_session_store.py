@@ -28,6 +28,7 @@ from tests.conformance.store_worlds import (
     lose_answer,
 )
 from tests.conftest import REDIS_FLAVOURS, nightly
+from tests.patience import short_lives_ms
 
 pytestmark = pytest.mark.conformance
 
@@ -62,8 +63,6 @@ HOSTILE_IDS = (
 )
 C = "meter-7"
 HOUR_MS = 3_600_000
-SHORT_LIVES_MS = (300, 3_000, 30_000, 300_000)
-"""Lives of messages that are to die while a test waits; the next one where the machine was too slow for one."""
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +142,15 @@ def outlived(world: World, use: Callable[[Store, NewMessage], object], **rules: 
 
     :param use: all that must happen while it lives; it begins anew, with nothing stored, when it took too long.
     """
-    for life_ms in SHORT_LIVES_MS:
+    lives_ms = short_lives_ms()
+    while True:
         world.erase()
         store = world.store(**rules)
-        ends_ms = world.now_ms() + life_ms
+        ends_ms = world.now_ms() + next(lives_ms)
         use(store, message(world, b"dying", time_ms=ends_ms - 1_000_000, expiry_interval_s=1_000))
         if world.now_ms() < ends_ms:
             world.wait_until(ends_ms)
             return store
-    raise AssertionError(f"what takes a moment took longer than {SHORT_LIVES_MS[-1]} ms")
 
 
 def batch(world: World, *payloads: bytes, client_id: str = C, **fields: Any) -> SessionSave:

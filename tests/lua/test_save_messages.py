@@ -12,6 +12,7 @@ from tbmq_broker import Broker
 from queuekeeper.errors import NotOwner, StoreFull, UsageError
 from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
+from tests.patience import short_lives_ms
 
 pytestmark = pytest.mark.lua
 
@@ -103,8 +104,9 @@ def test_expired_messages_are_passed_over_and_counted_and_serials_stay_contiguou
 
 
 def test_message_that_ends_within_the_second_is_stored(session: Session) -> None:
+    lives_ms = short_lives_ms(900)
     while True:
-        ends_at_ms = now_ms() + 900
+        ends_at_ms = now_ms() + next(lives_ms)
         reply = session.save_messages([Message(1, 0, ends_at_ms, "{}")])
         if now_ms() < ends_at_ms:
             break
