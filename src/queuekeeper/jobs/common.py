@@ -114,7 +114,8 @@ def max_run_minutes() -> Any:
     return minutes(
         None,
         title="Time limit",
-        help="Minutes after which a task stops and fails. Clear the task to go on where it stopped.",
+        help="Minutes after which a task stops and fails. To go on where it stopped, clear the task, or give the "
+        "command the run.",
         unset="no limit",
         section=Section.PACE,
         examples=[None, 30, 240],

@@ -16,7 +16,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.pace import Breaker
-from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.jobs.parameters import Parameters, describe
 from queuekeeper.jobs.undo import changes
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import instant
@@ -477,7 +477,9 @@ class Job(ABC, Generic[P, C, F]):
     @classmethod
     def rule_words(cls, parameters: P) -> str:
         """Return a sentence that says what a run was asked to do."""
-        return ", ".join(f"{name} {value}" for name, value in asdict(parameters).items() if value not in (None, ""))
+        given = ((each.said.title, getattr(parameters, name)) for name, each in describe(type(parameters)).items())
+        named = ((title, f"{value:,}" if type(value) is int else value) for title, value in given)
+        return "; ".join(f"{title}: {value}" for title, value in named if value not in (None, ""))
 
     @classmethod
     def question(cls, run_id: str, plan: Plan[P, C, F]) -> str:
