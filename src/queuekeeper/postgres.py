@@ -142,10 +142,11 @@ def _is_port(text: str) -> bool:
 
 
 def _unavailable(parameters: dict[str, Any], error: psycopg.Error) -> ServerUnavailable:
-    text = " ".join(str(error).split())
+    text = str(error)
     password = str(parameters.get("password") or "")
     if password:
         text = text.replace(password, "***")
+    text = "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip()).replace(":; ", ": ")
     remedy = next((advice for words, advice in _REMEDIES if words in text), "check the server's log")
     return ServerUnavailable(f"PostgreSQL at {_address(parameters)} is not available: {text}; {remedy}")
 
