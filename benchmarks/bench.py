@@ -170,14 +170,16 @@ def sampled(counts: Counter[str]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Blocking:
-    """For how long the script calls of one operation kept the server from all others.
+    """For how long the calls of one operation kept the server from all others.
 
+    :param total_ms: of all calls together.
     :param p10_ms: a call that no other program disturbed. All of these are the server's own latency statistics, which
         count the time for which others had the processor.
     :param cpu_ms: processor time of the server per call, reading and writing included.
     """
 
     calls: int
+    total_ms: float
     p10_ms: float
     p50_ms: float
     p99_ms: float
@@ -187,11 +189,18 @@ class Blocking:
 
 @contextmanager
 def watched(
-    client: redis.Redis, server_cpu_s: Callable[[], float], found: dict[str, Blocking], operation: str
+    client: redis.Redis,
+    server_cpu_s: Callable[[], float],
+    found: dict[str, Blocking],
+    operation: str,
+    *,
+    beside: str | None = None,
 ) -> Iterator[None]:
     """Note what the server's own statistics say of the script calls that the block makes.
 
     :param server_cpu_s: tells the processor time that the server has used.
+    :param beside: another command that it calls, whose quantiles are noted instead of those of scripts. The statistics
+        count it within scripts too, which adds to calls and total.
     :raises QueuekeeperError: when one of them has failed.
     """
     # Not the slow log: it has the commands inside of scripts too, and writing them down takes as long as they do.
@@ -202,17 +211,20 @@ def watched(
     used_s = server_cpu_s() - before_s
     commands: Any = client.info("commandstats")
     latencies: Any = client.info("latencystats")
-    counts = commands["cmdstat_evalsha"]
-    us = latencies["latency_percentiles_usec_evalsha"]
-    calls = counts["calls"]
-    if counts["failed_calls"]:
-        raise QueuekeeperError(f"{operation}: {counts['failed_calls']} of {calls} calls have failed")
+    names = ["evalsha"] if beside is None else ["evalsha", beside]
+    counts = [commands[f"cmdstat_{name}"] for name in names]
+    quantiles = [latencies[f"latency_percentiles_usec_{name}"] for name in names]
+    us = quantiles[-1]
+    calls = sum(each["calls"] for each in counts)
+    if failed := sum(each["failed_calls"] for each in counts):
+        raise QueuekeeperError(f"{operation}: {failed} of {calls} calls have failed")
     found[operation] = Blocking(
         calls=calls,
+        total_ms=round(sum(each["usec"] for each in counts) / 1e3, 2),
         p10_ms=round(us["p10"] / 1e3, 4),
         p50_ms=round(us["p50"] / 1e3, 4),
         p99_ms=round(us["p99"] / 1e3, 4),
-        longest_ms=round(us["p100"] / 1e3, 4),
+        longest_ms=round(max(each["p100"] for each in quantiles) / 1e3, 4),
         cpu_ms=round(1e3 * used_s / calls, 4),
     )
 

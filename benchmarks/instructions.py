@@ -19,9 +19,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from online import TBMQ_DESIGN, made_beforehand, pipe_into
+from online import SAVING, made_beforehand, pipe_into
 
-from queuekeeper import lua
 from queuekeeper.embedded import RedisServer
 from queuekeeper.embedded.process import ProcessRecord
 from queuekeeper.embedded.redis_server import Flavour, binary_path
@@ -58,7 +57,7 @@ class CountedServer(RedisServer):
 def counted(flavour: Flavour, way: str, *, payload_bytes: int, per_client: int, calls: int) -> float:
     """Return the instructions per message.
 
-    :param way: ``limit`` for ours, ``tbmq`` for TBMQ's design.
+    :param way: ``limit`` for ours in the layout of TBMQ, ``packed`` for the packed one, ``tbmq`` for TBMQ's design.
     """
     home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
     server = CountedServer(home / flavour, flavour=flavour, config={"appendonly": "no"}, die_with_parent=True)
@@ -68,7 +67,7 @@ def counted(flavour: Flavour, way: str, *, payload_bytes: int, per_client: int, 
     try:
         server.start()
         with server.client() as client:
-            for source in (lua.load("sessions/save_messages").source, TBMQ_DESIGN):
+            for source in SAVING.values():
                 client.script_load(source)
         pipe_into(server.url, known, known_calls)
         server.count("on")
@@ -100,16 +99,16 @@ def main(words: Sequence[str] | None = None) -> int:
     for flavour in arguments.servers:
         for per_client in arguments.per_client:
             for size in arguments.payload_bytes:
-                ours, tbmq = (
+                ours, packed, tbmq = (
                     statistics.median(
                         counted(flavour, way, payload_bytes=size, per_client=per_client, calls=arguments.calls)
                         for _ in range(arguments.rounds)
                     )
-                    for way in ("limit", "tbmq")
+                    for way in ("limit", "packed", "tbmq")
                 )
                 print(
-                    f"{flavour}, {per_client} per call, {size} B: ours {ours:,.0f}, TBMQ's design {tbmq:,.0f} "
-                    f"instructions per message: {ours / tbmq:.3f}",
+                    f"{flavour}, {per_client} per call, {size} B: ours {ours:,.0f}, packed {packed:,.0f}, "
+                    f"TBMQ's design {tbmq:,.0f} instructions per message: {ours / tbmq:.3f} and {packed / tbmq:.3f}",
                     flush=True,
                 )
     return 0

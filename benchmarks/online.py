@@ -9,12 +9,13 @@ writer           SessionWriter on the asyncio store, every publisher waiting for
 batch            the blocking store's save_messages with 100 messages: 100 clients with 1, or 10 clients with 10
 overlap          the same batches and the asyncio store, two under way: one is made while the server has the other
 limit            our script's very calls, made beforehand and piped into the server over one connection
+packed           the same for the packed layout; "packed batch" is its blocking store
 tbmq             the same for the script of TBMQ's design
 redis-benchmark  a script with the same commands as ours under redis-benchmark, where that is installed
 postgres         batch, on the tables of TBMQ 1.x
 
-Then the longest time for which one script call keeps the server from all others, and what a reconnecting client with
-a long queue costs its process in memory.
+Then what a stored message takes, the longest time for which one call keeps the server from all others, and what a
+reconnecting client with a long queue costs its process in memory. "ours" is our store in the layout of TBMQ.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import re
 import shutil
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import threading
@@ -60,7 +62,8 @@ from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.redis_async import AsyncScriptCaller
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
@@ -105,6 +108,22 @@ if over > 0 then
 end
 return before
 """
+
+# The same for a client that comes back: all its messages in one call, references to expired ones removed.
+TBMQ_FETCH = """
+local messages_key = KEYS[1]
+local messages = {}
+for _, key in ipairs(redis.call('ZRANGE', messages_key, 0, tonumber(ARGV[1]) - 1)) do
+    if redis.call('EXISTS', key) == 1 then
+        messages[#messages + 1] = redis.call('GET', key)
+    else
+        redis.call('ZREM', messages_key, key)
+    end
+end
+return messages
+"""
+
+LAYOUTS = {"ours": Layout.TBMQ, "packed": Layout.PACKED}
 
 # redis-benchmark can put one random number into a call, so the script makes the names and the packet id itself. It has
 # the commands of save_messages for one message of a session that exists.
@@ -342,10 +361,10 @@ async def work_with_tasks(
             return done
 
 
-def work_in_batches(work: Work, meet: Meet) -> Part:
+def work_in_batches(work: Work, meet: Meet, layout: Layout = Layout.TBMQ) -> Part:
     """Save with the blocking store."""
     with closing(redis_client.connect(work.url)) as client:
-        return _work_in_batches(RedisSessionStore(client), work, meet)
+        return _work_in_batches(RedisSessionStore(client, layout=layout), work, meet)
 
 
 def work_in_postgres(work: Work, meet: Meet) -> Part:
@@ -370,13 +389,13 @@ def _work_in_batches(store: Store, work: Work, meet: Meet) -> Part:
     return done
 
 
-def work_through_a_queue(work: Work, meet: Meet) -> Part:
+def work_through_a_queue(work: Work, meet: Meet, layout: Layout) -> Part:
     """Fetch all messages of a session page by page, and watch how much the process grows."""
     me = psutil.Process()
     calls_ms = array("d")
     client_id = name(work.sessions[0])
     with closing(redis_client.connect(work.url)) as client:
-        store = RedisSessionStore(client)
+        store = RedisSessionStore(client, layout=layout)
         # What the first fetch of any size imports and sets up is not the page's.
         store.fetch_pending(client_id, limit=1)
         meet()
@@ -403,9 +422,10 @@ WAYS_OF_WORKING: dict[str, Callable[[Work, Meet], Part]] = {
     "naive": work_naively,
     "writer": work_with_writer,
     "batch": work_in_batches,
+    "packed batch": partial(work_in_batches, layout=Layout.PACKED),
     "overlap": work_with_overlap,
     "postgres": work_in_postgres,
-    "fetch": work_through_a_queue,
+    **{f"fetch {name}": partial(work_through_a_queue, layout=layout) for name, layout in LAYOUTS.items()},
 }
 
 
@@ -566,7 +586,7 @@ class Stand:
             )
         known, known_calls, calls, count = self.prepared[key]
         with self.redis.client() as client:
-            for source in (lua.load("sessions/save_messages").source, TBMQ_DESIGN):
+            for source in SAVING.values():
                 client.script_load(source)
         pipe_into(self.redis.url, known, known_calls)
         before_s, started = self.server_cpu_s(way), time.perf_counter()
@@ -647,7 +667,17 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 # --- calls made beforehand -------------------------------------------------------------------------------------
 
 
-def save_calls(operations: RedisSessionOperations, saves: Sequence[SessionSave]) -> list[lua.Call]:
+SAVING = {
+    "limit": lua.load("sessions/save_messages").source,
+    "packed": lua.load("packed/save_messages").source,
+    "tbmq": TBMQ_DESIGN,
+}
+"""Scripts that save, by the ways that pipe them."""
+
+
+def save_calls(
+    operations: RedisSessionOperations | PackedSessionOperations, saves: Sequence[SessionSave]
+) -> list[lua.Call]:
     """Return the calls that a store would make, answered as an empty server would."""
     operation = operations.save_messages(saves)
     calls: list[lua.Call] = []
@@ -659,11 +689,19 @@ def save_calls(operations: RedisSessionOperations, saves: Sequence[SessionSave])
                 replies.append([b"", 0, b"", system_clock()])
             else:
                 calls.append(call)
-                replies.append(b"saved:1:1:")
+                replies.append(saved_reply(call))
         try:
             step = operation.send(replies)
         except StopIteration:
             return calls
+
+
+def saved_reply(call: lua.Call) -> bytes | int:
+    """Return the reply to a save, with the packet ids that the caller expects."""
+    if call.script.name != "packed/save_messages":
+        return b"saved:1:1:"
+    _, _, _, _, _, expected, _ = struct.unpack(">7d", cast(bytes, call.args[0]))
+    return 0 if expected else b"0:1:1:0:0:"
 
 
 def packed(calls: Sequence[tuple[Any, ...]]) -> bytes:
@@ -686,7 +724,7 @@ def made_beforehand(
             keys, arguments = tbmq_arguments(name(number), payload, size)
             commands.append(("EVALSHA", sha1, 2, *keys, *arguments))
     else:
-        operations = RedisSessionOperations()
+        operations = PackedSessionOperations() if way == "packed" else RedisSessionOperations()
         commands = [
             call.command
             for number, size in zip(numbers, sizes, strict=True)
@@ -696,8 +734,8 @@ def made_beforehand(
 
 
 def is_saved(reply: object) -> bool:
-    """Tell whether a reply is that of a save that was stored."""
-    return type(reply) is int or (type(reply) is bytes and reply.startswith(b"saved:"))
+    """Tell whether a reply is that of a save that was stored; other replies of scripts that save are lists."""
+    return type(reply) in (int, bytes)
 
 
 def pipe_into(url: str, commands: bytes, count: int, *, is_right: Callable[[object], bool] = is_saved) -> None:
@@ -737,11 +775,11 @@ def bytes_per_message(stand: Stand, payload_bytes: int) -> dict[str, float]:
     with stand.redis.client() as client, closing(redis_client.connect(stand.redis.url)) as ours:
         # The script itself is no part of a message.
         script = client.register_script(TBMQ_DESIGN)
-        for way in ("ours", "tbmq"):
+        for way in (*LAYOUTS, "tbmq"):
             stand.empty()
             before = used_memory(client)
-            if way == "ours":
-                raise_failures(RedisSessionStore(ours).save_messages(saves))
+            if way in LAYOUTS:
+                raise_failures(RedisSessionStore(ours, layout=LAYOUTS[way]).save_messages(saves))
             else:
                 for number in sessions:
                     script(*tbmq_arguments(name(number), payload, STORED_PER_SESSION))
@@ -767,14 +805,34 @@ def used_memory(client: redis.Redis) -> int:
     return int(memory["used_memory"])
 
 
-def blocking(stand: Stand, messages: int) -> dict[str, bench.Blocking]:
+def blocking_fetch_of_tbmq(stand: Stand, messages: int) -> dict[str, bench.Blocking]:
+    """Fetch a long session as TBMQ does, in one call."""
+    stand.empty()
+    found: dict[str, bench.Blocking] = {}
+    keys, _ = tbmq_arguments(name(0), b"", 1)
+    with stand.redis.client() as client:
+        save_all, fetch_all = client.register_script(TBMQ_DESIGN), client.register_script(TBMQ_FETCH)
+        for start in range(0, messages, 250):
+            count = min(250, messages - start)
+            save_all(*tbmq_arguments(name(0), bytes(LONG_QUEUE_BYTES), count))
+        # A call of a script that has to be loaded first fails at once.
+        client.script_load(TBMQ_FETCH)
+        with bench.watched(client, partial(stand.server_cpu_s, "blocking"), found, "fetch"):
+            fetched_all: Any = fetch_all(keys[:1], [messages])
+    if len(fetched_all) != messages:
+        raise QueuekeeperError(f"{len(fetched_all)} of {messages} messages were fetched")
+    return found
+
+
+def blocking(stand: Stand, messages: int, layout: Layout) -> dict[str, bench.Blocking]:
     """Do on a long session what may take the server long, and read the server's statistics of how long calls took."""
     stand.empty()
     found: dict[str, bench.Blocking] = {}
     payload = bytes(LONG_QUEUE_BYTES)
     half = StoreRules(limit=max(1, messages // 2))
     with stand.redis.client() as client, closing(redis_client.connect(stand.redis.url)) as connection:
-        store, smaller = RedisSessionStore(connection), RedisSessionStore(connection, rules=half)
+        store = RedisSessionStore(connection, layout=layout)
+        smaller = RedisSessionStore(connection, rules=half, layout=layout)
 
         def filled(number: int, *, life_s: int | None = None) -> None:
             for start in range(0, messages, 2_500):
@@ -788,7 +846,7 @@ def blocking(stand: Stand, messages: int) -> dict[str, bench.Blocking]:
         with watched("save"):
             filled(0)
         pages: list[PendingPage] = []
-        with watched("fetch"):
+        with watched("fetch", beside="hmget" if layout is Layout.PACKED else None):
             while not pages or pages[-1].more:
                 after = pages[-1].after_serial if pages else -1
                 pages.append(store.fetch_pending(name(0), after_serial=after, limit=PAGE, mark_delivered=True))
@@ -812,9 +870,11 @@ def blocking(stand: Stand, messages: int) -> dict[str, bench.Blocking]:
 class Fetch:
     """A client process that reads a long queue.
 
+    :param way: ``ours`` or ``packed``.
     :param grown_mib: by how much its resident set was larger at most than before the first page.
     """
 
+    way: str
     page: int
     messages: int
     messages_per_s: int
@@ -822,16 +882,16 @@ class Fetch:
     grown_mib: float
 
 
-def fetched(stand: Stand, messages: int, page: int) -> Fetch:
+def fetched(stand: Stand, messages: int, page: int, way: str) -> Fetch:
     """Fetch a long queue in a fresh process, whose memory no other work has stretched."""
     stand.empty()
     with closing(redis_client.connect(stand.redis.url)) as connection:
-        store = RedisSessionStore(connection)
+        store = RedisSessionStore(connection, layout=LAYOUTS[way])
         for start in range(0, messages, 2_500):
             new = (message(bytes(LONG_QUEUE_BYTES)),) * min(2_500, messages - start)
             raise_failures(store.save_messages([SessionSave(client_id=name(0), messages=new)]))
     with Client() as client:
-        client.tell(Work("fetch", stand.redis.url, 1, LONG_QUEUE_BYTES, page, range(1), 0.0))
+        client.tell(Work(f"fetch {way}", stand.redis.url, 1, LONG_QUEUE_BYTES, page, range(1), 0.0))
         client.hear()
         client.tell("begin")
         client.hear()
@@ -840,6 +900,7 @@ def fetched(stand: Stand, messages: int, page: int) -> Fetch:
     if part.messages != messages:
         raise QueuekeeperError(f"{part.messages} of {messages} messages were fetched")
     return Fetch(
+        way=way,
         page=page,
         messages=messages,
         messages_per_s=round(part.messages / part.seconds),
@@ -942,7 +1003,7 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
             continue
         # What is compared comes close together, as the machine's speed may differ from minute to minute.
         for per_client in (1, 10, 100):
-            for way in ("limit", "tbmq"):
+            for way in SAVING:
                 calls(way, size=size, per_client=per_client)
             if per_client == BATCH:
                 continue
@@ -950,6 +1011,9 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
                 for way, under_way in (("batch", 1), ("overlap", UNDER_WAY)):
                     label = f"{way}, {BATCH // per_client} x {per_client}, {processes}p"
                     clients(label, way, size, per_client=per_client, processes=processes, under_way=under_way)
+            clients(
+                f"packed batch, {BATCH // per_client} x {per_client}, 1p", "packed batch", size, per_client=per_client
+            )
         if binary is not None:
             add(
                 Path(binary).name, partial(Stand.benchmarked, binary=binary, payload_bytes=size), size=size, processes=0
@@ -1004,19 +1068,22 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
             "of_limit": ratio(rounds, way.key, limit_key(way.payload_bytes, way.per_client), speed),
         }
     server = {
-        f"{way.per_client} per call": ratio(
-            rounds, limit_key(way.payload_bytes, way.per_client), f"tbmq x {way.per_client}, {way.payload_bytes} B",
-            server_us,
-        )
-        for way in table
-        if way.label.startswith("tbmq")
+        name: {
+            f"{way.per_client} per call": ratio(
+                rounds, f"{piped} x {way.per_client}, {way.payload_bytes} B",
+                f"tbmq x {way.per_client}, {way.payload_bytes} B", server_us,
+            )
+            for way in table
+            if way.label.startswith("tbmq")
+        }
+        for name, piped in (("ours", "limit"), ("packed", "packed"))
     }  # fmt: skip
     profile = {
         way.key: shares_of(sum((Counter(sample.modules) for sample in rounds[way.key]), Counter())) for way in table
     }
     return {
         "ways": lines,
-        "server_cpu_ours_to_tbmq": server,
+        "server_cpu_to_tbmq": server,
         "client_time_by_module": {way: found for way, found in profile.items() if found},
     }
 
@@ -1040,33 +1107,40 @@ def show(console: Console, result: dict[str, Any]) -> None:
         "1p, 2p: client processes; µs: processor time per message, of all clients and of the server; of limit: "
         "share of the limit with as many messages per call.",
     )  # fmt: skip
-    for calls, share in result["summary"]["server_cpu_ours_to_tbmq"].items():
-        console.print(f"server's processor time of ours to that of TBMQ's design, {calls}: {bench.shown(share, '.2f')}")
+    for way, shares in result["summary"]["server_cpu_to_tbmq"].items():
+        for calls, share in shares.items():
+            told = bench.shown(share, ".2f")
+            console.print(f"server's processor time of {way} to that of TBMQ's design, {calls}: {told}")
     for way, modules in result["summary"]["client_time_by_module"].items():
         spent = bench.table_of(f"Clients' processor time: {way}", "module", "share")
         for name, share in modules.items():
             spent.add_row(name, f"{share:.1%}")
         console.print(spent)
-    stored = bench.table_of("Bytes per stored message", *("payload", "ours", "TBMQ's design", "PostgreSQL"), texts=0)
+    stored = bench.table_of(
+        "Bytes per stored message", *("payload", "ours", "packed", "TBMQ's design", "PostgreSQL"), texts=0
+    )
     for size, found in result["bytes_per_message"].items():
-        stored.add_row(f"{size} B", *(f"{found[way]:,.0f}" for way in ("ours", "tbmq", "postgres")))
+        stored.add_row(f"{size} B", *(f"{found[way]:,.0f}" for way in (*LAYOUTS, "tbmq", "postgres")))
     console.print(stored)
     long = bench.table_of(
         f"Blocking, {result['long_queue']:,} messages of 1 KB",
-        *("operation", "calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "server µs"),
-    )
-    for operation, found in result["blocking"].items():
-        long.add_row(
-            operation,
-            f"{found['calls']:,}",
-            *(bench.shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms")),
-            bench.shown(1e3 * found["cpu_ms"], ".0f"),
-        )
+        *("way", "operation", "calls", "all ms", "p10 ms", "p50 ms", "p99 ms", "longest ms", "server µs"), texts=2,
+    )  # fmt: skip
+    for way, operations in result["blocking"].items():
+        for operation, found in operations.items():
+            columns = ("total_ms", "p10_ms", "p50_ms", "p99_ms", "longest_ms")
+            long.add_row(
+                way,
+                operation,
+                f"{found['calls']:,}",
+                *(bench.shown(found[column], ".2f") for column in columns),
+                bench.shown(1e3 * found["cpu_ms"], ".0f"),
+            )
     console.print(long)
     for fetch in result["fetch"]:
         console.print(
-            f"fetch of {fetch['messages']:,} messages in pages of {fetch['page']:,}: {fetch['messages_per_s']:,} "
-            f"messages/s, the process grew by {fetch['grown_mib']} MiB"
+            f"{fetch['way']}: fetch of {fetch['messages']:,} messages in pages of {fetch['page']:,}: "
+            f"{fetch['messages_per_s']:,} messages/s, the process grew by {fetch['grown_mib']} MiB"
         )
 
 
@@ -1097,8 +1171,12 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             console=console,
             told=lambda sample: f"{sample.messages_per_s:,.0f} messages/s",
         )
-        longest: list[dict[str, bench.Blocking]] = [
-            blocking(stand, arguments.long_queue) for _ in range(arguments.rounds)
+        longest: list[dict[str, dict[str, bench.Blocking]]] = [
+            {
+                **{name: blocking(stand, arguments.long_queue, layout) for name, layout in LAYOUTS.items()},
+                "tbmq": blocking_fetch_of_tbmq(stand, arguments.long_queue),
+            }
+            for _ in range(arguments.rounds)
         ]
         return {
             "machine": about,
@@ -1111,12 +1189,19 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             "bytes_per_message": {size: bytes_per_message(stand, size) for size in arguments.payload_bytes},
             # The round in the middle: one that was interrupted by other programs says nothing.
             "blocking": {
-                operation: asdict(sorted((each[operation] for each in longest), key=lambda one: one.longest_ms)[
-                    (len(longest) - 1) // 2
-                ])
-                for operation in longest[0]
+                way: {
+                    operation: asdict(sorted(
+                        (each[way][operation] for each in longest), key=lambda one: one.longest_ms
+                    )[(len(longest) - 1) // 2])
+                    for operation in operations
+                }
+                for way, operations in longest[0].items()
             },
-            "fetch": [asdict(fetched(stand, arguments.long_queue, page)) for page in (PAGE, arguments.long_queue)],
+            "fetch": [
+                asdict(fetched(stand, arguments.long_queue, page, way))
+                for way in LAYOUTS
+                for page in (PAGE, arguments.long_queue)
+            ],
         }  # fmt: skip
 
 

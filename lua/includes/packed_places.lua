@@ -12,13 +12,17 @@ local function places(key, state)
             local record = redis.call('HGET', key, string.format('%d', serial))
             return record and #record >= HEAD_BYTES and struct.unpack('>H', record) == packet_id and serial or nil
         end
-        local number = state.ids - (state.ids - packet_id) % PACKET_IDS
-        while number > 0 and number - state.offset >= math.max(state.since, state.head) do
-            local found = number - state.offset
+        -- All packet ids of messages are within 65535 of the last one that was given out, or, since somebody has set
+        -- that one, within twice as many.
+        local found = state.ids - (state.ids - packet_id) % PACKET_IDS - state.offset
+        for _ = 1, 2 do
+            if found < math.max(state.since, state.head) then
+                break
+            end
             if redis.call('HEXISTS', key, string.format('%d', found)) == 1 then
                 return found
             end
-            number = number - PACKET_IDS
+            found = found - PACKET_IDS
         end
         return nil, state.head < state.since
     end

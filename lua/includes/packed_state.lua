@@ -5,8 +5,8 @@ local function unpacked(text)
         return nil
     end
     local state = {}
-    state.last, state.ids, state.free, state.head, state.delivered, state.others, state.largest, state.earliest,
-        state.until_ms, state.guarded, state.since, state.offset, state.trimmed, state.expired, state.refused,
-        state.quarantined = struct.unpack(STATE, text)
+    state.last, state.ids, state.bound, state.free, state.largest, state.earliest, state.until_ms, state.guarded,
+        state.since, state.offset, state.head, state.delivered, state.others, state.trimmed, state.expired,
+        state.refused, state.quarantined = struct.unpack(STATE, text)
     return state
 end

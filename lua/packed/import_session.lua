@@ -153,6 +153,7 @@ local expired_before = 0
 for _, serial in ipairs(gone) do
     expired_before = expired_before + redis.call('HEXISTS', session_key, serial)
 end
+state.bound = messages
 noted.references = string.format('%d', messages - expired_before)
 for name, value in pairs(noted) do
     state.others = state.others + 1 - redis.call('HEXISTS', session_key, name)

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Put an unreadable record aside: it is kept in a field of its own until the session ends.
+    Put an unreadable record aside: it is kept in a field of its own until the session ends, or 100 newer ones are so.
 KEYS
     [1]  session      the session
 ARGV
@@ -23,8 +23,10 @@ Cost
 --- @include "includes/packed_state"
 --- @include "includes/packed_write"
 
+local KEPT = 100
+
 local session_key, epoch = KEYS[1], ARGV[1]
-if #KEYS ~= 1 or #ARGV ~= 4 or not integer(ARGV[2]) or ARGV[3] == '' then
+if #KEYS ~= 1 or #ARGV ~= 4 or not integer(ARGV[2]) or not string.find(ARGV[3], '^%S+$') then
     return redis.error_reply('INVALID 1 key, an epoch, a serial, a field and a digest are expected')
 end
 --- @include "includes/packed_guarded"
@@ -32,8 +34,16 @@ local record = redis.call('HGET', session_key, ARGV[2])
 if not state or not record or redis.sha1hex(record) ~= ARGV[4] then
     return 0
 end
+-- Fields of the records that were put aside, the oldest first.
+local aside = redis.call('HGET', session_key, 'aside')
+local fields, oldest = aside and aside .. ' ' .. ARGV[3] or ARGV[3], nil
+local _, count = string.gsub(fields, '%S+', '')
+if count > KEPT then
+    oldest, fields = string.match(fields, '^(%S+) (.*)$')
+end
 state.quarantined = state.quarantined + 1
-state.others = state.others + 1 - redis.call('HEXISTS', session_key, ARGV[3])
-redis.call('HSET', session_key, ARGV[3], record, 's', packed(state))
-redis.call('HDEL', session_key, ARGV[2])
+state.others = state.others + 1 - redis.call('HEXISTS', session_key, ARGV[3]) + (aside and 0 or 1)
+    - (oldest and redis.call('HEXISTS', session_key, oldest) or 0)
+redis.call('HSET', session_key, ARGV[3], record, 'aside', fields, 's', packed(state))
+redis.call('HDEL', session_key, ARGV[2], oldest or ARGV[2])
 return 1

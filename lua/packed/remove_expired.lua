@@ -48,9 +48,10 @@ for index, record in ipairs(count > 0 and redis.call('HMGET', session_key, unpac
 end
 local removed = #going > 0 and redis.call('HDEL', session_key, unpack(going)) or 0
 local known = earliest and state.last == seen
+local messages = redis.call('HLEN', session_key) - state.others
 if removed > 0 or known then
-    state.expired = state.expired + removed
+    state.expired, state.bound = state.expired + removed, messages
     state.earliest = known and earliest or state.earliest
     redis.call('HSET', session_key, 's', packed(state))
 end
-return { removed, redis.call('HLEN', session_key) - state.others }
+return { removed, messages }

@@ -49,7 +49,7 @@ while messages - trimmed > limit and at <= #ARGV do
     at = to + 1
 end
 if trimmed > 0 then
-    state.trimmed = state.trimmed + trimmed
+    state.trimmed, state.bound = state.trimmed + trimmed, messages - trimmed
     redis.call('HSET', session_key, 's', packed(state))
 end
 return { trimmed, messages - trimmed }

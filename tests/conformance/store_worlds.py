@@ -291,7 +291,7 @@ class PackedWorld(RedisWorld):
         record, state = self.client.hmget(key, serial, "s")
         self.client.hset(key, serial, record[:2] + struct.pack(">d", 1) + record[10:])
         # Earliest expiry.
-        self.client.hset(key, "s", state[:56] + struct.pack(">d", 1) + state[64:])
+        self.client.hset(key, "s", state[:40] + struct.pack(">d", 1) + state[48:])
 
 
 class PostgresWorld(ServerWorld):

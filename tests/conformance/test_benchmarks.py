@@ -168,13 +168,14 @@ def test_a_small_run_on_the_online_path_measures_all_ways_and_writes_them_down(t
         *("batch, 100 x 1, 1p", "batch, 100 x 1, 2p", "batch, 10 x 10, 1p", "batch, 10 x 10, 2p"),
         *("overlap, 100 x 1, 1p", "overlap, 100 x 1, 2p", "overlap, 10 x 10, 1p", "overlap, 10 x 10, 2p"),
         *("limit x 10", "limit x 100", "tbmq x 1", "tbmq x 10", "tbmq x 100", "postgres, 100 x 1", "postgres, 10 x 10"),
+        *("packed x 1", "packed x 10", "packed x 100", "packed batch, 100 x 1, 1p", "packed batch, 10 x 10, 1p"),
     ]
     assert {f"{way}, 64 B" for way in always} <= ways.keys()
     for way, (sample,) in result["rounds"].items():
         assert ways[way]["messages_per_s"] == round(sample["messages"] / sample["seconds"])
         # So little work takes PostgreSQL less time than the kernel's clock can tell.
         assert sample["server_cpu_s"] > 0 or way.startswith("postgres"), way
-        made_beforehand = way.startswith(("limit", "tbmq", "redis-benchmark", "valkey-benchmark"))
+        made_beforehand = way.startswith(("limit", "packed x", "tbmq", "redis-benchmark", "valkey-benchmark"))
         assert (sample["client_cpu_s"] is None) == made_beforehand, way
         assert sample["messages"] == 200 or not made_beforehand, way
     naive, limit = ways["naive, 64 publishers, 64 B"], ways["limit x 1, 64 B"]
@@ -183,16 +184,28 @@ def test_a_small_run_on_the_online_path_measures_all_ways_and_writes_them_down(t
     writer, as_many = ways["writer, 8 publishers, 1p, 64 B"], ways["naive, 8 publishers, 64 B"]
     assert writer["times_naive"] == pytest.approx(writer["messages_per_s"] / as_many["messages_per_s"], rel=0.01)
     assert naive["of_limit"] == pytest.approx(naive["messages_per_s"] / limit["messages_per_s"], abs=0.001)
-    assert set(result["summary"]["server_cpu_ours_to_tbmq"]) == {"1 per call", "10 per call", "100 per call"}
+    calls = {"1 per call", "10 per call", "100 per call"}
+    assert {way: set(of) for way, of in result["summary"]["server_cpu_to_tbmq"].items()} == {
+        "ours": calls,
+        "packed": calls,
+    }
     stored = result["bytes_per_message"]["64"]
-    assert all(stored[store] > 64 for store in ("ours", "tbmq", "postgres"))
+    assert all(stored[store] > 64 for store in ("ours", "packed", "tbmq", "postgres"))
     blocking = result["blocking"]
-    assert list(blocking) == ["save", "fetch", "ack", "trim", "purge", "sweep"]
-    assert blocking["save"]["calls"] == 3 + 1  # three of at most 256 messages, and the look before
-    for operation, found in blocking.items():
-        assert 0 < found["p10_ms"] <= found["p50_ms"] <= found["p99_ms"] <= found["longest_ms"], operation
-        assert found["cpu_ms"] > 0, operation
-    assert [fetch["messages"] for fetch in result["fetch"]] == [600, 600]
+    operations = ["save", "fetch", "ack", "trim", "purge", "sweep"]
+    assert {way: list(found) for way, found in blocking.items()} == {
+        "ours": operations,
+        "packed": operations,
+        "tbmq": ["fetch"],
+    }
+    assert blocking["ours"]["save"]["calls"] == 3 + 1  # three of at most 256 messages, and the look before
+    assert blocking["packed"]["save"]["calls"] == 3
+    for way, of_way in blocking.items():
+        for operation, found in of_way.items():
+            assert 0 < found["p10_ms"] <= found["p50_ms"] <= found["p99_ms"] <= found["longest_ms"], (way, operation)
+            assert found["longest_ms"] <= found["total_ms"] * 1.1 + 0.01, (way, operation)
+            assert found["cpu_ms"] > 0, (way, operation)
+    assert [fetch["messages"] for fetch in result["fetch"]] == [600] * 4
 
 
 @pytest.mark.nightly

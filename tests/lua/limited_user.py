@@ -42,5 +42,5 @@ def limited(client: RedisClient, keys: list[str]) -> AbstractContextManager[Redi
 
 def called_with_its_keys(client: RedisClient, call: Call) -> Any:
     """Call a script as a user that may touch the declared keys only, and return its reply."""
-    with limited(client, [str(key) for key in call.keys]) as user:
+    with limited(client, [key.decode() if isinstance(key, bytes) else str(key) for key in call.keys]) as user:
         return ScriptCaller(user).call(*call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import orjson
 import pytest
 from limited_user import called_with_its_keys
 from lua_sessions import HOUR_MS, now_ms, served_by
@@ -83,7 +84,9 @@ def test_script_touches_the_key_of_its_session_only(client: RedisClient) -> None
         store.reserve_packet_ids(client_id, count=1)
         lines = store.export_session(client_id).lines
         assert store.purge_session(client_id).messages == 1
-        assert store.import_session(client_id, lines).stored == 1
+        first = orjson.loads(lines[0])
+        first["session"]["last_serial"] = 2**40
+        assert store.import_session(client_id, [orjson.dumps(first), *lines[1:]]).stored == 1
         _outlived(store, client_id)
         assert store.fetch_pending(client_id).expired == 1
         store.purge_session(client_id)

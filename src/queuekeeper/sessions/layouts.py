@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -35,6 +36,7 @@ BYTES_PER_CALL = 4_000_000
 """Most bytes that one reply should hold; a single larger message is read alone."""
 
 MAX_SERIAL = 2**53
+RECENT_SESSIONS = 100_000
 
 SOON_MS = 3_600_000
 """The server's clock decides on messages that expire within this time; this machine's clock may be that much behind."""
@@ -43,6 +45,41 @@ MAX_RESERVATION = 1_000
 
 TRIES = 200
 """Tries to take packet ids, since other writers of the session may take them first."""
+
+K = TypeVar("K")
+
+
+class RecentKeys(Generic[K]):
+    """Cache of what a process knows of the sessions that were saved to last.
+
+    It has two halves. A session that is used moves to the newer half; when that is full, the older half is dropped.
+
+    :param make: makes what is not known, from the client id.
+    """
+
+    def __init__(self, size: int, make: Callable[[str], K]) -> None:
+        check_integer("recent_sessions", size, 1, 10_000_000, "each takes about 600 bytes")
+        self._half = (size + 1) // 2
+        self._make = make
+        self._newer: dict[str, K] = {}
+        self._older: dict[str, K] = {}
+        self._lock = threading.Lock()
+
+    def get(self, client_id: str) -> K:
+        """Return what is known of a session, and move it to the newer half."""
+        keys = self._newer.get(client_id)
+        return self._moved(client_id) if keys is None else keys
+
+    def _moved(self, client_id: str) -> K:
+        with self._lock:
+            newer = self._newer
+            # Another thread may have moved it first.
+            keys = newer.get(client_id) or self._older.pop(client_id, None) or self._make(client_id)
+            if client_id not in newer and len(newer) >= self._half:
+                self._older = newer
+                newer = self._newer = {}
+            newer[client_id] = keys
+            return keys
 
 
 class SessionState(Protocol):

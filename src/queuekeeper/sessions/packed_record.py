@@ -3,7 +3,7 @@
 ======  ===============  ==========================================================================
 bytes   name             content, big-endian
 ======  ===============  ==========================================================================
-2       packet id        written by the script that gives it out
+2       packet id        as expected; a script that gives out another one writes it
 8       expiry           instant in ms, a double
 1       kind             1 PUBLISH, 2 PUBREL
 4       size             bytes from here to the payload, after these four
@@ -28,41 +28,37 @@ from queuekeeper.sessions.model import NewMessage, is_plain
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.wire import UnreadableError, judged_message, rare_fields
 
-_PUT = struct.Struct(">dBIQBH")
-_PUT_INTERVAL = struct.Struct(">dBIQBHI")
+_PUT = struct.Struct(">HdBIQBH")
+_PUT_INTERVAL = struct.Struct(">HdBIQBHI")
 _HEAD = struct.Struct(">HdBI")
 _META = struct.Struct(">QBH")
-_PACKET_ID = struct.Struct(">H")
 _INTERVAL = struct.Struct(">I")
 _KINDS = {"PUBLISH": 1, "PUBREL": 2}
 _TYPES = {kind: name for name, kind in _KINDS.items()}
 _RETAIN, _HAS_INTERVAL = 4, 8
 
 
-def record_to_store(message: NewMessage | PendingMessage, *, end_ms: int, packet_type: str = "PUBLISH") -> bytes:
-    """Return the record of a message without its packet id, which the script puts before it."""
+def record_of(
+    message: NewMessage | PendingMessage, *, packet_id: int, end_ms: int, packet_type: str = "PUBLISH"
+) -> bytes:
+    """Return the record of a message."""
     topic = message.topic.encode()
     flags = message.qos + (_RETAIN if message.retain else 0)
+    kind = _KINDS[packet_type]
     if is_plain(message):
-        head = _PUT.pack(end_ms, _KINDS[packet_type], 11 + len(topic), message.time_ms, flags, len(topic))
+        head = _PUT.pack(packet_id, end_ms, kind, 11 + len(topic), message.time_ms, flags, len(topic))
         return head + topic + message.payload
     rare = rare_fields(message)
     rest = orjson.dumps(rare) if rare else b""
     interval_s = message.expiry_interval_s
     if interval_s is None:
         size = 11 + len(topic) + len(rest)
-        head = _PUT.pack(end_ms, _KINDS[packet_type], size, message.time_ms, flags, len(topic))
+        head = _PUT.pack(packet_id, end_ms, kind, size, message.time_ms, flags, len(topic))
     else:
         size = 15 + len(topic) + len(rest)
-        head = _PUT_INTERVAL.pack(
-            end_ms, _KINDS[packet_type], size, message.time_ms, flags + _HAS_INTERVAL, len(topic), interval_s
-        )
+        flags += _HAS_INTERVAL
+        head = _PUT_INTERVAL.pack(packet_id, end_ms, kind, size, message.time_ms, flags, len(topic), interval_s)
     return head + topic + rest + message.payload
-
-
-def imported_record(message: PendingMessage, *, end_ms: int) -> bytes:
-    """Return the record of a message that keeps its packet id and type."""
-    return _PACKET_ID.pack(message.packet_id) + record_to_store(message, end_ms=end_ms, packet_type=message.packet_type)
 
 
 def expires_at_ms(record: bytes) -> int | None:

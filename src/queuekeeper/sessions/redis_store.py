@@ -13,9 +13,10 @@ from queuekeeper.errors import UsageError
 from queuekeeper.operation import Awaiting, Blocking, Both, Operation
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.layouts import RECENT_SESSIONS
 from queuekeeper.sessions.model import EpochOf, Layout, StoreRules
 from queuekeeper.sessions.packed_operations import PackedSessionOperations
-from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
+from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.text_form import shows
 
 P = ParamSpec("P")
@@ -78,7 +79,9 @@ def _operations(
     clock: Clock,
 ) -> _Operations:
     if layout is Layout.PACKED:
-        return PackedSessionOperations(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
+        return PackedSessionOperations(
+            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
+        )
     return RedisSessionOperations(
         prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
     )

@@ -18,6 +18,7 @@ class PackedSessionOperations(SaveOperations, TransferOperations):
 
     :param prefix: put before every key.
     :param rules: limits to apply; all processes that save to a session must use the same.
+    :param recent_sessions: sessions whose next packet id is cached, which makes a save cheaper.
     :param epoch_of: returns the epoch in which the caller knows a session.
     :param clock: clock of this machine. The server's clock is asked only for messages that expire within an hour.
     """

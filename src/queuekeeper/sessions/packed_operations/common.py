@@ -8,20 +8,39 @@ from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys, check_client_id, packed_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
-from queuekeeper.sessions.layouts import LayoutOperations, known_serial
+from queuekeeper.sessions.layouts import BYTES_PER_CALL, RECENT_SESSIONS, LayoutOperations, RecentKeys, known_serial
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.steps import Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
 
-SERIALS_PER_CALL = 500
-"""Most messages that a call reads or removes."""
+SERIALS_PER_READ = 500
+"""Most messages that a command reads."""
 
-_STATE = struct.Struct(">16d")
-_HMGET, _HKEYS = lua.reading("HMGET"), lua.reading("HKEYS")
-_HOLES = 2_000
+SERIALS_PER_CALL = 250
+"""Most messages that a script reads or removes, which takes it four to eight times as long."""
+
+_STATE = struct.Struct(">17d")
+_HMGET = lua.reading("HMGET")
+_FIELDS_PER_LIST = 200
+_HOLES = 500
 """Places without a message that are looked through before all fields are listed instead."""
+
+
+class Keys:
+    """The key of a session, and what this process expects there.
+
+    :ivar next_packet_id: that the next save is expected to begin with; 0 when it is not known. A wrong value costs the
+        script some time and does no harm.
+    """
+
+    __slots__ = ("client_id", "next_packet_id", "session")
+
+    def __init__(self, client_id: str, prefix: str) -> None:
+        self.client_id = client_id
+        self.session = packed_keys(client_id, prefix=prefix).session.encode()
+        self.next_packet_id = 0
 
 
 class State(NamedTuple):
@@ -45,6 +64,8 @@ class State(NamedTuple):
     references: bytes
     imported_last_packet_id: bytes
     is_used: bool
+    since: int
+    offset: int
 
     @property
     def given_packet_id(self) -> int | None:
@@ -71,6 +92,15 @@ class State(NamedTuple):
         """Whether Redis takes writes; the same rule as lua/includes/ownership.lua."""
         return self.owner not in {b"postgres", b"fenced"} and self.progress in {b"", b"done"}
 
+    def serials_of(self, packet_id: int) -> list[int]:
+        """Return where messages with a packet id can be since packet ids count up with serials, the newest first.
+
+        Of all packet ids of messages, the last one that was given out is at most twice 65,535 ahead; see
+        lua/includes/packed_places.lua.
+        """
+        newest = self.ids - (self.ids - packet_id) % MAX_PACKET_ID - self.offset
+        return [serial for serial in (newest, newest - MAX_PACKET_ID) if serial >= max(self.since, self.head)]
+
     @property
     def is_sparse(self) -> bool:
         """Whether listing the fields is cheaper than looking at each place."""
@@ -85,34 +115,36 @@ class CommonOperations(LayoutOperations[State]):
         *,
         prefix: str = "",
         rules: StoreRules | None = None,
+        recent_sessions: int = RECENT_SESSIONS,
         epoch_of: EpochOf | None = None,
         clock: Clock = system_clock,
     ) -> None:
         super().__init__(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
+        self._recent = RecentKeys(recent_sessions, lambda client_id: Keys(client_id, prefix))
 
-    def _keys(self, client_id: str) -> PackedKeys:
+    def _keys(self, client_id: str) -> Keys:
         check_client_id(client_id)
-        return packed_keys(client_id, prefix=self._prefix)
+        return self._recent.get(client_id)
 
     def _state_of(self, client_id: str) -> Steps[State]:
         return self._read_session(self._keys(client_id))
 
-    def _read_session(self, keys: PackedKeys) -> Steps[State]:
+    def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
-        values = [int(value) for value in _STATE.unpack(reply.state)] if reply.state else [-1, 0, 0, 0, -1, *[0] * 11]
+        values = [int(value) for value in _STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
         owner, epoch, progress, plan, references, imported, used = reply.values
         return State(
             now_ms=reply.now_ms,
-            messages=reply.fields - values[5] if reply.state else 0,
-            highest=int(reply.highest) if reply.highest else FIRST_SERIAL,
+            messages=reply.fields - values[12] if reply.state else 0,
+            highest=values[0] if reply.fields > values[12] else FIRST_SERIAL,
             exists=bool(reply.state),
             last=values[0],
             ids=values[1],
-            head=values[3],
-            delivered_serial=values[4],
-            largest=values[6],
-            earliest_ms=values[7],
-            counts=(values[12], values[13], values[14], values[15]),
+            head=values[10],
+            delivered_serial=values[11],
+            largest=values[4],
+            earliest_ms=values[5],
+            counts=(values[13], values[14], values[15], values[16]),
             owner=owner,
             epoch=epoch,
             progress=progress,
@@ -120,31 +152,48 @@ class CommonOperations(LayoutOperations[State]):
             references=references,
             imported_last_packet_id=imported,
             is_used=used == b"1",
+            since=values[8],
+            offset=values[9],
         )
 
-    def _serials(self, keys: PackedKeys, state: State, *, after: int = FIRST_SERIAL) -> Steps[Sequence[int]]:
+    def _serials(self, keys: Keys, state: State, *, after: int = FIRST_SERIAL) -> Steps[Sequence[int]]:
         """Return in order all serials after one that may have a message."""
         if not state.messages:
             return ()
         if not state.is_sparse:
             return range(max(state.head, after + 1), state.last + 1)
-        names = checked((yield [lua.Call(_HKEYS, [keys.session])])[0])
-        return sorted(serial for name in names if name.isdigit() and (serial := int(name)) > after)
+        # The server reads the records with their names.
+        count = max(1, min(_FIELDS_PER_LIST, BYTES_PER_CALL // max(1, state.largest)))
+        found: set[int] = set()
+        cursor = b"0"
+        while True:
+            reply = yield from ask(scripts.list_serials(keys, cursor=cursor, count=count))
+            found.update(map(int, reply.serials))
+            cursor = reply.cursor
+            if cursor == b"0":
+                return sorted(serial for serial in found if serial > after)
 
     def _records(
-        self, keys: PackedKeys, state: State, serials: Sequence[int], *, max_bytes: int
+        self, keys: Keys, state: State, serials: Sequence[int], *, max_bytes: int
     ) -> Steps[list[tuple[int, bytes | None]]]:
         """Read records of serials, as many as fit into ``max_bytes``, at least one; none where there is no message."""
-        some = serials[:SERIALS_PER_CALL]
+        some = serials[:SERIALS_PER_READ]
         if len(some) * state.largest <= max_bytes:
             records = checked((yield [lua.Call(_HMGET, [keys.session], list(some))])[0])
         else:
+            some = some[:SERIALS_PER_CALL]
             records = (yield from ask(scripts.fetch_messages(keys, max_bytes=max_bytes, serials=some))).records
         return list(zip(some, records, strict=False))
 
-    def _places(self, keys: PackedKeys, state: State) -> Steps[list[tuple[int, int, int]]]:
-        """Return serial, packet id and expiry of all messages; packet id and expiry are 0 for a record that is none."""
-        serials = yield from self._serials(keys, state)
+    def _places(
+        self, keys: Keys, state: State, serials: Sequence[int] | None = None
+    ) -> Steps[list[tuple[int, int, int]]]:
+        """Return serial, packet id and expiry of messages; packet id and expiry are 0 for a record that is none.
+
+        :param serials: that may have a message; by default, all.
+        """
+        if serials is None:
+            serials = yield from self._serials(keys, state)
         found: list[tuple[int, int, int]] = []
         for start in range(0, len(serials), SERIALS_PER_CALL):
             some = serials[start : start + SERIALS_PER_CALL]

@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Sequence
 
 from queuekeeper.checks import check_integer
-from queuekeeper.keyspace import PackedKeys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, MAX_SERIAL, Page
 from queuekeeper.sessions.model import Ack, Release, check_packet_id, check_serial
-from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, State
+from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, Keys, State
 from queuekeeper.sessions.packed_record import expires_at_ms, fields_of, message_of
 from queuekeeper.sessions.reports import AckReport
 from queuekeeper.sessions.steps import Step, Steps, ask, checked
@@ -87,7 +86,7 @@ class DeliverOperations(CommonOperations):
             removed += more
         return AckReport(client_id=client_id, removed=removed, unknown=len(acks) - removed)
 
-    def _ack(self, keys: PackedKeys, client_id: str, acks: Sequence[Ack]) -> Steps[tuple[int, list[Ack]]]:
+    def _ack(self, keys: Keys, client_id: str, acks: Sequence[Ack]) -> Steps[tuple[int, list[Ack]]]:
         """Acknowledge; return how many messages were removed, and what may mean older messages."""
         parts = [acks[start : start + SERIALS_PER_CALL] for start in range(0, len(acks), SERIALS_PER_CALL)]
         if not parts:
@@ -107,11 +106,16 @@ class DeliverOperations(CommonOperations):
             unknown += [part[position] for position in told.unknown]
         return removed, unknown
 
-    def _serials_of(self, keys: PackedKeys, packet_ids: set[int]) -> Steps[dict[int, int]]:
-        """Look through all messages for packet ids; of two with the same one, an expired one does not count."""
+    def _serials_of(self, keys: Keys, packet_ids: set[int]) -> Steps[dict[int, int]]:
+        """Look for messages with packet ids; of two with the same one, an expired one does not count."""
         state = yield from self._read_session(keys)
+        near = sorted({serial for packet_id in packet_ids for serial in state.serials_of(packet_id)})
+        places = yield from self._places(keys, state, near)
+        if packet_ids - {packet_id for _, packet_id, _ in places}:
+            older = [serial for serial in (yield from self._serials(keys, state)) if serial < state.since]
+            places = (yield from self._places(keys, state, older)) + places
         found: dict[int, int] = {}
-        for serial, packet_id, ends_ms in (yield from self._places(keys, state)):
+        for serial, packet_id, ends_ms in places:
             if packet_id in packet_ids and (packet_id not in found or ends_ms > state.now_ms):
                 found[packet_id] = serial
         return found
@@ -131,7 +135,7 @@ class DeliverOperations(CommonOperations):
         # The next fetch quarantines it.
         return Release.MISSING if outcome == "unreadable" else Release(outcome)
 
-    def _release(self, keys: PackedKeys, client_id: str, packet_id: int, serial: int | None) -> Steps[str]:
+    def _release(self, keys: Keys, client_id: str, packet_id: int, serial: int | None) -> Steps[str]:
         call = scripts.mark_released(
             keys, epoch=self._epoch(client_id), packet_id=packet_id, serial="" if serial is None else serial
         )

@@ -7,7 +7,7 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
 from queuekeeper.sessions.model import check_packet_id
-from queuekeeper.sessions.packed_operations.common import State
+from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, State
 from queuekeeper.sessions.packed_operations.deliver import DeliverOperations
 from queuekeeper.sessions.packed_record import expires_at_ms, message_of
 from queuekeeper.sessions.pages import DEFAULT_PAGE, MAX_PAGE
@@ -27,6 +27,13 @@ class LookOperations(DeliverOperations):
         serials = yield from self._serials(keys, state)
         page: list[MessageView] = []
         at = passed = 0
+        if state.messages == len(serials):
+            at = passed = offset
+        # Of messages before the page, only packet ids are read.
+        while at < len(serials) and passed + SERIALS_PER_CALL <= offset:
+            places = yield from self._places(keys, state, serials[at : at + SERIALS_PER_CALL])
+            passed += len(places)
+            at += SERIALS_PER_CALL
         while at < len(serials) and len(page) < limit:
             records = yield from self._records(keys, state, serials[at:], max_bytes=BYTES_PER_CALL)
             for serial, record in records:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys
+from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import Trimmed
-from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, State
+from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, Keys, State
 from queuekeeper.sessions.steps import Steps, ask
 
 
@@ -55,7 +55,7 @@ class RoomOperations(CommonOperations):
                 messages = reply.messages
         return Trimmed(live=live[0] + live[1], in_flight=live[1], dead=dead)
 
-    def _sweep(self, keys: PackedKeys, client_id: str, state: State) -> Steps[tuple[int, int]]:
+    def _sweep(self, keys: Keys, client_id: str, state: State) -> Steps[tuple[int, int]]:
         """Remove all expired messages; return how many, and how many messages there are now."""
         places = yield from self._places(keys, state)
         staying = [ends_ms for _, _, ends_ms in places if ends_ms > state.now_ms]
@@ -75,7 +75,7 @@ class RoomOperations(CommonOperations):
             messages = reply.messages
         return removed, messages
 
-    def _free_ids(self, keys: PackedKeys, count: int) -> Steps[FreeIds]:
+    def _free_ids(self, keys: Keys, count: int) -> Steps[FreeIds]:
         """Look through all messages for the packet ids that are free after the last one."""
         state = yield from self._read_session(keys)
         places = yield from self._places(keys, state)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import RefusedError
-from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys
+from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.layouts import MAX_RESERVATION, SOON_MS, TRIES, SavedPart, Trimmed, added
 from queuekeeper.sessions.model import SessionSave, check_expected, check_packet_id
+from queuekeeper.sessions.packed_operations.common import Keys
 from queuekeeper.sessions.packed_operations.room import FreeIds, RoomOperations
-from queuekeeper.sessions.packed_record import record_to_store
+from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.parts import Part, no_free_packet_ids
 from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.steps import Steps, ask, checked, read_runs, together
 from queuekeeper.sessions.store import SessionOperations
 
-_HEADING = struct.Struct(">8d")
+_HEADING = struct.Struct(">7d")
+_MORE = struct.Struct(">6d")
 
 
 class SaveOperations(RoomOperations):
@@ -74,21 +77,26 @@ class SaveOperations(RoomOperations):
     ) -> Steps[SavedPart | None]:
         """Save a part, again while packet ids are in use or other writers come first."""
         keys = self._keys(save.client_id)
-        records = [
-            record_to_store(message, end_ms=end_ms) for message, end_ms in zip(part.messages, part.ends_ms, strict=True)
-        ]
-        count = len(records)
+        count = len(part.messages)
         found: FreeIds | None = None
         trimmed = Trimmed()
         for _ in range(TRIES):
-            call = self._save_call(keys, save, part, records, refused, found)
+            first = keys.next_packet_id
+            ids = found.packet_ids if found else _following(first, count) if first else repeat(0)
+            keys.next_packet_id = _following(first, count + 1)[-1] if first and not found else 0
+            call = self._save_call(keys, save, part, refused, first, ids, found)
             replies = yield [call]
             reply = call.script.read(checked(replies[0]))
             replicated = replies.replicated[0] if isinstance(replies, lua.Replies) else None
+            if type(reply) is int:
+                return SavedPart(_following(first, count), reply, b"", trimmed=trimmed, replicated=replicated)
             if type(reply) is bytes:
                 serial, packet_id, messages, live, dead, expired = reply.split(b":")
+                given = _following(int(packet_id), count) if found is None else found.packet_ids
+                if int(packet_id) != first:
+                    keys.next_packet_id = _following(given[-1], 2)[-1] if given else 0
                 return SavedPart(
-                    found.packet_ids if found else _following(int(packet_id), count),
+                    given,
                     int(serial),
                     expired,
                     int(messages),
@@ -112,47 +120,58 @@ class SaveOperations(RoomOperations):
 
     def _save_call(
         self,
-        keys: PackedKeys,
+        keys: Keys,
         save: SessionSave,
         part: Part,
-        records: Sequence[bytes],
         refused: Sequence[Refusal],
+        first: int,
+        packet_ids: Iterable[int],
         found: FreeIds | None,
     ) -> lua.Call:
         ends_ms = part.ends_ms
+        records = [
+            record_of(message, packet_id=packet_id, end_ms=end_ms)
+            for message, end_ms, packet_id in zip(part.messages, ends_ms, packet_ids, strict=False)
+        ]
         soonest_ms = min(ends_ms, default=0)
         until_ms = 0
         if isinstance(self._session_expiry_ms, int):
             until_ms = max(ends_ms, default=0) + self._session_expiry_ms
-        over = sum(refusal is Refusal.EXPIRED for refusal in refused)
+        epoch = self._epoch(save.client_id)
+        has_more = save.source is not None or found is not None or epoch != "" or bool(refused)
         heading = _HEADING.pack(
             until_ms,
             soonest_ms,
-            # The script puts the packet id before each.
-            max(map(len, records), default=0) + 2,
+            max(map(len, records), default=0),
             bool(ends_ms) and soonest_ms <= self._clock() + SOON_MS,
             self._rules.limit,
-            len(refused) - over,
-            over,
-            part.number,
+            first,
+            has_more,
         )
-        given = ""
+        values: list[lua.Value] = []
+        if has_more:
+            over = sum(refusal is Refusal.EXPIRED for refusal in refused)
+            values.append(
+                _MORE.pack(
+                    len(refused) - over,
+                    over,
+                    part.number,
+                    -1 if epoch == "" else epoch,
+                    -1 if save.offset is None else save.offset,
+                    found is not None,
+                )
+            )
+        if save.source is not None:
+            values.append(f"source:{save.source}")
         if found is not None:
             ids = found.packet_ids
             replaced = [found.expired[packet_id] for packet_id in ids if packet_id in found.expired]
-            given = (
+            values.append(
                 f"{found.state.last}:{found.state.ids}:{found.ids[-1]}:{found.free}"
                 f":{','.join(map(str, ids))}:{','.join(map(str, replaced))}"
             )
-        return scripts.save_messages(
-            keys,
-            heading=heading,
-            epoch=self._epoch(save.client_id),
-            source="" if save.source is None else f"source:{save.source}",
-            offset="" if save.offset is None else save.offset,
-            given=given,
-            messages=records,
-        )
+        values += records
+        return scripts.save_messages(keys, heading=heading, values=values)
 
 
 def _following(first: int, count: int) -> Sequence[int]:

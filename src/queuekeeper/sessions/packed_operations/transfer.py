@@ -9,7 +9,7 @@ from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.jsonl import ExportedSession
 from queuekeeper.sessions.packed_operations.look import LookOperations
-from queuekeeper.sessions.packed_record import imported_record
+from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.reports import PendingMessage, PurgeProgress, PurgeReport
 from queuekeeper.sessions.steps import ask
 from queuekeeper.sessions.store import SessionOperations
@@ -34,7 +34,13 @@ class TransferOperations(LookOperations):
             until_ms = max([self._clock(), *ends_ms]) + self._session_expiry_ms
         values: list[lua.Value] = []
         for message in messages:
-            values += (message.serial, imported_record(message, end_ms=self._end_of_life(message)))
+            record = record_of(
+                message,
+                packet_id=message.packet_id,
+                end_ms=self._end_of_life(message),
+                packet_type=message.packet_type,
+            )
+            values += (message.serial, record)
         return scripts.import_session(
             self._keys(session.client_id),
             plan=plan,

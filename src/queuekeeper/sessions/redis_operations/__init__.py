@@ -7,7 +7,8 @@ error. Calls of different sessions share steps; a session has at most one writin
 from __future__ import annotations
 
 from queuekeeper.operation import errors_name
-from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, RECENT_SESSIONS
+from queuekeeper.sessions.layouts import RECENT_SESSIONS
+from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL
 from queuekeeper.sessions.redis_operations.look import LookOperations
 from queuekeeper.sessions.redis_operations.online import OnlineOperations
 from queuekeeper.sessions.redis_operations.save import SaveOperations

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import orjson
 
-from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
@@ -19,7 +17,7 @@ from queuekeeper.keyspace import (
     suffix_packet_id,
 )
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.sessions.layouts import MAX_SERIAL, LayoutOperations, known_serial
+from queuekeeper.sessions.layouts import MAX_SERIAL, RECENT_SESSIONS, LayoutOperations, RecentKeys, known_serial
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Reply, Steps, ask
@@ -30,7 +28,6 @@ KEYS_PER_CALL = 250
 """Most messages that a call reads or removes; a thousand would block the server for 6 ms."""
 
 REFERENCES_PER_LIST = 1_000
-RECENT_SESSIONS = 100_000
 NO_EXPIRY = -1
 _NO_KEY = -2
 _OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
@@ -80,36 +77,6 @@ class Keys:
         if not member.startswith(self.stem):
             return None
         return suffix_packet_id(member[len(self.stem) :])
-
-
-class RecentKeys:
-    """Cache of the keys of the sessions that were saved to last.
-
-    It has two halves. A session that is used moves to the newer half; when that is full, the older half is dropped.
-    """
-
-    def __init__(self, size: int, prefix: str) -> None:
-        self._half = (size + 1) // 2
-        self._prefix = prefix
-        self._newer: dict[str, Keys] = {}
-        self._older: dict[str, Keys] = {}
-        self._lock = threading.Lock()
-
-    def get(self, client_id: str) -> Keys:
-        """Return the keys of a session, and move it to the newer half."""
-        keys = self._newer.get(client_id)
-        return self._moved(client_id) if keys is None else keys
-
-    def _moved(self, client_id: str) -> Keys:
-        with self._lock:
-            newer = self._newer
-            # Another thread may have moved it first.
-            keys = newer.get(client_id) or self._older.pop(client_id, None) or Keys(client_id, self._prefix)
-            if client_id not in newer and len(newer) >= self._half:
-                self._older = newer
-                newer = self._newer = {}
-            newer[client_id] = keys
-            return keys
 
 
 class State(NamedTuple):
@@ -190,9 +157,8 @@ class CommonOperations(LayoutOperations[State]):
         epoch_of: EpochOf | None = None,
         clock: Clock = system_clock,
     ) -> None:
-        check_integer("recent_sessions", recent_sessions, 1, 10_000_000, "each takes about 600 bytes")
         super().__init__(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
-        self._recent = RecentKeys(recent_sessions, prefix)
+        self._recent = RecentKeys(recent_sessions, lambda client_id: Keys(client_id, prefix))
         # Bound once, since looking it up costs a hundredth of a save.
         self._save_script = scripts.save_messages
 
