@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 
 from queuekeeper import keyspace
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
-from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline import fates, transforms
+from queuekeeper.migration.offline.fates import COLUMNS, decided
 from queuekeeper.migration.offline.importer import _unpacked, chunks
 from queuekeeper.migration.offline.judging import Judging, Step
-from queuekeeper.migration.offline.source import SESSION_COLUMNS
+from queuekeeper.migration.offline.source import SESSION_COLUMNS, schema_of
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
 from queuekeeper.sessions.quarantine import defect
@@ -67,7 +68,18 @@ def classified(spark: SparkSession, generated: list[Client]) -> DataFrame:
         read(_frame(spark, messages, MESSAGE_TYPES), judging.fragments(prefix=PREFIX, as_of_ms=RULES.as_of_ms)),
         read(_frame(spark, sessions, SESSION_TYPES), judging.sessions(SESSION_COLUMNS)),
     )
-    return transforms.classify(rows.repartition(2, "task"), limit=RULES.limit, as_of_ms=RULES.as_of_ms)
+    return fated(rows.repartition(2, "task"), limit=RULES.limit)
+
+
+def fated(rows: DataFrame, *, limit: int) -> DataFrame:
+    """Decide rows that are partitioned by task, as a job does whose source is not read in the order of its key."""
+    columns = dict(rows.dtypes) | COLUMNS
+
+    def decide(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = decided(batches, limit=limit, as_of_ms=RULES.as_of_ms)
+        return (batch.select(list(columns)) for batch in found)
+
+    return transforms.ordered(rows).mapInArrow(decide, schema_of(columns))
 
 
 def read(frame: DataFrame, step: Step) -> DataFrame:
@@ -96,11 +108,11 @@ def judged(classified: DataFrame) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def sent(classified: DataFrame) -> list[dict[str, Any]]:
     """The rows that an import consists of, with keys and arguments taken apart."""
-    rows: list[dict[str, Any]] = transforms.fragments(classified).toArrow().to_pylist()
+    rows = [row for batch in fates.sent(iter(classified.toArrow().to_batches())) for row in batch.to_pylist()]
     for row in rows:
         count = int(row["kind"] == transforms.MESSAGE)
-        row["keys"] = _unpacked(row["keys_part"].encode(), count)
-        row["args"] = _unpacked(row["args_part"].encode(), 3 * count)
+        row["keys"] = _unpacked((row["keys_part"] or "").encode(), count)
+        row["args"] = _unpacked((row["args_part"] or "").encode(), 3 * count)
     return rows
 
 
@@ -146,7 +158,7 @@ def test_counter_is_the_sessions_unless_a_message_is_newer(
     classified: DataFrame, decisions: dict[str, Decision]
 ) -> None:
     """Or unless it would give out packet ids of messages that wait."""
-    calls = chunks(iter(transforms.fragments(classified).toArrow().to_batches()))
+    calls = chunks(fates.sent(iter(classified.toArrow().to_batches())))
     imported = {call.client_id: call.last_packet_id for call in calls if call.last}
 
     assert len(imported) > CLIENTS // 2

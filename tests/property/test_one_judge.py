@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from queuekeeper import postgres
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
-from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.quality.explain import Fate, explain, read_queue
 from queuekeeper.redis_client import connect
@@ -116,11 +115,7 @@ def test_plan_and_verification_judge_as_the_rules(
     columns = [[getattr(row, name) for row in messages] for name in MESSAGE_TYPES]
     places = [[0] * len(messages)] * 2
     schema = pa.schema([*MESSAGE_TYPES.items(), ("task", pa.int32()), ("cohort", pa.int32())])
-    rows = spark.createDataFrame(pa.table([*columns, *places], schema=schema)).withColumn(
-        "kind", F.lit(transforms.MESSAGE)
-    )
-    nobody = ("last_serial_number", "last_packet_id")
-    rows = rows.withColumns({name: F.lit(None).cast("int") for name in nobody})
+    rows = spark.createDataFrame(pa.table([*columns, *places], schema=schema))
     # A verification reads hashes and sizes in place of what is long.
     hashed = rows.withColumns(
         {f"{name}_bytes": F.octet_length(name) for name in ("payload", "correlation_data")}
@@ -129,7 +124,7 @@ def test_plan_and_verification_judge_as_the_rules(
     judging = Judging(default_ttl_s=RULES.default_ttl_s, clustered=False)
     for frame in (rows, hashed):
         step = judging.messages({name: kind for name, kind in frame.dtypes if name not in PLACE})
-        judged = transforms.classify(read(frame, step), limit=9, as_of_ms=RULES.as_of_ms, duplicates=False)
+        judged = read(frame, step)
         found = {(row[0], row[1]): row[2] for row in judged.select("client_id", "serial_number", "reason").collect()}
         assert found == verdicts
 
@@ -272,10 +267,9 @@ def test_packet_may_have_the_bytes_that_mqtt_allows_and_no_more(spark: SparkSess
 
     schema = pa.schema([*MESSAGE_TYPES.items(), ("payload_bytes", pa.int32())])
     frame = spark.createDataFrame(pa.table([[value] for value in (*row, size)], schema=schema)).withColumns(
-        {"kind": F.lit(transforms.MESSAGE), "task": F.lit(0), "cohort": F.lit(0)}
-        | {name: F.lit(None).cast("int") for name in ("last_serial_number", "last_packet_id")}
+        {name: F.lit(0) for name in PLACE}
     )
     judging = Judging(default_ttl_s=RULES.default_ttl_s, clustered=False)
     step = judging.messages({name: kind for name, kind in frame.dtypes if name not in PLACE})
-    (judged,) = transforms.classify(read(frame, step), limit=9, as_of_ms=0, duplicates=False).collect()
+    (judged,) = read(frame, step).collect()
     assert judged["reason"] == expected

@@ -105,7 +105,7 @@ ORDER BY report_id;
 
 -- name: copied_messages
 -- Return the number of messages in Redis of each cohort whose copy has begun and not ended, by its reports, or by the
--- progress of the part in which it was killed.
+-- progress of the part in which it was killed. Parts that share a range of cohorts have parts of each of them.
 -- params: plan_id
 -- rows: (cohort, messages)
 -- index: cohorts_pkey, copy_reports_plan_id_idx, progress_pkey
@@ -118,13 +118,20 @@ SELECT
             WHERE reports.plan_id = cohorts.plan_id
         ),
         (
-            SELECT coalesce(max(cohorts.to_copy * progress.done / greatest(progress.total, 1)), 0)
-            FROM queuekeeper.progress
-            WHERE
-                progress.plan_id = cohorts.plan_id
-                AND progress.step = 'copy'
-                AND cohorts.cohort BETWEEN split_part(progress.part, '-', 1)::int
-                AND split_part(progress.part, '-', 2)::int
+            SELECT coalesce(max(cohorts.to_copy * parts.done / greatest(parts.total, 1)), 0)
+            FROM (
+                SELECT
+                    split_part(progress.part, '-', 1)::int AS first,
+                    split_part(progress.part, '-', 2)::int AS last,
+                    sum(progress.done) AS done,
+                    sum(progress.total) AS total
+                FROM queuekeeper.progress
+                WHERE
+                    progress.plan_id = cohorts.plan_id
+                    AND progress.step = 'copy'
+                GROUP BY first, last
+            ) AS parts
+            WHERE cohorts.cohort BETWEEN parts.first AND parts.last
         )
     )::bigint AS messages
 FROM queuekeeper.cohorts

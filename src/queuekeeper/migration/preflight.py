@@ -33,6 +33,11 @@ QUEUED_ROWS = 4_096
 
 _LARGEST_PER_PAGE = 100
 
+REINDEX = (
+    "an index does not match its table, as after a change of the system's collation. REINDEX TABLE device_publish_msg "
+    "and REINDEX TABLE device_session_ctx, then make a new plan"
+)
+
 
 class Column(NamedTuple):
     """What a column of the source must be like.
@@ -192,6 +197,19 @@ def source_fingerprint(connection: Connection) -> str:
         f"/messages-{messages}-{messages_hash & mask:016x}"
         f"/sessions-{sessions}-{sessions_hash & mask:016x}"
     )
+
+
+def check_all_read(fingerprint: str, *, messages: int, sessions: int) -> None:
+    """Check that as many rows were read, in the order of the keys, as the fingerprint has counted without an index.
+
+    :raises RefusedError: when an index hides rows.
+    """
+    counted = [int(part.split("-")[1]) for part in fingerprint.split("/")[-2:]]
+    if [messages, sessions] != counted:
+        raise RefusedError(
+            f"in the order of their keys the source's tables have {messages:,} messages and {sessions:,} sessions, but "
+            f"{counted[0]:,} and {counted[1]:,} without an index: {REINDEX}"
+        )
 
 
 def check_target(client: RedisClient, *, forecast_bytes: Mapping[str, int] | None = None) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ from pyspark.sql import functions as F
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.judging import Judging
-from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, Source
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS
+from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, Source, Wanted
 
 # PostgreSQL hashes the long columns itself, so their content never leaves it.
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
@@ -58,11 +57,12 @@ def expected_rows(source: Source, *, plan: MigrationPlan, clustered: bool, repla
     no session row gets one, since the copy writes a counter for it.
     """
     judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=clustered)
-    rows = transforms.rows(
-        source.read(MESSAGES, HASHED_COLUMNS, expressions=HASHED_EXPRESSIONS, step=judging.messages(HASHED_COLUMNS)),
-        source.read(SESSIONS, SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
+    classified = source.fates(
+        messages=Wanted(columns=HASHED_COLUMNS, step=judging.messages(HASHED_COLUMNS), expressions=HASHED_EXPRESSIONS),
+        sessions=Wanted(columns=SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
+        limit=plan.parameters.limit,
+        as_of_ms=plan.as_of_ms,
     )
-    classified = transforms.classify(source.partitioned(rows), limit=plan.parameters.limit, as_of_ms=plan.as_of_ms)
     storable = classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE))
     joined = storable.join(F.broadcast(replayed.mended), ["client_id", "serial_number"], "left").join(
         F.broadcast(replayed.counters), "client_id", "left"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, fields
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import redis
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.taskcontext import TaskContext
 
@@ -23,34 +25,33 @@ from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState
 from queuekeeper.migration.ledger.parameters import CopyManner, Mode
 from queuekeeper.migration.ledger.progress import reported, warn
-from queuekeeper.migration.offline import transforms
+from queuekeeper.migration.offline.fates import decided, sent
 from queuekeeper.migration.offline.importer import Counts, SessionImporter, chunks
 from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.migration.offline.plan import measured_rows
 from queuekeeper.migration.offline.quarantine import reopen_lost
 from queuekeeper.migration.offline.source import (
+    ARROW_TYPES,
     MESSAGE_COLUMNS,
     SESSION_COLUMNS,
     Source,
+    Wanted,
     layout,
     open_source,
+    part_name,
+    schema_of,
     task_count,
 )
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Master, masters, replaced
-from queuekeeper.sessions.judge import Reason
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
 _MISSING = {CohortState.PLANNED, CohortState.COPYING}
 
-_RESULT_COLUMNS = (
-    "cohort int, messages_written bigint, messages_expired bigint, sessions_written bigint, "
-    "sessions_unchanged bigint, sessions_moved_on bigint, script_calls bigint"
-)
+_RESULT_COLUMNS = {"cohort": "int", "rows_read": "bigint"} | {each.name: "bigint" for each in fields(Counts)}
 
 
 def copy_sessions(
@@ -120,12 +121,20 @@ def _copy_until_paused(
         left = preflight.left_to_copy(missing, ledger.copied_messages(plan_id))
         warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, left)))
         stack.enter_context(ledger.copy_lock(plan_id, wanted))
-        placement = layout(
-            spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
+        tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
+        placement = layout(spark, cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
+        by_key = _by_key(plan, wanted, states, throttled=ledger.control(plan_id).operations_per_s is not None)
+        source = stack.enter_context(
+            open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks if by_key else None)
         )
-        totals = [plan.total_of(group, "to_copy") for group in placement.groups]
-        names = placement.names
-        source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
+        # Each task's cohorts: all of them where a task has a range of clients.
+        groups = placement.groups if source.bounds is None else (tuple(sorted(wanted)),) * (len(source.bounds) + 1)
+        if source.bounds is None:
+            names, totals = placement.names, [plan.total_of(group, "to_copy") for group in groups]
+        else:
+            whole = plan.total_of(wanted, "to_copy")
+            names = [f"{part_name(groups[0])}-{number:05d}" for number in range(len(groups))]
+            totals = [whole * (at + 1) // len(groups) - whole * at // len(groups) for at in range(len(groups))]
         before = masters(client) if isinstance(client, redis.RedisCluster) else []
         # Checked in the snapshot that is copied.
         preflight.check_same_source(source.connection, plan)
@@ -133,17 +142,18 @@ def _copy_until_paused(
         _check_values(client, source, plan, wanted)
         ledger.begin_copy(plan)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
-        for name in names:
-            ledger.clear_progress(plan_id, "copy", name)
-        prefix, mode = plan.parameters.key_prefix, plan.parameters.mode
+        for group in groups:
+            ledger.clear_progress(plan_id, "copy", part_name(group))
+        prefix, mode, limit = plan.parameters.key_prefix, plan.parameters.mode, plan.parameters.limit
+        as_of_ms = plan.as_of_ms
 
         def import_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
             part = context.partitionId()
             yield _import_task(
-                batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], number=part, total=totals[part], mode=mode,
+                decided(batches, limit=limit, as_of_ms=as_of_ms), postgres_url=postgres_url, redis_url=redis_url,
+                plan_id=plan_id, prefix=prefix, part=names[part], number=part, total=totals[part], mode=mode,
             )  # fmt: skip
 
         with (
@@ -151,23 +161,19 @@ def _copy_until_paused(
             our_errors(),
         ):
             judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client))
-            built = judging.fragments(prefix=prefix, as_of_ms=plan.as_of_ms)
-            rows = transforms.rows(
-                source.read(MESSAGES, MESSAGE_COLUMNS, step=built),
-                source.read(SESSIONS, SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
-            )
-            classified = transforms.classify(
-                source.partitioned(rows),
-                limit=plan.parameters.limit,
-                as_of_ms=plan.as_of_ms,
-                duplicates=_has_duplicates(plan, wanted),
-            )
-            results = transforms.fragments(classified).mapInArrow(import_task, _RESULT_COLUMNS).collect()
+            results = source.queues(
+                messages=Wanted(columns=MESSAGE_COLUMNS, step=judging.fragments(prefix=prefix, as_of_ms=plan.as_of_ms)),
+                sessions=Wanted(columns=SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
+                each=import_task,
+                schema=schema_of(_RESULT_COLUMNS),
+            ).collect()
         broken_off = {_task_of(row["cohort"]) for row in results if row["cohort"] < 0}
-        missing_yet = {cohort for task in broken_off for cohort in placement.groups[task]}
+        missing_yet = {cohort for task in broken_off for cohort in groups[task]}
         torn = _torn(client, before, plan, wanted)
         missing_yet |= torn
         copied = [cohort for cohort in wanted if cohort not in missing_yet]
+        if mode is Mode.OFFLINE:
+            _check_read(plan, copied, results)
         # An import that was undone, or lost with its server, was copied again without the rows replayed into it.
         if opened := reopen_lost(ledger, client, plan, copied):
             warn([f"{opened:,} rows of the quarantine that were replayed are open again: replay them once more"])
@@ -190,7 +196,7 @@ def _copy_until_paused(
             script_calls=sum(row["script_calls"] for row in results),
             seconds=round(time.monotonic() - started, 3),
         )
-        written = {row["cohort"]: row["messages_written"] for row in results if row["cohort"] >= 0}
+        written = _by_cohort(results, "messages_written")
         ledger.save_copy_report(report, messages_by_cohort=written)
         if torn:
             raise ServerUnavailable(
@@ -224,10 +230,8 @@ def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, want
     except RefusedError:
         # The largest row may be trimmed or quarantined: only rows that the plan would send count.
         judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client))
-        judged = transforms.classify(
-            source.partitioned(measured_rows(source, judging, prefix=plan.parameters.key_prefix)),
-            limit=plan.parameters.limit,
-            as_of_ms=plan.as_of_ms,
+        judged = measured_rows(
+            source, judging, prefix=plan.parameters.key_prefix, limit=plan.parameters.limit, as_of_ms=plan.as_of_ms
         )
         with our_errors():
             row = judged.where("fate = 'copied'").agg(F.max("json_bytes")).first()
@@ -239,11 +243,43 @@ def _task_of(number: int) -> int:
     return -1 - number
 
 
-def _has_duplicates(plan: MigrationPlan, wanted: list[int]) -> bool:
-    """Return whether a client may have a packet id twice; offline, the plan has counted them in the same source."""
-    return plan.parameters.mode is Mode.ONLINE or any(
-        plan.cohorts[cohort].quarantined_by_reason.get(Reason.PACKET_ID_DUPLICATE.value, 0) > 0 for cohort in wanted
+def _by_key(plan: MigrationPlan, wanted: list[int], states: Mapping[int, CohortState], *, throttled: bool) -> bool:
+    """Return whether a copy reads queues in the order of the key.
+
+    Its tasks have rows of all cohorts, so that a pause leaves none whole and what follows begins again. So a copy that
+    was broken off is finished cohort by cohort, and one that takes its time is made so; and whoever wants a small part
+    of the cohorts would read everything in an order that costs PostgreSQL more.
+    """
+    return (
+        plan.parameters.mode is Mode.OFFLINE
+        and not throttled
+        and 2 * len(wanted) > len(plan.cohorts)
+        and all(states[cohort] is not CohortState.COPYING for cohort in wanted)
     )
+
+
+def _by_cohort(results: Sequence[Row], name: str) -> dict[int, int]:
+    """Return the sum of a count over all tasks."""
+    found: dict[int, int] = {}
+    for row in results:
+        if row["cohort"] >= 0:
+            found[row["cohort"]] = found.get(row["cohort"], 0) + row[name]
+    return found
+
+
+def _check_read(plan: MigrationPlan, copied: Sequence[int], results: Sequence[Row]) -> None:
+    """Check that the copy has read every row that the plan has counted in the same source.
+
+    :raises RefusedError: when it has not.
+    """
+    read = _by_cohort(results, "rows_read")
+    counted = {cohort: plan.cohorts[cohort].messages + plan.cohorts[cohort].sessions for cohort in copied}
+    if wrong := [cohort for cohort in copied if read.get(cohort, 0) != counted[cohort]]:
+        raise RefusedError(
+            f"the copy has read {sum(read.get(cohort, 0) for cohort in wrong):,} rows of cohorts "
+            f"{format_cohorts(wrong)}, where the plan has counted {sum(counted[cohort] for cohort in wrong):,} in the "
+            f"same source, so these cohorts are to be undone: {preflight.REINDEX}"
+        )
 
 
 def _import_task(
@@ -283,8 +319,16 @@ def _import_task(
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=pace, mode=mode)
         stack.callback(importer.close)
         done, broken_off = total, False
+        read: dict[int, int] = {}
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for found in pc.value_counts(batch.column("cohort")).to_pylist():
+                    read[found["values"]] = read.get(found["values"], 0) + found["counts"]
+                yield batch
+
         between = True  # whether the importer is between two sessions
-        for chunk in chunks(batches):
+        for chunk in chunks(sent(counted())):
             if between and halted:
                 broken_off = True
                 break
@@ -295,8 +339,8 @@ def _import_task(
             importer.counts[_task_of(number)] = Counts()
             done = importer.messages_done
         ledger.record_progress(plan_id=plan_id, step="copy", part=part, done=done, total=total, at_ms=system_clock())
-    names = [name.split()[0] for name in _RESULT_COLUMNS.split(", ")]
-    rows = sorted(importer.counts.items())
-    columns: list[pa.Array] = [pa.array([cohort for cohort, _ in rows], pa.int32())]
-    columns += [pa.array([getattr(counts, name) for _, counts in rows], pa.int64()) for name in names[1:]]
-    return pa.RecordBatch.from_arrays(columns, names=names)
+    counts = {cohort: Counts() for cohort in read} | importer.counts
+    rows = [{"cohort": cohort, "rows_read": read.get(cohort, 0)} | asdict(counts[cohort]) for cohort in sorted(counts)]
+    return pa.RecordBatch.from_pylist(
+        rows, schema=pa.schema([(name, ARROW_TYPES[kind]) for name, kind in _RESULT_COLUMNS.items()])
+    )

@@ -30,6 +30,8 @@ LIFE_COLUMNS = ("time", "msg_expiry_interval")
 
 _IDENTITY = {"client_id": "string", "serial_number": "bigint", "packet_id": "int"}
 _VERDICT = {"reason": "string", "expires_at_ms": "bigint"}
+PLACE = {"slot": "int", "cohort": "int", "task": "int"}
+"""What the reader adds to each row: where its client belongs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +120,15 @@ class Judging:
         judged = self._judged(batch)
         live = pc.and_(pc.is_null(judged.column("reason")), pc.greater(judged.column("expires_at_ms"), as_of_ms))
         sent = _mask(live, null=False)
-        waits, others = judged.filter(pa.array(sent)), judged.filter(pa.array(~sent))
+        waits = judged.filter(pa.array(sent))
         json = _message_json(waits, _Properties.of(waits), payload=_base64(waits.column("payload")))
         args = pc.binary_join_element_wise(
             _bulk(_text(waits.column("serial_number"))), _bulk(_text(waits.column("expires_at_ms"))), _bulk(json), ""
         )
-        parts = {"keys_part": _bulk(_payload_key(waits, prefix=prefix)), "args_part": args}
-        kept = [name for name in judged.schema.names if name in {*_IDENTITY, *_VERDICT, "slot", "cohort", "task"}]
-        columns = {name: pa.concat_arrays([waits.column(name), others.column(name)]) for name in kept}
-        nothing = pa.repeat("", others.num_rows)
-        columns |= {name: pa.concat_arrays([part, nothing]) for name, part in parts.items()}
-        return pa.RecordBatch.from_pydict(columns)
+        kept = [name for name in judged.schema.names if name in _IDENTITY | _VERDICT | PLACE]
+        place = pa.array(np.cumsum(sent) - 1, mask=~sent)
+        built = judged.select(kept).append_column("keys_part", _bulk(_payload_key(waits, prefix=prefix)).take(place))
+        return built.append_column("args_part", args.take(place))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,12 +26,12 @@ from queuekeeper.migration.offline.source import (
     MESSAGE_COLUMNS,
     SESSION_COLUMNS,
     Source,
+    Wanted,
     layout,
     open_source,
     task_count,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
@@ -80,19 +80,23 @@ def plan_migration(
         rows = int(_scalar(connection, "migration/count_messages"))
         print(f"plan: reading {rows:,} messages", flush=True)
         everything = range(len(cohorts))
-        placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=task_count(spark, rows=rows))
-        with open_source(spark, postgres_url=postgres_url, placement=placement) as source, our_errors():
+        tasks = task_count(spark, rows=rows)
+        placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=tasks)
+        with (
+            open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks) as source,
+            our_errors(),
+        ):
             fingerprint = preflight.source_fingerprint(source.connection)
             judging = Judging(default_ttl_s=parameters.default_ttl_s, clustered=clustered)
             judged = _measured(
-                transforms.classify(
-                    source.partitioned(measured_rows(source, judging, prefix=parameters.key_prefix)),
-                    limit=parameters.limit,
-                    as_of_ms=as_of_ms,
-                )
+                measured_rows(source, judging, prefix=parameters.key_prefix, limit=parameters.limit, as_of_ms=as_of_ms)
             ).persist(StorageLevel.DISK_ONLY)
             try:
                 found = {row["cohort"]: row for row in _count(judged, model=memory_model(client)).collect()}
+                preflight.check_all_read(
+                    fingerprint,
+                    **{name: sum(row[name] for row in found.values()) for name in ("messages", "sessions")},
+                )
                 plan = MigrationPlan(
                     plan_id=plan_id(
                         parameters=parameters,
@@ -131,12 +135,13 @@ def plan_migration(
         return stored
 
 
-def measured_rows(source: Source, judging: Judging, *, prefix: str) -> DataFrame:
-    """Return the judged rows of a source, with sizes in place of what is measured."""
-    sizes, sessions = judging.sizes(prefix=prefix), judging.sessions(SESSION_COLUMNS)
-    return transforms.rows(
-        source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS, step=sizes),
-        source.read(SESSIONS, SESSION_COLUMNS, step=sessions),
+def measured_rows(source: Source, judging: Judging, *, prefix: str, limit: int, as_of_ms: int) -> DataFrame:
+    """Return all rows of a source with their fates, with sizes in place of what is measured."""
+    return source.fates(
+        messages=Wanted(columns=PLANNED_COLUMNS, step=judging.sizes(prefix=prefix), expressions=PLANNED_EXPRESSIONS),
+        sessions=Wanted(columns=SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
+        limit=limit,
+        as_of_ms=as_of_ms,
     )
 
 

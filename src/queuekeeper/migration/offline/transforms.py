@@ -1,16 +1,4 @@
-"""Decides the fate of every source row, as DataFrame functions without I/O.
-
-A *row* is a message of ``device_publish_msg`` or a session of ``device_session_ctx`` (``kind`` tells which); sessions
-sort behind the messages of their client. The rules, in order of precedence (``docs/adr``, 0004):
-
-============  ================================================================================
-quarantined   a column breaks a rule; the row is kept aside with its reason
-expired       its life was over at the plan's instant
-quarantined   a newer live message of the client has the same packet id (``packet_id_duplicate``)
-trimmed       more than ``limit`` newer live messages of the client exist
-copied        everything else
-============  ================================================================================
-"""
+"""Puts rows of the source together and in order, as DataFrame functions without I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +6,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
-from queuekeeper.sessions.judge import MAX_SERIAL, Reason
+from queuekeeper.sessions.judge import Reason
 
 MESSAGE = "message"
 SESSION = "session"
@@ -35,65 +23,12 @@ def rows(messages: DataFrame, sessions: DataFrame) -> DataFrame:
     )
 
 
-def classify(
-    source: DataFrame,
-    *,
-    limit: int,
-    as_of_ms: int,
-    duplicates: bool = True,
-) -> DataFrame:
-    """Add each row's fate and the values that the import needs.
+def ordered(rows: DataFrame) -> DataFrame:
+    """Return rows in the order of their queues: of each client its newest message first, and its session last.
 
-    The rows must be partitioned by ``task``. They stay so, sorted by client, newest message first.
-
-    :param source: see :func:`rows`, judged where they were read (:mod:`queuekeeper.migration.offline.judging`).
-    :param limit: messages that a session may keep.
-    :param as_of_ms: instant of the plan, at which messages are judged live or expired.
-    :param duplicates: look for packet ids that a client has twice; false saves a sort where the plan has found none.
-    :returns: the rows with ``fate`` (``copied``, ``expired``, ``trimmed``, ``quarantined``; ``session`` for session
-        rows) and ``last_packet_id``: on a session row the packet id given out last, on a message row the same if the
-        client has no session row. The import passes those that wait, see :func:`with_safe_counters`.
+    :param rows: see :func:`rows`, partitioned by ``task``.
     """
-    live = (
-        (F.col("kind") == MESSAGE)
-        & F.col("reason").isNull()
-        & F.coalesce(F.col("expires_at_ms") > as_of_ms, F.lit(False))
-    )
-    judged = source.withColumn("live", live)
-    if duplicates:
-        same_id = Window.partitionBy("task", "client_id", "packet_id", "live").orderBy(F.desc("serial_number"))
-        newer = F.col("live") & (F.row_number().over(same_id) > 1)
-        judged = judged.withColumn(
-            "reason", F.when(newer, F.lit(Reason.PACKET_ID_DUPLICATE.value)).otherwise(F.col("reason"))
-        )
-    newest_first = (
-        Window.partitionBy("task", "client_id")
-        .orderBy(F.desc_nulls_last("serial_number"))
-        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    )
-    valid = (F.col("kind") == MESSAGE) & (
-        F.col("reason").isNull() | (F.col("reason") == Reason.PACKET_ID_DUPLICATE.value)
-    )
-    kept = F.col("live") & F.col("reason").isNull()
-    judged = judged.select(
-        "*",
-        F.sum(F.when(kept, 1).otherwise(0)).over(newest_first).alias("rank"),
-        F.first(F.when(valid, F.struct("serial_number", "packet_id")), ignorenulls=True)
-        .over(newest_first)
-        .alias("newest"),
-    )
-    fate = (
-        F.when(F.col("kind") == SESSION, "session")
-        .when(F.col("reason").isNotNull(), "quarantined")
-        .when(~F.col("live"), "expired")
-        .when(F.col("rank") > limit, "trimmed")
-        .otherwise("copied")
-    )
-    return (
-        judged.withColumn("fate", fate)
-        .withColumns({"last_packet_id": _last_packet_id(), "last_serial": _last_serial()})
-        .drop("live", "rank", "newest")
-    )
+    return rows.sortWithinPartitions("client_id", F.desc_nulls_last("serial_number"))
 
 
 def with_safe_counters(classified: DataFrame) -> DataFrame:
@@ -101,7 +36,7 @@ def with_safe_counters(classified: DataFrame) -> DataFrame:
 
     The import collects packet ids as it reads rows; this sorts the rows instead and gives the same value.
 
-    :param classified: see :func:`classify`; its order is not kept.
+    :param classified: see :meth:`queuekeeper.migration.offline.source.Source.fates`; its order is not kept.
     :returns: the rows, with the same ``last_packet_id`` on all rows of a client that are sent.
     """
     client = Window.partitionBy("task", "client_id")
@@ -138,45 +73,3 @@ def may_be_stored() -> Column:
     """Return whether a classified row's client can have a session in the target."""
     unfit = (Reason.CLIENT_ID_EMPTY.value, Reason.CLIENT_ID_SCATTERED.value)
     return F.col("reason").isNull() | ~F.col("reason").isin(*unfit)
-
-
-def _last_packet_id() -> Column:
-    """Return the packet id given out last: the session's counter, unless a stored message is newer.
-
-    TBMQ 1.x writes counter and messages in separate transactions, so either may be ahead. Online migrations decide the
-    same in ``sessions.snapshot.last_given``; :func:`with_safe_counters` skips packet ids in use.
-    """
-    counter = F.when(F.col("last_packet_id").between(1, MAX_PACKET_ID), F.col("last_packet_id"))
-    behind = F.col("newest.serial_number") > F.coalesce(F.col("last_serial_number"), F.lit(-1))
-    newest = F.col("newest.packet_id")
-    return F.when(
-        (F.col("kind") == SESSION) & ~F.coalesce(behind, F.lit(False)), F.coalesce(counter, newest)
-    ).otherwise(newest)
-
-
-def _last_serial() -> Column:
-    """Return the serial given out last, so that serials never start again."""
-    known = F.when(
-        (F.col("kind") == SESSION) & F.col("last_serial_number").between(0, MAX_SERIAL), F.col("last_serial_number")
-    )
-    return F.greatest(known, F.col("newest.serial_number"))
-
-
-def fragments(classified: DataFrame) -> DataFrame:
-    """Return what the import sends: the copied messages and the sessions.
-
-    :param classified: see :func:`classify`, with what :meth:`queuekeeper.migration.offline.judging.Judging.fragments`
-        has built; the order is kept.
-    :returns: ``client_id``, ``cohort``, ``kind``, ``packet_id`` of a message, ``last_packet_id``, ``last_serial``,
-        ``keys_part``, ``args_part``.
-    """
-    return classified.where(F.col("fate").isin("copied", "session") & may_be_stored()).select(
-        "client_id",
-        "cohort",
-        "kind",
-        "packet_id",
-        "last_packet_id",
-        "last_serial",
-        F.coalesce("keys_part", F.lit("")).alias("keys_part"),
-        F.coalesce("args_part", F.lit("")).alias("args_part"),
-    )

@@ -26,11 +26,20 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
     VerifyReport,
 )
+from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.ledger.progress import reported
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.compare import MENDABLE, Replayed, compare, expected_rows, found_rows
 from queuekeeper.migration.offline.judging import LIFE_COLUMNS, expires_at_ms
-from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, Source, layout, open_source, task_count
+from queuekeeper.migration.offline.source import (
+    ARROW_TYPES,
+    MESSAGE_COLUMNS,
+    Source,
+    layout,
+    open_source,
+    schema_of,
+    task_count,
+)
 from queuekeeper.migration.offline.target import SPARK_SCHEMA, TargetReader
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors
@@ -40,10 +49,6 @@ from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.judge import client_defect
 from queuekeeper.sessions.quarantine import readable
-
-_ARROW_TYPES = {
-    "string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "boolean": pa.bool_(), "binary": pa.binary()
-}  # fmt: skip
 
 
 def verify_migration(
@@ -70,11 +75,11 @@ def verify_migration(
             preflight.check_same_target(client, plan)
             clustered = is_cluster(client)
         total = plan.total_of(wanted, "to_copy")
-        placement = layout(
-            spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
-        )
+        tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
+        placement = layout(spark, cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
         names, totals = placement.names, [plan.total_of(group, "to_copy") for group in placement.groups]
-        source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
+        ranges = tasks if plan.parameters.mode is Mode.OFFLINE and 2 * len(wanted) > len(plan.cohorts) else None
+        source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement, ranges=ranges))
         # Checked in the snapshot that is compared.
         preflight.check_same_source(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
@@ -162,7 +167,7 @@ def _replayed(source: Source, ledger: MigrationLedger, plan: MigrationPlan) -> R
 
     def columns_of(rows: list[QuarantinedRow]) -> dict[str, list[Any]]:
         values = {name: [getattr(row, name) for row in rows] for name in MESSAGE_COLUMNS}
-        times = {name: pa.array(values[name], _ARROW_TYPES[MESSAGE_COLUMNS[name]]) for name in LIFE_COLUMNS}
+        times = {name: pa.array(values[name], ARROW_TYPES[MESSAGE_COLUMNS[name]]) for name in LIFE_COLUMNS}
         ends = expires_at_ms(pa.record_batch(times), default_ttl_s=plan.parameters.default_ttl_s)
         return {**values, "expires_at_ms": ends.to_pylist()}
 
@@ -212,10 +217,9 @@ def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mappin
     :param values: column name -> values.
     :param columns: column name -> Spark type.
     """
-    arrays = {name: pa.array(values[name], _ARROW_TYPES[kind]) for name, kind in columns.items()}
+    arrays = {name: pa.array(values[name], ARROW_TYPES[kind]) for name, kind in columns.items()}
     batches = pa.table(arrays).to_batches()
-    schema = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-    return spark.range(0, 1, 1, 1).mapInArrow(lambda _: iter(batches), schema)
+    return spark.range(0, 1, 1, 1).mapInArrow(lambda _: iter(batches), schema_of(columns))
 
 
 def _balance(compared: DataFrame) -> DataFrame:

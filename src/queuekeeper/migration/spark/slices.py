@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, LiteralString
+from typing import Any, ClassVar, LiteralString
 
 import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict
@@ -18,6 +18,8 @@ from queuekeeper.postgres import Connection, connect, statement
 _SLICE_BYTES = 32 * 1024 * 1024
 _LAST_BLOCK = 0xFFFFFFFF
 """The number that no block has: all are before it."""
+
+PIN: LiteralString = "SET LOCAL timezone = 'UTC'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class SliceReader:
         of the table.
     """
 
-    pin: ClassVar[LiteralString] = "SET LOCAL timezone = 'UTC'"
+    pin: ClassVar[LiteralString] = PIN
     """Statement that makes each reading transaction independent of the server's settings."""
 
     url: str = field(repr=False)
@@ -89,19 +91,8 @@ class SliceReader:
 
     def read(self, slice_: _Slice) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one slice."""
-        import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - only executors need the driver
-
         query = f"SELECT {', '.join(self.expressions)} FROM {self._place(slice_)}"  # noqa: S608 - quoted by callers
-        with (
-            _told_in_words(self.url),
-            adbc_driver_postgresql.dbapi.connect(self.url, autocommit=True) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            cursor.execute(f"SET TRANSACTION SNAPSHOT '{self.snapshot}'")
-            cursor.execute(statement("queuekeeper/queries/allow_long_statements"))
-            cursor.fetchall()
-            cursor.execute(self.pin)
+        with reading(self.url, snapshot=self.snapshot, pin=self.pin) as cursor:
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 yield self.shape(batch)
@@ -120,6 +111,27 @@ class SliceReader:
     def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch as Spark was told that it looks: its Arrow schema has no metadata and no "not null"."""
         return pa.RecordBatch.from_arrays(batch.columns, names=batch.schema.names)
+
+
+@contextmanager
+def reading(url: str, *, snapshot: str, pin: LiteralString = PIN) -> Iterator[Any]:
+    """Return a cursor that fetches Arrow batches, in a transaction that shares a snapshot.
+
+    :param pin: statement that makes the transaction independent of the server's settings.
+    """
+    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - only executors need the driver
+
+    with (
+        _told_in_words(url),
+        adbc_driver_postgresql.dbapi.connect(url, autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        cursor.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        cursor.execute(statement("queuekeeper/queries/allow_long_statements"))
+        cursor.fetchall()
+        cursor.execute(pin)
+        yield cursor
 
 
 @contextmanager
