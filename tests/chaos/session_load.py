@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from queuekeeper import redis_async, redis_client
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage, Refusal
 from queuekeeper.sessions.writer import MessageRefused, SessionWriter
 from tests.chaos.support import refusals
 from tests.patience import PATIENCE_S
 
-Kind: TypeAlias = Literal["blocking", "asyncio", "writer"]
-"""How messages are saved; ``writer`` fetches and acknowledges by the asyncio store."""
+Kind: TypeAlias = Literal["blocking", "asyncio", "writer", "packed-blocking", "packed-asyncio", "packed-writer"]
+"""How messages are saved, and in which layout; ``writer`` fetches and acknowledges by the asyncio store."""
 
 SHORT_LIFE_S = 1
 THREADS = 16
@@ -47,18 +47,29 @@ class Threaded:
         return called
 
 
+def is_packed(kind: Kind) -> bool:
+    """Return whether sessions are in the packed layout."""
+    return kind.startswith("packed-")
+
+
+def is_writer(kind: Kind) -> bool:
+    """Return whether a writer saves."""
+    return kind.endswith("writer")
+
+
 @asynccontextmanager
 async def redis_store(kind: Kind, url: str, **options: Any) -> AsyncIterator[Any]:
     """Open a store, whose methods are awaited whatever its kind.
 
     :param options: ``replicas``, ``replica_timeout_ms``, ``retry_for_s``.
     """
-    if kind == "blocking":
+    layout = Layout.PACKED if is_packed(kind) else Layout.TBMQ
+    if kind.endswith("blocking"):
         with redis_client.connect(url) as client, ThreadPoolExecutor(THREADS) as pool:
-            yield Threaded(RedisSessionStore(client, **options), pool)
+            yield Threaded(RedisSessionStore(client, layout=layout, **options), pool)
     else:
         async with await redis_async.connect(url, **options) as caller:
-            yield AsyncRedisSessionStore(caller)
+            yield AsyncRedisSessionStore(caller, layout=layout)
 
 
 def now_ms() -> int:
@@ -370,7 +381,7 @@ async def redis_load(
     :param options: of :class:`Load`.
     """
     async with redis_store(kind, url, **(store_options or {})) as store:
-        if kind != "writer":
+        if not is_writer(kind):
             yield Load(store, dice, clients=clients, **options)
             return
         async with SessionWriter(store, source="load", first_offset=0) as writer:
@@ -384,7 +395,11 @@ def clients_of(url: str) -> Iterator[list[Any]]:
         yield [node for _, node in redis_client.nodes(client)]
 
 
-def met_a_moving_slot(url: str, *, refused: Set[str] = frozenset({"ASK", "MOVED", "TRYAGAIN"})) -> bool:
+MOVING = frozenset({"ASK", "MOVED", "TRYAGAIN"})
+"""How a cluster refuses calls while a slot moves; calls of one key meet the first two."""
+
+
+def met_a_moving_slot(url: str, *, refused: Set[str] = MOVING) -> bool:
     """Return whether calls have met a slot that moves between the servers of a cluster, in each of these ways."""
     with clients_of(url) as nodes:
         return refused <= refusals(nodes)

@@ -14,10 +14,10 @@ from tbmq_broker import Broker
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import PacketIdInUse, QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
-from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
+from queuekeeper.keyspace import packed_keys, payload_key, quarantined_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, nodes
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import SaveReport
 from tests.conformance.cutting_proxy import CuttingProxy
@@ -25,6 +25,7 @@ from tests.conformance.cutting_proxy import CuttingProxy
 pytestmark = pytest.mark.conformance
 
 HOUR_MS = 3_600_000
+KEYS = {Layout.TBMQ: session_keys, Layout.PACKED: packed_keys}
 CLIENT_IDS = ("meter-7", "%7Dbrace", "%percent", "{", "{}", "a{b}c", "glob*?[x]", "смарт-😀", "line\nbreak", "i" * 255)
 
 
@@ -111,24 +112,33 @@ def test_pages_end_where_another_program_added_below_what_was_delivered_long_ago
 
 
 @pytest.mark.parametrize("session_expiry_s", [0, 600])
-def test_keys_of_a_session_end_within_an_hour_after_its_last_message(client: Any, session_expiry_s: int) -> None:
-    store = RedisSessionStore(client, rules=StoreRules(session_expiry_s=session_expiry_s))
+@pytest.mark.parametrize("layout", Layout)
+def test_keys_of_a_session_end_within_an_hour_after_its_last_message(
+    client: Any, session_expiry_s: int, layout: Layout
+) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(session_expiry_s=session_expiry_s), layout=layout)
     save(store, "a", b"x")
-    end_ms = client.pexpiretime(payload_key("a", 1)) + 1_000 * session_expiry_s
-    for key in session_keys("a"):
+    (message,) = store.inspect("a").page
+    assert message.expires_at_ms is not None
+    end_ms = message.expires_at_ms + 1_000 * session_expiry_s
+    for key in KEYS[layout]("a"):
         assert end_ms <= client.pexpiretime(key) <= end_ms + HOUR_MS
 
 
-def test_keys_of_a_session_stay_where_the_rules_say_for_ever(client: Any) -> None:
-    store = RedisSessionStore(client, rules=StoreRules(session_expiry_s=None))
+@pytest.mark.parametrize("layout", Layout)
+def test_keys_of_a_session_stay_where_the_rules_say_for_ever(client: Any, layout: Layout) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(session_expiry_s=None), layout=layout)
     save(store, "a", b"x")
-    assert [client.pttl(key) for key in session_keys("a")] == [-1, -1, -1]
+    assert {client.pttl(key) for key in KEYS[layout]("a")} == {-1}
 
 
-def test_full_server_takes_no_save_and_still_confirms_and_purges(redis_server_factory: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("layout", Layout)
+def test_full_server_takes_no_save_and_still_confirms_and_purges(
+    redis_server_factory: Callable[..., Any], layout: Layout
+) -> None:
     server = redis_server_factory(maxmemory="20mb", maxmemory_policy="noeviction")
     with connect(server.url) as full:
-        store = RedisSessionStore(full, rules=StoreRules(max_payload_bytes=10_000_000))
+        store = RedisSessionStore(full, rules=StoreRules(max_payload_bytes=10_000_000), layout=layout)
         first = save(store, "a", b"1", b"2")
         assert first.stored == 2
         full.config_set("maxmemory", "1mb")
@@ -316,14 +326,15 @@ def test_saves_of_many_tasks_for_one_session_follow_one_another(
     assert sorted(filter(None, serials[40:])) == list(range(42, 82))
 
 
-def test_batch_whose_reply_was_lost_is_stored_once(valkey_url: str) -> None:
+@pytest.mark.parametrize("layout", Layout)
+def test_batch_whose_reply_was_lost_is_stored_once(valkey_url: str, layout: Layout) -> None:
     with CuttingProxy(valkey_url) as proxy, connect(proxy.url) as cut, connect(valkey_url) as direct:
-        store = RedisSessionStore(cut)
+        store = RedisSessionStore(cut, layout=layout)
         assert save(store, "a", b"0").error is None
         proxy.cuts = 1
         report = save(store, "a", b"1", b"2", source="p0", offset=7)
         assert isinstance(report.error, ServerUnavailable)
-        assert payloads(RedisSessionStore(direct), "a") == [b"0", b"1", b"2"]
+        assert payloads(RedisSessionStore(direct, layout=layout), "a") == [b"0", b"1", b"2"]
 
         again = save(store, "a", b"1", b"2", source="p0", offset=7)
 
@@ -334,9 +345,10 @@ def test_batch_whose_reply_was_lost_is_stored_once(valkey_url: str) -> None:
         assert save(store, "a", b"3", source="p0", offset=8).packet_ids == (4,)
 
 
-def test_request_that_did_not_reach_the_server_is_stored_by_its_repetition(valkey_url: str) -> None:
+@pytest.mark.parametrize("layout", Layout)
+def test_request_that_did_not_reach_the_server_is_stored_by_its_repetition(valkey_url: str, layout: Layout) -> None:
     with connect(valkey_url) as killed, connect(valkey_url) as killer:
-        store = RedisSessionStore(killed)
+        store = RedisSessionStore(killed, layout=layout)
         assert save(store, "a", b"0").error is None
         own_ids = {int(found["id"]) for found in killer.client_list()} - {killer.client_id()}
         # Writes are held back before they run.
@@ -354,8 +366,9 @@ def test_request_that_did_not_reach_the_server_is_stored_by_its_repetition(valke
         assert payloads(store, "a") == [b"0", b"1"]
 
 
-def test_threads_that_save_for_one_client_lose_and_mix_nothing(client: Any) -> None:
-    stores = [RedisSessionStore(client) for _ in range(3)]
+@pytest.mark.parametrize("layout", Layout)
+def test_threads_that_save_for_one_client_lose_and_mix_nothing(client: Any, layout: Layout) -> None:
+    stores = [RedisSessionStore(client, layout=layout) for _ in range(3)]
 
     def publish(name: int) -> list[SaveReport]:
         store = stores[name % len(stores)]
