@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer, check_page
@@ -24,11 +24,12 @@ from queuekeeper.sessions.parts import (
     MAX_INSTANT_MS,
     MESSAGES_PER_SAVE,
     Part,
+    ends_of_lives,
     other_batch,
     parts_of,
 )
 from queuekeeper.sessions.reports import ExportPage, ImportReport, PendingMessage, PendingPage, Refusal, SaveReport
-from queuekeeper.sessions.steps import Steps, ask
+from queuekeeper.sessions.steps import SESSIONS_PER_STEP, Reply, Steps, ask, part_of, together
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, FetchOperations, PageWish, SessionOperations
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 
@@ -45,6 +46,9 @@ MAX_RESERVATION = 1_000
 
 TRIES = 200
 """Tries to take packet ids, since other writers of the session may take them first."""
+
+Answered: TypeAlias = tuple[Sequence[int], Sequence[Reply]]
+"""Packet ids of a call, and its replies."""
 
 K = TypeVar("K")
 
@@ -187,13 +191,27 @@ class LayoutOperations(FetchOperations, Generic[S]):
         """Remove the dead messages of a page, and put its unreadable records aside."""
 
     @abstractmethod
+    def _first_call(
+        self, save: SessionSave, ends_ms: Sequence[int], soon_ms: int
+    ) -> tuple[Any, Sequence[int], lua.Call] | None:
+        """Return keys, packet ids and the one call that completes most saves; none when the save needs more calls.
+
+        :param ends_ms: ends of lives of its messages.
+        :param soon_ms: a message that ends before is judged by the server's clock.
+        """
+
+    @abstractmethod
+    def _report_of(self, keys: Any, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
+        """Return the report of a save that its first call has completed; none when more calls are needed."""
+
+    @abstractmethod
     def _save_part(
-        self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: Any
+        self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: Answered | None
     ) -> Steps[SavedPart | None]:
         """Save a part; none if the store has forgotten its batch, which was saved.
 
         :param refused: messages that were refused before, to be counted.
-        :param begun: what the layout knows of a call for this part that was sent before; none if there was no such.
+        :param begun: packet ids and replies of a call for this part that was sent before; none if there was no such.
         """
 
     @abstractmethod
@@ -240,8 +258,60 @@ class LayoutOperations(FetchOperations, Generic[S]):
 
     # Saves.
 
+    @keeps(SessionOperations.save_messages)
+    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        most_bytes = self._rules.max_payload_bytes
+        places: dict[str, int] = {}
+        repeated: dict[str, list[int]] = {}
+        for index, save in enumerate(saves):
+            client_id = save.client_id
+            place = places.setdefault(client_id, index)
+            if place != index:
+                repeated.setdefault(client_id, [place]).append(index)
+            if save.largest_bytes > most_bytes:
+                self._rules.check_size(save)
+        reports: dict[int, SaveReport] = {}
+        begun: list[tuple[int, Any, Sequence[int], lua.Call]] = []
+        branches: list[Steps[None]] = []
+        soon_ms = self._clock() + SOON_MS
+        for client_id, place in places.items():
+            first = None if client_id in repeated else self._begin(saves[place], soon_ms)
+            if first is None:
+                branches.append(self._save_session(saves, repeated.get(client_id, [place]), reports))
+            else:
+                begun.append((place, *first))
+        # One call with the expected reply completes most saves; they skip the work that other saves need.
+        for start in range(0, len(begun), SESSIONS_PER_STEP):
+            sent = begun[start : start + SESSIONS_PER_STEP]
+            replies: Sequence[Reply]
+            try:
+                replies = yield [call for _, _, _, call in sent]
+            except QueuekeeperError as error:
+                replies = [error] * len(sent)
+            replicated = replies.replicated if isinstance(replies, lua.Replies) else None
+            for at, (place, keys, ids, _) in enumerate(sent):
+                report = self._report_of(keys, ids, replies[at], None if replicated is None else replicated[at])
+                if report is None:
+                    reply = ids, part_of(replies, at, at + 1)
+                    branches.append(self._save_session(saves, [place], reports, reply))
+                else:
+                    reports[place] = report
+        yield from together(iter(branches))
+        return [reports[index] for index in range(len(saves))]
+
+    def _begin(self, save: SessionSave, soon_ms: int) -> tuple[Any, Sequence[int], lua.Call] | None:
+        count = len(save.messages)
+        if count > MESSAGES_PER_SAVE or (save.payload_bytes > BYTES_PER_SAVE and count > 1):
+            return None
+        ends_ms = ends_of_lives(save.messages, default_ttl_s=self._rules.default_ttl_s)
+        return None if ends_ms is None else self._first_call(save, ends_ms, soon_ms)
+
     def _save_session(
-        self, saves: Sequence[SessionSave], indexes: list[int], reports: dict[int, SaveReport], begun: Any = None
+        self,
+        saves: Sequence[SessionSave],
+        indexes: list[int],
+        reports: dict[int, SaveReport],
+        begun: Answered | None = None,
     ) -> Steps[None]:
         """Do all saves for one session, one after the other.
 
@@ -260,7 +330,7 @@ class LayoutOperations(FetchOperations, Generic[S]):
             # A later save, if stored now, would come before the failed save that the caller repeats.
             reports[index] = SaveReport(client_id=save.client_id, error=failure)
 
-    def _save(self, save: SessionSave, begun: Any) -> Steps[SaveReport]:
+    def _save(self, save: SessionSave, begun: Answered | None) -> Steps[SaveReport]:
         parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
         count = len(save.messages)
         packet_ids: list[int | None] = [None] * count

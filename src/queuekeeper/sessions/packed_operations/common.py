@@ -42,6 +42,22 @@ class Keys:
         self.session = packed_keys(client_id, prefix=prefix).session.encode()
         self.next_packet_id = 0
 
+    def expected(self, count: int) -> Sequence[int]:
+        """Return the packet ids that the next call should give out, which the one after it follows; none if unknown."""
+        first = self.next_packet_id
+        if not first or not count:
+            return ()
+        ids = following(first, count)
+        self.next_packet_id = ids[-1] % MAX_PACKET_ID + 1
+        return ids
+
+
+def following(first: int, count: int) -> Sequence[int]:
+    """Return so many packet ids from one on; 1 follows 65,535."""
+    if first + count - 1 <= MAX_PACKET_ID:
+        return range(first, first + count)
+    return [(first + step - 1) % MAX_PACKET_ID + 1 for step in range(count)]
+
 
 class State(NamedTuple):
     """A session as ``read_session`` returns it; see lua/includes/packed_format.lua."""

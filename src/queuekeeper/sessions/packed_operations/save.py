@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 from queuekeeper import lua
@@ -12,14 +12,14 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.layouts import MAX_RESERVATION, SOON_MS, TRIES, SavedPart, Trimmed, added
-from queuekeeper.sessions.model import SessionSave, check_expected, check_packet_id
-from queuekeeper.sessions.packed_operations.common import Keys
+from queuekeeper.sessions.layouts import MAX_RESERVATION, SOON_MS, TRIES, Answered, SavedPart, Trimmed, added
+from queuekeeper.sessions.model import NewMessage, SessionSave, check_expected, check_packet_id
+from queuekeeper.sessions.packed_operations.common import Keys, following
 from queuekeeper.sessions.packed_operations.room import FreeIds, RoomOperations
 from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.parts import Part, no_free_packet_ids
 from queuekeeper.sessions.reports import Refusal, SaveReport
-from queuekeeper.sessions.steps import Steps, ask, checked, read_runs, together
+from queuekeeper.sessions.steps import Reply, Steps, ask, checked, read_runs
 from queuekeeper.sessions.store import SessionOperations
 
 _HEADING = struct.Struct(">7d")
@@ -28,16 +28,6 @@ _MORE = struct.Struct(">6d")
 
 class SaveOperations(RoomOperations):
     """Saves messages; reads, sets and reserves packet ids."""
-
-    @keeps(SessionOperations.save_messages)
-    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        indexes: dict[str, list[int]] = {}
-        for index, save in enumerate(saves):
-            self._rules.check_size(save)
-            indexes.setdefault(save.client_id, []).append(index)
-        reports: dict[int, SaveReport] = {}
-        yield from together(self._save_session(saves, some, reports) for some in indexes.values())
-        return [reports[index] for index in range(len(saves))]
 
     @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
@@ -66,37 +56,64 @@ class SaveOperations(RoomOperations):
             )
             reply = yield from ask(call)
             if reply.word == "reserved":
-                return tuple(found.packet_ids if found else _following(reply.first_packet_id, count))
+                return tuple(found.packet_ids if found else following(reply.first_packet_id, count))
             found = yield from self._free_ids(keys, count)
             if len(found.ids) < count:
                 raise no_free_packet_ids(client_id, free=len(found.ids), count=count)
         raise _too_many_writers()
 
+    def _first_call(
+        self, save: SessionSave, ends_ms: Sequence[int], soon_ms: int
+    ) -> tuple[Keys, Sequence[int], lua.Call] | None:
+        keys = self._recent.get(save.client_id)
+        if not keys.next_packet_id:
+            return None
+        ids = keys.expected(len(ends_ms))
+        return keys, ids, self._save_call(keys, save, save.messages, ends_ms, soon_ms, ids)
+
+    def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
+        if type(reply) is not int:
+            return None
+        return SaveReport(
+            client_id=keys.client_id,
+            packet_ids=tuple(ids),
+            serials=tuple(range(reply, reply + len(ids))),
+            replicated=replicated,
+        )
+
     def _save_part(
-        self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: None
+        self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: Answered | None
     ) -> Steps[SavedPart | None]:
         """Save a part, again while packet ids are in use or other writers come first."""
         keys = self._keys(save.client_id)
         count = len(part.messages)
+        soon_ms = self._clock() + SOON_MS
         found: FreeIds | None = None
         trimmed = Trimmed()
         for _ in range(TRIES):
-            first = keys.next_packet_id
-            ids = found.packet_ids if found else _following(first, count) if first else repeat(0)
-            keys.next_packet_id = _following(first, count + 1)[-1] if first and not found else 0
-            call = self._save_call(keys, save, part, refused, first, ids, found)
-            replies = yield [call]
-            reply = call.script.read(checked(replies[0]))
+            if begun is None:
+                ids = keys.expected(count) if found is None else found.packet_ids
+                call = self._save_call(
+                    keys, save, part.messages, part.ends_ms, soon_ms, ids, number=part.number, refused=refused,
+                    found=found,
+                )  # fmt: skip
+                replies = yield [call]
+            else:
+                ids, replies = begun
+                begun = None
+            reply = scripts.save_messages.script.read(checked(replies[0]))
             replicated = replies.replicated[0] if isinstance(replies, lua.Replies) else None
             if type(reply) is int:
-                return SavedPart(_following(first, count), reply, b"", trimmed=trimmed, replicated=replicated)
+                return SavedPart(ids, reply, b"", trimmed=trimmed, replicated=replicated)
             if type(reply) is bytes:
                 serial, packet_id, messages, live, dead, expired = reply.split(b":")
-                given = _following(int(packet_id), count) if found is None else found.packet_ids
-                if int(packet_id) != first:
-                    keys.next_packet_id = _following(given[-1], 2)[-1] if given else 0
+                first = int(packet_id)
+                if found is None and (not ids or first != ids[0]):
+                    ids = following(first, count)
+                    # No packet id is given out where all messages have expired.
+                    keys.next_packet_id = ids[-1] % MAX_PACKET_ID + 1 if first and count else 0
                 return SavedPart(
-                    given,
+                    ids,
                     int(serial),
                     expired,
                     int(messages),
@@ -122,30 +139,32 @@ class SaveOperations(RoomOperations):
         self,
         keys: Keys,
         save: SessionSave,
-        part: Part,
-        refused: Sequence[Refusal],
-        first: int,
-        packet_ids: Iterable[int],
-        found: FreeIds | None,
+        messages: Sequence[NewMessage],
+        ends_ms: Sequence[int],
+        soon_ms: int,
+        packet_ids: Sequence[int],
+        *,
+        number: int = 0,
+        refused: Sequence[Refusal] = (),
+        found: FreeIds | None = None,
     ) -> lua.Call:
-        ends_ms = part.ends_ms
         records = [
             record_of(message, packet_id=packet_id, end_ms=end_ms)
-            for message, end_ms, packet_id in zip(part.messages, ends_ms, packet_ids, strict=False)
+            for message, end_ms, packet_id in zip(messages, ends_ms, packet_ids or repeat(0), strict=False)
         ]
         soonest_ms = min(ends_ms, default=0)
         until_ms = 0
         if isinstance(self._session_expiry_ms, int):
             until_ms = max(ends_ms, default=0) + self._session_expiry_ms
-        epoch = self._epoch(save.client_id)
+        epoch = "" if self._epoch_of is None else self._epoch(save.client_id)
         has_more = save.source is not None or found is not None or epoch != "" or bool(refused)
         heading = _HEADING.pack(
             until_ms,
             soonest_ms,
             max(map(len, records), default=0),
-            bool(ends_ms) and soonest_ms <= self._clock() + SOON_MS,
+            bool(ends_ms) and soonest_ms <= soon_ms,
             self._rules.limit,
-            first,
+            packet_ids[0] if packet_ids else 0,
             has_more,
         )
         values: list[lua.Value] = []
@@ -155,7 +174,7 @@ class SaveOperations(RoomOperations):
                 _MORE.pack(
                     len(refused) - over,
                     over,
-                    part.number,
+                    number,
                     -1 if epoch == "" else epoch,
                     -1 if save.offset is None else save.offset,
                     found is not None,
@@ -174,17 +193,10 @@ class SaveOperations(RoomOperations):
         return scripts.save_messages(keys, heading=heading, values=values)
 
 
-def _following(first: int, count: int) -> Sequence[int]:
-    """Return so many packet ids from one on; 1 follows 65,535."""
-    if first + count - 1 <= MAX_PACKET_ID:
-        return range(first, first + count)
-    return [(first + step - 1) % MAX_PACKET_ID + 1 for step in range(count)]
-
-
 def _given_out(text: bytes) -> Sequence[int]:
     """Return the packet ids that a script has recorded for a call."""
     first, plus, count = text.partition(b"+")
-    return _following(int(first), int(count)) if plus else read_runs(text)
+    return following(int(first), int(count)) if plus else read_runs(text)
 
 
 def _too_many_writers() -> RefusedError:

@@ -11,7 +11,7 @@ from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.layouts import MAX_RESERVATION, TRIES, Trimmed, added
+from queuekeeper.sessions.layouts import MAX_RESERVATION, TRIES, Answered, Trimmed, added
 from queuekeeper.sessions.model import check_expected, check_packet_id
 from queuekeeper.sessions.parts import no_free_packet_ids
 from queuekeeper.sessions.redis_operations.common import Keys
@@ -24,9 +24,6 @@ IDS_PER_LOOK = 1_000
 
 _ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
 """Makes a call from the last packet id as it is known and the packet ids to give out."""
-
-Answered: TypeAlias = tuple[Sequence[int], Sequence[Reply]]
-"""Packet ids of a call, and its replies."""
 
 
 class PacketIdOperations(RoomOperations):

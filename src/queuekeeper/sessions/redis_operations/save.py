@@ -3,89 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.layouts import SOON_MS, SavedPart, Trimmed, added
+from queuekeeper.sessions.layouts import SOON_MS, Answered, SavedPart, Trimmed, added
 from queuekeeper.sessions.model import NewMessage, SessionSave
-from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, ends_of_lives
+from queuekeeper.sessions.parts import Part
 from queuekeeper.sessions.redis_operations.common import Keys
-from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdOperations, following_ids
+from queuekeeper.sessions.redis_operations.packet_ids import PacketIdOperations, following_ids
 from queuekeeper.sessions.reports import Refusal, SaveReport
-from queuekeeper.sessions.steps import SESSIONS_PER_STEP, Reply, Steps, part_of, read_runs, together, write_runs
-from queuekeeper.sessions.store import SessionOperations
+from queuekeeper.sessions.steps import Reply, Steps, read_runs, write_runs
 from queuekeeper.sessions.wire import stored_json
 
 _PUBLISH = "PUBLISH"
 
 
-_Begun: TypeAlias = tuple[int, Keys, Sequence[int], lua.Call]
-"""A save that one call may complete: its place among all saves, keys, packet ids, and the call."""
-
-
 class SaveOperations(PacketIdOperations):
     """Saves messages."""
 
-    @keeps(SessionOperations.save_messages)
-    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        most_bytes = self._rules.max_payload_bytes
-        places: dict[str, int] = {}
-        repeated: dict[str, list[int]] = {}
-        for index, save in enumerate(saves):
-            client_id = save.client_id
-            place = places.setdefault(client_id, index)
-            if place != index:
-                repeated.setdefault(client_id, [place]).append(index)
-            if save.largest_bytes > most_bytes:
-                self._rules.check_size(save)
-        reports: dict[int, SaveReport] = {}
-        begun: list[_Begun] = []
-        branches: list[Steps[None]] = []
-        soon_ms = self._clock() + SOON_MS
-        for client_id, place in places.items():
-            first = None if client_id in repeated else self._begin(saves[place], place, soon_ms)
-            if first is None:
-                branches.append(self._save_session(saves, repeated.get(client_id, [place]), reports))
-            else:
-                begun.append(first)
-        # One call with the expected reply completes most saves; they skip the work that other saves need.
-        for start in range(0, len(begun), SESSIONS_PER_STEP):
-            sent = begun[start : start + SESSIONS_PER_STEP]
-            replies: Sequence[Reply]
-            try:
-                replies = yield [call for _, _, _, call in sent]
-            except QueuekeeperError as error:
-                replies = [error] * len(sent)
-            replicated = replies.replicated if isinstance(replies, lua.Replies) else None
-            for at, (place, keys, ids, _) in enumerate(sent):
-                report = self._report_of(keys, ids, replies[at], None if replicated is None else replicated[at])
-                if report is None:
-                    reply = ids, part_of(replies, at, at + 1)
-                    branches.append(self._save_session(saves, [place], reports, reply))
-                else:
-                    reports[place] = report
-        yield from together(iter(branches))
-        return [reports[index] for index in range(len(saves))]
-
-    def _begin(self, save: SessionSave, place: int, soon_ms: int) -> _Begun | None:
-        """Return the one call that completes most saves; none when the save needs more calls."""
+    def _first_call(
+        self, save: SessionSave, ends_ms: Sequence[int], soon_ms: int
+    ) -> tuple[Keys, Sequence[int], lua.Call] | None:
         keys = self._recent.get(save.client_id)
         last = keys.last
-        messages = save.messages
-        count = len(messages)
-        if last is None or count > MESSAGES_PER_SAVE or (save.payload_bytes > BYTES_PER_SAVE and count > 1):
+        if last is None:
             return None
-        ends_ms = ends_of_lives(messages, default_ttl_s=self._rules.default_ttl_s)
-        if ends_ms is None:
-            return None
-        ids = following_ids(last, count)
+        ids = following_ids(last, len(ends_ms))
         keys.note(ids)
-        return place, keys, ids, self._save_call(keys, save, messages, ends_ms, soon_ms, last=last, ids=ids)
+        return keys, ids, self._save_call(keys, save, save.messages, ends_ms, soon_ms, last=last, ids=ids)
 
     def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
-        """Return the report of a save that its first call has completed; none when more calls are needed."""
         if type(reply) is not bytes:
             return None
         serial, references, expired, replaced = _read_saved(reply)
@@ -102,7 +49,6 @@ class SaveOperations(PacketIdOperations):
     def _save_part(
         self, save: SessionSave, part: Part, refused: Sequence[Refusal], begun: Answered | None
     ) -> Steps[SavedPart | None]:
-        """:param begun: packet ids and replies of the first call; none when it was not sent."""
         keys = self._recent.get(save.client_id)
         soon_ms = self._clock() + SOON_MS
 
