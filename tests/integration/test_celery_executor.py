@@ -249,7 +249,7 @@ def test_copy_of_a_worker_that_is_killed_goes_on_with_the_other_one_and_nothing_
     world: World, client: AirflowClient
 ) -> None:
     dag_id = "session_migration"
-    run_id = client.trigger(dag_id, conf={"cohort_count": 8, "copy_groups": 1, "throttle_messages_per_s": 100})
+    run_id = client.trigger(dag_id, conf={"cohort_count": 8, "throttle_messages_per_s": 100})
     assert asked(dag_id, client, run_id)["options"] == ["Approve", "Reject"]
     decide(dag_id, client, run_id, "Approve")
     with postgres.connect(world.source, autocommit=True) as connection:

@@ -142,7 +142,7 @@ def finished(client: AirflowClient, run_id: str) -> str:
 
 
 def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: World, client: AirflowClient) -> None:
-    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1})
+    run_id = client.trigger(DAG, conf=SMALL)
     question = asked(client, run_id)
     plan = world.ledger.load_plan(world.ledger.plan_of_run(run_id))
 
@@ -310,7 +310,7 @@ def test_failed_verification_of_a_copy_that_its_retries_have_finished_is_reporte
     world: World, client: AirflowClient
 ) -> None:
     """Its task is killed, then its Redis; neither leaves a driver behind. Once it is finished, messages are lost."""
-    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1, "throttle_messages_per_s": 100})
+    run_id = client.trigger(DAG, conf={**SMALL, "throttle_messages_per_s": 100})
     asked(client, run_id)
     decide(client, run_id, "Approve")
     plan_id = world.ledger.plan_of_run(run_id)
@@ -383,7 +383,7 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         frame.get_by_role("link", name="Migration", exact=True).click()
         frame.get_by_role("link", name=re.compile("^Plan (one|another one)$")).click()
         frame.locator("[name=mode]").select_option('"online"')
-        for name, value in {**SMALL, "copy_groups": 1, "canary_percent": 20, "soak_minutes": 0}.items():
+        for name, value in {**SMALL, "canary_percent": 20, "soak_minutes": 0}.items():
             frame.locator(f"[name={name}]").fill(str(value))
         frame.locator("[name=canary_steps_percent]").fill("50,100")
         pictured(page, tmp_path / "1-form.png")

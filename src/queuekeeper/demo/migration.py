@@ -25,14 +25,11 @@ from queuekeeper.sessions.sample_parameters import SampleParameters
 
 DAG_ID = "session_migration"
 
-_CONF = {"copy_groups": 1}
-"""Each group starts a Spark of its own, which takes longer than to copy the sample."""
-
 
 def migrate_sessions(day: Day) -> Waiting[None]:
     """Move the sample to Redis, and show where every row went."""
     ledger = MigrationLedger(day.connection)
-    run_id = day.trigger(DAG_ID, conf=_CONF, note="The demo moves its sample, hostile rows among it.")
+    run_id = day.trigger(DAG_ID, note="The demo moves its sample, hostile rows among it.")
     day.say(f"Triggered the DAG {DAG_ID}: [link]{day.run_page(DAG_ID, run_id)}[/]")
     with _bars(day.console) as bars:
 

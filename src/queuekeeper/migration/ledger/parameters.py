@@ -104,10 +104,10 @@ class CopyGroups(Parameters):
     """How many tasks share the copy."""
 
     copy_groups: int = parameter(
-        2,
+        1,
         title="Copy groups",
-        help="How many tasks share the chosen cohorts. Each starts a Spark driver of its own (10 to 20 seconds); a "
-        "failed group is repeated without the others.",
+        help="How many tasks share the chosen cohorts. Each starts a Spark driver of its own (10 to 20 seconds) and "
+        "reads the whole source; a failed group is repeated without the others.",
         section=Section.PACE,
         least=1,
         most=1_024,

@@ -247,15 +247,10 @@ def _by_key(plan: MigrationPlan, wanted: list[int], states: Mapping[int, CohortS
     """Return whether a copy reads queues in the order of the key.
 
     Its tasks have rows of all cohorts, so that a pause leaves none whole and what follows begins again. So a copy that
-    was broken off is finished cohort by cohort, and one that takes its time is made so; and whoever wants a small part
-    of the cohorts would read everything in an order that costs PostgreSQL more.
+    was broken off is finished cohort by cohort, and one that takes its time is made so.
     """
-    return (
-        plan.parameters.mode is Mode.OFFLINE
-        and not throttled
-        and 2 * len(wanted) > len(plan.cohorts)
-        and all(states[cohort] is not CohortState.COPYING for cohort in wanted)
-    )
+    begun = any(states[cohort] is CohortState.COPYING for cohort in wanted)
+    return plan.parameters.mode is Mode.OFFLINE and not throttled and not begun
 
 
 def _by_cohort(results: Sequence[Row], name: str) -> dict[int, int]:

@@ -78,7 +78,7 @@ def verify_migration(
         tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
         placement = layout(spark, cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
         names, totals = placement.names, [plan.total_of(group, "to_copy") for group in placement.groups]
-        ranges = tasks if plan.parameters.mode is Mode.OFFLINE and 2 * len(wanted) > len(plan.cohorts) else None
+        ranges = tasks if plan.parameters.mode is Mode.OFFLINE else None
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement, ranges=ranges))
         # Checked in the snapshot that is compared.
         preflight.check_same_source(source.connection, plan)
