@@ -1,5 +1,5 @@
 -- Reads owner and import of a session, and returns whether it was used since its import: each use changes the number of
--- its fields or its state, but for a PUBREC.
+-- its fields or its state.
 local function import_of(key)
     return redis.call(
         'HMGET', key, 'owner', 'epoch', 'import', 'plan', 'references', 'imported_last_packet_id', 'imported_state',

@@ -2,6 +2,7 @@
 --[[
 Purpose
     Record that the client has sent PUBREC: the record becomes PUBREL and loses its body; its place and expiry stay.
+    The client has received the message, so it counts as sent.
 KEYS
     [1]  session    the session
 ARGV
@@ -25,6 +26,7 @@ Cost
 --- @include "includes/packed_head"
 --- @include "includes/packed_places"
 --- @include "includes/packed_state"
+--- @include "includes/packed_write"
 --- @include "includes/time"
 
 local session_key, epoch = KEYS[1], ARGV[1]
@@ -59,5 +61,10 @@ if kind ~= 1 or #record < HEAD_BYTES + bytes then
     return 'unreadable'
 end
 record = struct.pack(HEAD, packet_id, expires_at_ms, 2, bytes) .. string.sub(record, HEAD_BYTES + 1, HEAD_BYTES + bytes)
-redis.call('HSET', session_key, field, record)
+if found > state.delivered then
+    state.delivered = found
+    redis.call('HSET', session_key, field, record, 's', packed(state))
+else
+    redis.call('HSET', session_key, field, record)
+end
 return 'released'

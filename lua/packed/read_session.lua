@@ -9,7 +9,7 @@ ARGV
 Returns
     {now_ms, fields, state, *values}  the server's time; fields of the hash; state as includes/packed_format describes
                   it, empty for none; owner, epoch, import, plan, references and imported_last_packet_id, empty for
-                  none, and whether the session was used since its import: 1, or empty
+                  none; whether the session was used since its import, and whether that is noted: 1, or empty
 Errors
     INVALID  1 key and no arguments are expected
 Cost
@@ -32,4 +32,5 @@ for index = 1, 6 do
     reply[3 + index] = imported[index] or ''
 end
 reply[10] = imported[4] and used_since(imported, state, fields) and '1' or ''
+reply[11] = imported[8] or ''
 return reply

@@ -23,6 +23,7 @@ _NOT_EVERYWHERE = frozenset({"hpexpireat", "hsetex"})
 """A rule that names a command which the server does not know is refused; its category is known everywhere."""
 
 _SESSION_KEYS = ("{*}_messages*", "{*}_last_packet_id", "{*}_session")
+_PACKED_KEY = "{*}_packed"
 _SESSION_STORE = (
     "ack", "fetch_messages", "find_missing", "import_session", "list_references", "mark_delivered", "mark_released",
     "purge_session", "quarantine_message", "read_session", "remove_dead_references", "reserve_packet_ids",
@@ -109,15 +110,22 @@ def redis_users() -> Mapping[str, RedisUser]:
         RedisUser(
             job="sessions",
             purpose="the broker's store of persistent sessions in Redis, and queuekeeper sessions",
-            keys=(*_SESSION_KEYS, "{*}_quarantined_*"),
-            scripts=_sessions(*_SESSION_STORE),
+            keys=(*_SESSION_KEYS, "{*}_quarantined_*", _PACKED_KEY),
+            scripts=(*_sessions(*_SESSION_STORE), *_area("packed", "drop_import")),
         ),
         RedisUser(
             job="migration",
             purpose="session_migration: copies, verifies, replays, takes an unused import back",
-            keys=_SESSION_KEYS,
-            scripts=_sessions("drop_import", "export_messages", "import_session", "replay_message"),
-            commands=("dbsize", "get", "hmget", "memory|stats", "memory|usage", "randomkey", "zcard", "zrange"),
+            keys=(*_SESSION_KEYS, _PACKED_KEY),
+            scripts=(
+                *_sessions("drop_import", "export_messages", "import_session", "replay_message"),
+                "packed/drop_import",
+                "packed/fetch_messages",
+                "packed/import_session",
+                "packed/list_serials",
+                "packed/read_session",
+            ),
+            commands=("dbsize", "get", "hlen", "hmget", "memory|stats", "memory|usage", "randomkey", "zcard", "zrange"),
         ),
         RedisUser(
             job="cleanup",

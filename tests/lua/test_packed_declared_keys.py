@@ -10,7 +10,9 @@ from limited_user import called_with_its_keys
 from lua_sessions import HOUR_MS, now_ms, served_by
 
 from queuekeeper import lua
+from queuekeeper.keyspace import packed_keys
 from queuekeeper.lua import ScriptCaller
+from queuekeeper.lua.scripts import packed
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -90,6 +92,14 @@ def test_script_touches_the_key_of_its_session_only(client: RedisClient) -> None
         _outlived(store, client_id)
         assert store.fetch_pending(client_id).expired == 1
         store.purge_session(client_id)
+        keys, chunk = packed_keys(client_id), {"chunk": 0, "last": 1, "last_packet_id": 7, "last_serial": 9}
+        caller.execute(
+            [
+                packed.import_session(keys, plan="p", epoch=0, owner="redis", **chunk, until_ms="", messages=[]),
+                packed.drop_import(keys, plan="p"),
+            ]
+        ).or_raise()
+        assert not client.exists(key)
         used |= caller.scripts
     scripts = {name for name in lua.names() if name.startswith("packed/")}
     assert scripts - used == set()

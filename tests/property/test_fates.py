@@ -22,6 +22,8 @@ from queuekeeper.migration.offline.judging import Judging, Step
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, schema_of
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.packed_record import message_of, record_of
 from queuekeeper.sessions.quarantine import defect
 from tests.property.generated_clients import RULES, Client, clients
 from tests.property.migration_rules import Decision, Message, Session, broken_rule, decide, stored_json
@@ -210,7 +212,7 @@ def test_a_plan_measures_the_key_and_the_json_that_a_copy_sends(
     measured = messages.withColumn("payload_bytes", F.octet_length("payload")).drop("payload")
     sizes = Judging(default_ttl_s=RULES.default_ttl_s, clustered=True).sizes(prefix=PREFIX)
     planned = {
-        (row["client_id"], row["serial_number"]): (row["key_bytes"], row["json_bytes"])
+        (row["client_id"], row["serial_number"]): (row["key_bytes"], row["value_bytes"])
         for row in read(measured, sizes).toArrow().to_pylist()
     }
     copied = [row for row in sent if row["kind"] == transforms.MESSAGE]
@@ -218,6 +220,35 @@ def test_a_plan_measures_the_key_and_the_json_that_a_copy_sends(
     for row in copied:
         key, (serial, _, stored) = row["keys"][0], row["args"]
         assert planned[row["client_id"], int(serial)] == (len(key), len(stored))
+
+
+def test_packed_records_are_measured_and_built_as_the_store_writes_them(
+    spark: SparkSession, generated: list[Client], sent: list[dict[str, Any]]
+) -> None:
+    messages = _frame(spark, [message for client in generated for message in client.messages], MESSAGE_TYPES)
+    judging = Judging(default_ttl_s=RULES.default_ttl_s, clustered=True, layout=Layout.PACKED)
+    measured = messages.withColumn("payload_bytes", F.octet_length("payload")).drop("payload")
+    planned = {
+        (row["client_id"], row["serial_number"]): row["value_bytes"]
+        for row in read(measured, judging.sizes(prefix=PREFIX)).toArrow().to_pylist()
+    }
+    built = {
+        (row["client_id"], row["serial_number"]): row["args_part"]
+        for row in read(messages, judging.fragments(prefix=PREFIX, as_of_ms=RULES.as_of_ms)).toArrow().to_pylist()
+    }
+    copied = [row for row in sent if row["kind"] == transforms.MESSAGE]
+    for row in copied:
+        place = row["client_id"], int(row["args"][0])
+        serial, record = _unpacked(built[place], 2)
+        assert int(serial) == place[1]
+        assert len(record) == planned[place]
+        message = message_of(record, serial=place[1], redelivery=False)
+        ends_ms = int(row["args"][1])
+        again = record_of(message, packet_id=message.packet_id, end_ms=ends_ms, packet_type=message.packet_type)
+        assert again == record
+        # In TBMQ's layout the same message is read.
+        fields = json.loads(row["args"][2])
+        assert wire.judged_message(fields, serial=place[1], expires_at_ms=ends_ms, redelivery=False) == message
 
 
 def test_replay_writes_the_same_json_as_the_copy(sent: list[dict[str, Any]], generated: list[Client]) -> None:

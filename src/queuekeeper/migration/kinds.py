@@ -40,8 +40,10 @@ def undo(
     with ledger.copy_lock(plan_id, wanted):
         with stores.connection.transaction():
             imported = clients.clients_of(stores.connection, found, wanted, missing=missing)
-            prefix = found.parameters.key_prefix
-            dropped = drop_imports(stores.client, imported, plan_id=plan_id, prefix=prefix, dry_run=dry_run)
+            dropped = drop_imports(
+                stores.client, imported, plan_id=plan_id, prefix=found.parameters.key_prefix,
+                layout=found.parameters.layout, dry_run=dry_run,
+            )  # fmt: skip
         if not dry_run:
             ledger.unwind(plan_id, wanted)
     return dropped

@@ -26,16 +26,19 @@ import orjson
 
 from queuekeeper.sessions.model import NewMessage, is_plain
 from queuekeeper.sessions.reports import PendingMessage
-from queuekeeper.sessions.wire import UnreadableError, judged_message, rare_fields
+from queuekeeper.sessions.wire import UnreadableError, json_bytes, judged_message, rare_fields
 
 _PUT = struct.Struct(">HdBIQBH")
 _PUT_INTERVAL = struct.Struct(">HdBIQBHI")
 _HEAD = struct.Struct(">HdBI")
 _META = struct.Struct(">QBH")
 _INTERVAL = struct.Struct(">I")
-_KINDS = {"PUBLISH": 1, "PUBREL": 2}
-_TYPES = {kind: name for name, kind in _KINDS.items()}
-_RETAIN, _HAS_INTERVAL = 4, 8
+KINDS = {"PUBLISH": 1, "PUBREL": 2}
+"""Packet type -> its number, from 1 in this order."""
+_TYPES = {kind: name for name, kind in KINDS.items()}
+RETAIN, HAS_INTERVAL = 4, 8
+META_BYTES = _META.size
+"""Bytes between a record's head and its topic, without the expiry interval."""
 
 
 def record_of(
@@ -43,20 +46,20 @@ def record_of(
 ) -> bytes:
     """Return the record of a message."""
     topic = message.topic.encode()
-    flags = message.qos + (_RETAIN if message.retain else 0)
-    kind = _KINDS[packet_type]
+    flags = message.qos + (RETAIN if message.retain else 0)
+    kind = KINDS[packet_type]
     if is_plain(message):
-        head = _PUT.pack(packet_id, end_ms, kind, 11 + len(topic), message.time_ms, flags, len(topic))
+        head = _PUT.pack(packet_id, end_ms, kind, META_BYTES + len(topic), message.time_ms, flags, len(topic))
         return head + topic + message.payload
     rare = rare_fields(message)
-    rest = orjson.dumps(rare) if rare else b""
+    rest = json_bytes(rare) if rare else b""
     interval_s = message.expiry_interval_s
     if interval_s is None:
-        size = 11 + len(topic) + len(rest)
+        size = META_BYTES + len(topic) + len(rest)
         head = _PUT.pack(packet_id, end_ms, kind, size, message.time_ms, flags, len(topic))
     else:
-        size = 15 + len(topic) + len(rest)
-        flags += _HAS_INTERVAL
+        size = META_BYTES + 4 + len(topic) + len(rest)
+        flags += HAS_INTERVAL
         head = _PUT_INTERVAL.pack(packet_id, end_ms, kind, size, message.time_ms, flags, len(topic), interval_s)
     return head + topic + rest + message.payload
 
@@ -84,9 +87,9 @@ def fields_of(record: bytes) -> tuple[dict[str, Any], bytes]:
             "packetType": _TYPES.get(kind, ""),
             "time": time_ms,
             "qos": flags & 3,
-            "retained": bool(flags & _RETAIN),
+            "retained": bool(flags & RETAIN),
         }
-        if flags & _HAS_INTERVAL:
+        if flags & HAS_INTERVAL:
             fields["msgExpiryInterval"] = _INTERVAL.unpack_from(meta, at)[0]
             at += _INTERVAL.size
         fields["topicName"] = meta[at : at + topic_bytes].decode()

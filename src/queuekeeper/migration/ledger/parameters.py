@@ -13,6 +13,7 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
 from queuekeeper.report.files import RUN_ID
+from queuekeeper.sessions.model import Layout
 
 
 class Mode(StrEnum):
@@ -46,6 +47,18 @@ class MigrationParameters(SessionRules):
         choices={
             "offline": "offline: the broker is stopped",
             "online": "online: devices are connected, writers ask who owns a session",
+        },
+    )
+    layout: Layout = parameter(
+        Layout.TBMQ,
+        title="Layout in Redis",
+        help="How sessions are laid out in Redis. tbmq: the keys that TBMQ 2.x reads and writes. packed: one hash per "
+        "session, which takes half of the memory, for brokers that use Queuekeeper's store with this layout; offline "
+        "only.",
+        section=Section.RULES,
+        choices={
+            "tbmq": "tbmq: the keys that TBMQ 2.x reads and writes",
+            "packed": "packed: one hash per session, for brokers with Queuekeeper's store",
         },
     )
     bad_rows: BadRows = parameter(
@@ -85,6 +98,15 @@ class MigrationParameters(SessionRules):
         most=MAX_RATE_PER_S,
         examples=[None, 5_000, 50_000],
     )
+
+    @model_validator(mode="after")
+    def _moves_into_one_layout(self) -> Self:
+        if self.layout is Layout.PACKED and self.mode is Mode.ONLINE:
+            raise UsageError(
+                "layout is 'packed', and the mode is online: packed sessions have no mirror and no outbox yet, so "
+                "there would be no way back; choose the mode offline, or the layout tbmq"
+            )
+        return self
 
     @model_validator(mode="after")
     def _nobody_stays_where_nobody_serves(self) -> Self:

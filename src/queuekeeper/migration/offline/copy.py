@@ -47,6 +47,7 @@ from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Master, masters, replaced
+from queuekeeper.sessions.model import Layout
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
 _MISSING = {CohortState.PLANNED, CohortState.COPYING}
@@ -145,7 +146,7 @@ def _copy_until_paused(
         for group in groups:
             ledger.clear_progress(plan_id, "copy", part_name(group))
         prefix, mode, limit = plan.parameters.key_prefix, plan.parameters.mode, plan.parameters.limit
-        as_of_ms = plan.as_of_ms
+        as_of_ms, target_layout = plan.as_of_ms, plan.parameters.layout
 
         def import_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
@@ -154,13 +155,14 @@ def _copy_until_paused(
             yield _import_task(
                 decided(batches, limit=limit, as_of_ms=as_of_ms), postgres_url=postgres_url, redis_url=redis_url,
                 plan_id=plan_id, prefix=prefix, part=names[part], number=part, total=totals[part], mode=mode,
+                target_layout=target_layout,
             )  # fmt: skip
 
         with (
             reported(postgres_url, plan_id=plan_id, step="copy", parts=names, total=sum(totals), clock=clock),
             our_errors(),
         ):
-            judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client))
+            judging = _judging(plan, client)
             results = source.queues(
                 messages=Wanted(columns=MESSAGE_COLUMNS, step=judging.fragments(prefix=prefix, as_of_ms=plan.as_of_ms)),
                 sessions=Wanted(columns=SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
@@ -229,13 +231,19 @@ def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, want
         preflight.check_values(client, largest_bytes=largest_bytes)
     except RefusedError:
         # The largest row may be trimmed or quarantined: only rows that the plan would send count.
-        judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client))
+        judging = _judging(plan, client)
         judged = measured_rows(
             source, judging, prefix=plan.parameters.key_prefix, limit=plan.parameters.limit, as_of_ms=plan.as_of_ms
         )
         with our_errors():
-            row = judged.where("fate = 'copied'").agg(F.max("json_bytes")).first()
+            row = judged.where("fate = 'copied'").agg(F.max("value_bytes")).first()
         preflight.check_values(client, largest_bytes=int((row and row[0]) or 0))
+
+
+def _judging(plan: MigrationPlan, client: RedisClient) -> Judging:
+    return Judging(
+        default_ttl_s=plan.parameters.default_ttl_s, clustered=is_cluster(client), layout=plan.parameters.layout
+    )
 
 
 def _task_of(number: int) -> int:
@@ -288,6 +296,7 @@ def _import_task(
     number: int,
     total: int,
     mode: Mode,
+    target_layout: Layout,
 ) -> pa.RecordBatch:
     """Import one Spark partition and return its counts, a row per cohort, and one more if a pause has interrupted it.
 
@@ -311,7 +320,7 @@ def _import_task(
 
         # Copies of one plan that run at the same time share the plan's throttle.
         pace = Pace(report, SharedBucket(connection, plan_id))
-        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=pace, mode=mode)
+        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=pace, mode=mode, layout=target_layout)
         stack.callback(importer.close)
         done, broken_off = total, False
         read: dict[int, int] = {}

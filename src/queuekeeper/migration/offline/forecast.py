@@ -12,6 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from queuekeeper.redis_client import RedisClient, nodes
+from queuekeeper.sessions.model import Layout
 
 _LISTPACK_ENTRIES = 128  # zset-max-listpack-entries, default of Redis and Valkey
 _LISTPACK_VALUE = 64  # zset-max-listpack-value
@@ -36,11 +37,11 @@ class MemoryModel:
         step = F.pow(F.lit(2.0), F.floor(F.log2(F.greatest(size, F.lit(129)) - 1)) - 2)
         return F.when(size <= 128, F.ceil(size / 16) * 16).otherwise(F.ceil(size / step) * step).cast("bigint")
 
-    def message(self, *, key_bytes: Column, json_bytes: Column) -> Column:
+    def message(self, *, key_bytes: Column, value_bytes: Column) -> Column:
         """Return the cost of one payload key with its expiry."""
         if self.is_valkey:
-            return self.allocation(json_bytes + 4) + self.allocation(key_bytes + 45) + 17
-        return self.allocation(json_bytes + 6) + self.allocation(key_bytes + 4) + 113
+            return self.allocation(value_bytes + 4) + self.allocation(key_bytes + 45) + 17
+        return self.allocation(value_bytes + 6) + self.allocation(key_bytes + 4) + 113
 
     def references(self, *, count: Column, key_bytes: Column) -> Column:
         """Return the cost of the sorted set.
@@ -63,10 +64,28 @@ class MemoryModel:
         return 250 if self.is_valkey else 300
 
 
-def memory_model(client: RedisClient) -> MemoryModel:
+class PackedMemoryModel(MemoryModel):
+    """The same for packed sessions; a record or the state is always too long for a compact hash."""
+
+    def message(self, *, key_bytes: Column, value_bytes: Column) -> Column:
+        """Return the cost of a field with its record."""
+        return self.allocation(value_bytes + 4) + 44 if self.is_valkey else self.allocation(value_bytes + 6) + 49
+
+    def references(self, *, count: Column, key_bytes: Column) -> Column:
+        """Return no cost: there is no sorted set."""
+        return F.lit(0).cast("bigint")
+
+    @property
+    def session_bytes(self) -> int:
+        """The cost of the hash without its messages."""
+        return 660 if self.is_valkey else 950
+
+
+def memory_model(client: RedisClient, *, layout: Layout) -> MemoryModel:
     """Return the memory model of the server that will hold the sessions."""
     _, node = nodes(client)[0]
-    return MemoryModel(
+    model = MemoryModel if layout is Layout.TBMQ else PackedMemoryModel
+    return model(
         is_valkey="valkey_version" in node.info("server"),
         is_jemalloc="jemalloc" in str(node.info("memory").get("mem_allocator", "jemalloc")),
     )

@@ -16,13 +16,14 @@ from redis.exceptions import RedisError, ResponseError
 
 from queuekeeper import lua
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch
-from queuekeeper.keyspace import safe_counter, session_keys
+from queuekeeper.keyspace import PackedKeys, SessionKeys, safe_counter
 from queuekeeper.lua import scripts
 from queuekeeper.migration.ledger.model import EPOCH
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.undo import drop_import
+from queuekeeper.migration.offline.undo import drop_import, keys_of
 from queuekeeper.redis_client import RedisClient, address_of, from_redis
+from queuekeeper.sessions.model import Layout
 
 # Bounds of one script call: about 2 ms of the server's time.
 CHUNK_MESSAGES = 256
@@ -46,10 +47,10 @@ def _bulk(value: str | bytes) -> bytes:
 
 @dataclass(slots=True)
 class Chunk:
-    """One call of ``import_session``.
+    """One call of a layout's ``import_session``.
 
-    :param keys: payload keys as Redis bulk strings, one behind the other.
-    :param args: serial, expiry and JSON of each message, likewise.
+    :param keys: payload keys as Redis bulk strings, one behind the other; none in the packed layout.
+    :param args: serial, expiry and JSON of each message, likewise; serial and record in the packed layout.
     """
 
     client_id: str
@@ -160,6 +161,7 @@ class SessionImporter:
     :param plan_id: written into each session, so that a repeated run recognises its own work.
     :param pace: called before each chunk with its number of messages; may wait.
     :param mode: an online import makes copies that PostgreSQL owns; an offline one makes sessions that Redis owns.
+    :param layout: of the sessions in Redis.
     :ivar messages_done: messages that need no more work, including messages that an earlier run has written.
     """
 
@@ -171,14 +173,16 @@ class SessionImporter:
         prefix: str,
         pace: Callable[[int], None],
         mode: Mode = Mode.OFFLINE,
+        layout: Layout = Layout.TBMQ,
     ) -> None:
         self.client = client
+        self.layout = layout
         self.owner = OWNERS[mode]
         self.left_alone = (MovedOn,) if mode is Mode.OFFLINE else (MovedOn, NotOwner, StaleEpoch)
         self.plan_id = plan_id
         self.prefix = prefix
         self.pace = pace
-        self.script = lua.load("sessions/import_session")
+        self.script = lua.load("sessions/import_session" if layout is Layout.TBMQ else "packed/import_session")
         self.counts: dict[int, Counts] = {}
         self.messages_done = 0
         self._caller = lua.ScriptCaller(client)
@@ -192,19 +196,22 @@ class SessionImporter:
         """Queue a chunk; it is sent when its window is full, or by :meth:`finish`."""
         self.pace(chunk.count)
         lane = self._lane(chunk)
-        keys = session_keys(chunk.client_id, prefix=self.prefix)
-        head = b"*%d\r\n" % (13 + 4 * chunk.count)
+        keys = self._keys(chunk.client_id)
+        is_packed = self.layout is Layout.PACKED
+        names, words = (1, 12 + 2 * chunk.count) if is_packed else (3 + chunk.count, 13 + 4 * chunk.count)
         body = (
-            head,
+            b"*%d\r\n" % words,
             self._evalsha,
-            _bulk(str(3 + chunk.count)),
+            _bulk(str(names)),
             *(_bulk(key) for key in keys),
             chunk.keys,
             self._fixed,
             _bulk(str(chunk.number)),
             b"$1\r\n1\r\n" if chunk.last else b"$1\r\n0\r\n",
-            _bulk(chunk.last_packet_id if chunk.last else ""),
+            _bulk(self._last_packet_id(chunk)),
             _bulk(chunk.last_serial if chunk.last else ""),
+            # Packed sessions that a copy has made do not expire as a whole, as those in TBMQ's layout.
+            b"$0\r\n\r\n" if is_packed else b"",
             chunk.args,
         )
         lane.buffer.extend(body)
@@ -227,9 +234,17 @@ class SessionImporter:
             lane.connection.disconnect()  # type: ignore[no-untyped-call]
         self._lanes.clear()
 
+    def _keys(self, client_id: str) -> SessionKeys | PackedKeys:
+        return keys_of(client_id, prefix=self.prefix, layout=self.layout)
+
+    def _last_packet_id(self, chunk: Chunk) -> str:
+        if self.layout is Layout.PACKED:
+            return chunk.last_packet_id or "0"
+        return chunk.last_packet_id
+
     def _lane(self, chunk: Chunk) -> _Lane:
         if isinstance(self.client, redis.RedisCluster):
-            key = session_keys(chunk.client_id, prefix=self.prefix).messages
+            key = self._keys(chunk.client_id).session
             try:
                 node = self.client.get_node_from_key(key)  # type: ignore[no-untyped-call]
             except RedisError as error:
@@ -278,23 +293,27 @@ class SessionImporter:
         if chunk.client_id in self._left_alone:
             self.messages_done += chunk.count
             return
-        call = scripts.sessions.import_session(
-            session_keys(chunk.client_id, prefix=self.prefix),
-            payloads=_unpacked(chunk.keys, chunk.count),
-            plan=self.plan_id,
-            epoch=EPOCH,
-            owner=self.owner,
-            chunk=chunk.number,
-            last=int(chunk.last),
-            last_packet_id=chunk.last_packet_id if chunk.last else "",
-            last_serial=chunk.last_serial if chunk.last else "",
-            messages=_unpacked(chunk.args, 3 * chunk.count),
-        )
+        keys = self._keys(chunk.client_id)
+        fixed: dict[str, Any] = {
+            "plan": self.plan_id,
+            "epoch": EPOCH,
+            "owner": self.owner,
+            "chunk": chunk.number,
+            "last": int(chunk.last),
+            "last_packet_id": self._last_packet_id(chunk),
+            "last_serial": chunk.last_serial if chunk.last else "",
+        }
+        if isinstance(keys, PackedKeys):
+            messages = _unpacked(chunk.args, 2 * chunk.count)
+            call = scripts.packed.import_session(keys, **fixed, until_ms="", messages=messages)
+        else:
+            payloads, messages = _unpacked(chunk.keys, chunk.count), _unpacked(chunk.args, 3 * chunk.count)
+            call = scripts.sessions.import_session(keys, payloads=payloads, **fixed, messages=messages)
         try:
             try:
                 reply = self._caller.call(*call)
             except ImportedBefore:
-                drop_import(self.client, chunk.client_id, prefix=self.prefix)
+                drop_import(self.client, chunk.client_id, prefix=self.prefix, layout=self.layout)
                 reply = self._caller.call(*call)
         except self.left_alone:
             self._left_alone.add(chunk.client_id)

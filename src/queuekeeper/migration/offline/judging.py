@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions import judge
 from queuekeeper.sessions.judge import MAX_TIME_MS, Reason
+from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.packed_record import HAS_INTERVAL, KINDS, META_BYTES, RETAIN
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, json_bytes
 
 Mask = NDArray[np.bool_]
@@ -52,10 +54,12 @@ class Judging:
 
     :param default_ttl_s: life of a message without an expiry interval.
     :param clustered: whether the target is a cluster, which cannot serve an id that begins with a closing brace.
+    :param layout: how messages are stored; no verdict depends on it.
     """
 
     default_ttl_s: int
     clustered: bool
+    layout: Layout = Layout.TBMQ
 
     def messages(self, columns: dict[str, str]) -> Step:
         """Add ``reason`` and ``expires_at_ms`` to messages of these columns."""
@@ -66,18 +70,19 @@ class Judging:
         return Step(columns=columns | {"reason": "string"}, work=self._judged_sessions)
 
     def sizes(self, *, prefix: str) -> Step:
-        """Return messages as a plan counts them, with the bytes of key and JSON, from ``payload_bytes``."""
-        sizes = {"payload_bytes": "int", "key_bytes": "int", "json_bytes": "bigint"}
+        """Return messages as a plan counts them, with the bytes of key and value, from ``payload_bytes``."""
+        sizes = {"payload_bytes": "int", "key_bytes": "int", "value_bytes": "bigint"}
         return Step(columns=_IDENTITY | _VERDICT | sizes, work=partial(self._sized, prefix))
 
     def fragments(self, *, prefix: str, as_of_ms: int) -> Step:
         """Return messages as the import sends them, ready to be concatenated.
 
-        Each message that lives at the plan's instant carries its part of KEYS and ARGV in the Redis protocol's form.
+        Each message that lives at the plan's instant carries its part of KEYS and ARGV in the Redis protocol's form; a
+        packed session has no part of KEYS.
         The rows of a client come to lie one behind the other in Arrow's buffers, so a call is a header and two slices,
         without work in Python per row (``docs/adr``, 0003).
         """
-        parts = {"keys_part": "string", "args_part": "string"}
+        parts = {"keys_part": "string", "args_part": "string" if self.layout is Layout.TBMQ else "binary"}
         return Step(columns=_IDENTITY | _VERDICT | parts, work=partial(self._built, prefix, as_of_ms))
 
     def _judged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -108,26 +113,34 @@ class Judging:
     def _sized(self, prefix: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         properties = _Properties.of(batch)
         judged = self._with_verdict(batch, properties)
-        rest = pc.binary_length(_message_json(batch, properties, payload=""))
-        # Base64 makes four bytes of three.
-        groups = pc.divide(pc.add(pc.cast(batch.column("payload_bytes"), pa.int64()), 2), 3)
-        size = pc.add(pc.cast(rest, pa.int64()), pc.multiply(groups, 4))
-        return judged.append_column("key_bytes", pc.binary_length(_payload_key(batch, prefix=prefix))).append_column(
-            "json_bytes", size
-        )
+        payload_bytes = pc.cast(batch.column("payload_bytes"), pa.int64())
+        if self.layout is Layout.TBMQ:
+            key = _payload_key(batch, prefix=prefix)
+            rest = _message_json(batch, properties, payload="")
+            # Base64 makes four bytes of three.
+            payload_bytes = pc.multiply(pc.divide(pc.add(payload_bytes, 2), 3), 4)
+        else:
+            key, rest = _text(batch.column("serial_number")), _record(judged, properties, payload=b"")
+        size = pc.add(pc.cast(pc.binary_length(rest), pa.int64()), payload_bytes)
+        return judged.append_column("key_bytes", pc.binary_length(key)).append_column("value_bytes", size)
 
     def _built(self, prefix: str, as_of_ms: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         judged = self._judged(batch)
         live = pc.and_(pc.is_null(judged.column("reason")), pc.greater(judged.column("expires_at_ms"), as_of_ms))
         sent = _mask(live, null=False)
         waits = judged.filter(pa.array(sent))
-        json = _message_json(waits, _Properties.of(waits), payload=_base64(waits.column("payload")))
-        args = pc.binary_join_element_wise(
-            _bulk(_text(waits.column("serial_number"))), _bulk(_text(waits.column("expires_at_ms"))), _bulk(json), ""
-        )
+        properties, serials = _Properties.of(waits), _bulk(_text(waits.column("serial_number")))
+        if self.layout is Layout.TBMQ:
+            keys = _bulk(_payload_key(waits, prefix=prefix))
+            json = _message_json(waits, properties, payload=_base64(waits.column("payload")))
+            args = pc.binary_join_element_wise(serials, _bulk(_text(waits.column("expires_at_ms"))), _bulk(json), "")
+        else:
+            keys = pa.repeat("", waits.num_rows)
+            record = _record(waits, properties, payload=waits.column("payload"))
+            args = pc.binary_join_element_wise(serials.cast(pa.binary()), _bulk(record), b"")
         kept = [name for name in judged.schema.names if name in _IDENTITY | _VERDICT | PLACE]
         place = pa.array(np.cumsum(sent) - 1, mask=~sent)
-        built = judged.select(kept).append_column("keys_part", _bulk(_payload_key(waits, prefix=prefix)).take(place))
+        built = judged.select(kept).append_column("keys_part", keys.take(place))
         return built.append_column("args_part", args.take(place))
 
 
@@ -279,18 +292,10 @@ def _message_json(batch: pa.RecordBatch, properties: _Properties, *, payload: pa
     def number(name: str) -> pa.Array:
         return _text(batch.column(name))
 
-    def member(name: str, value: pa.Array, quote: str = "") -> pa.Array:
-        return pc.binary_join_element_wise(f',"{name}":{quote}', value, quote, "")
-
-    interval_s = pc.min_element_wise(_interval_s(batch), MAX_INTERVAL_S, skip_nulls=False)
-    correlation = batch.column("correlation_data")
     optional = [
         properties.json(),
-        member("msgExpiryInterval", _text(interval_s)),
-        member("payloadFormatIndicator", number("payload_format_indicator")),
-        member("contentType", text("content_type"), '"'),
-        member("responseTopic", text("response_topic"), '"'),
-        member("correlationData", _base64(correlation), '"'),
+        _member("msgExpiryInterval", _text(pc.min_element_wise(_interval_s(batch), MAX_INTERVAL_S, skip_nulls=False))),
+        *_rare_members(batch),
     ]
     retained = pc.if_else(pc.fill_null(batch.column("retain"), fill_value=False), "true", "false")
     return pc.binary_join_element_wise(
@@ -300,6 +305,76 @@ def _message_json(batch: pa.RecordBatch, properties: _Properties, *, payload: pa
         *(each for each in optional if each.null_count < len(each)), "}", "",
         null_handling="replace", null_replacement="",
     )  # fmt: skip
+
+
+def _rare_members(batch: pa.RecordBatch) -> list[pa.Array]:
+    """Return members of a message's JSON that few messages have, each with a comma before it; null where absent."""
+    return [
+        _member("payloadFormatIndicator", _text(batch.column("payload_format_indicator"))),
+        _member("contentType", _escaped(batch.column("content_type")), '"'),
+        _member("responseTopic", _escaped(batch.column("response_topic")), '"'),
+        _member("correlationData", _base64(batch.column("correlation_data")), '"'),
+    ]
+
+
+def _member(name: str, value: pa.Array, quote: str = "") -> pa.Array:
+    return pc.binary_join_element_wise(f',"{name}":{quote}', value, quote, "")
+
+
+_RECORD_HEAD = np.dtype(
+    [
+        ("packet_id", ">u2"), ("expires_at_ms", ">f8"), ("kind", "u1"), ("size", ">u4"), ("time", ">u8"),
+        ("flags", "u1"), ("topic_bytes", ">u2"),
+    ]
+)  # fmt: skip
+"""Head of a packed session's record, see :mod:`queuekeeper.sessions.packed_record`; a generated test compares both."""
+
+
+def _record(batch: pa.RecordBatch, properties: _Properties, *, payload: pa.Array | bytes) -> pa.Array:
+    """Return messages as records of a packed session.
+
+    :param payload: the payloads, or a stand-in when only the length of the rest matters.
+    """
+    members = [each for each in (properties.json(), *_rare_members(batch)) if each.null_count < len(each)]
+    rest = pa.repeat(b"", batch.num_rows)
+    if members:
+        joined = pc.binary_join_element_wise(*members, "", null_handling="replace", null_replacement="")
+        some = pc.binary_join_element_wise("{", pc.utf8_slice_codeunits(joined, 1), "}", "")
+        rest = pc.if_else(pc.equal(joined, ""), "", some).cast(pa.binary())
+    interval_s = _interval_s(batch)
+    has_interval = _mask(pc.is_valid(interval_s), null=False)
+    topic = batch.column("topic").cast(pa.binary())
+    topic_bytes = _sizes(topic)
+    retained = _mask(batch.column("retain"), null=False)
+    head = np.zeros(batch.num_rows, _RECORD_HEAD)
+    head["packet_id"] = _values(batch.column("packet_id"))
+    head["expires_at_ms"] = _values(batch.column("expires_at_ms"))
+    head["kind"] = _values(pc.index_in(batch.column("packet_type"), pa.array(list(KINDS)))) + 1
+    head["size"] = META_BYTES + 4 * has_interval + topic_bytes + _sizes(rest)
+    head["time"] = _values(batch.column("time"))
+    head["flags"] = _values(batch.column("qos")) + RETAIN * retained + HAS_INTERVAL * has_interval
+    head["topic_bytes"] = topic_bytes
+    interval = _fixed(_values(interval_s).astype(">u4"))
+    return pc.binary_join_element_wise(
+        _fixed(head), pc.if_else(pa.array(has_interval), interval, b""), topic, rest, payload, b"",
+        null_handling="replace", null_replacement=b"",
+    )  # fmt: skip
+
+
+def _sizes(values: pa.Array) -> NDArray[np.int64]:
+    return _values(pc.binary_length(values))
+
+
+def _values(numbers: pa.Array) -> NDArray[np.int64]:
+    """Return numbers for numpy, 0 for null: rows that break a rule are measured before they are left out."""
+    found: NDArray[np.int64] = pc.fill_null(pc.cast(numbers, pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _fixed(values: NDArray[Any]) -> pa.Array:
+    """Return the bytes of each of numpy's values."""
+    kind = pa.binary(values.dtype.itemsize)
+    return pa.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, pa.py_buffer(values)]).cast(pa.binary())
 
 
 def _payload_key(batch: pa.RecordBatch, *, prefix: str) -> pa.Array:
@@ -314,8 +389,10 @@ def _text(numbers: pa.Array) -> pa.Array:
 
 
 def _bulk(texts: pa.Array) -> pa.Array:
-    """Return texts as the Redis protocol's bulk strings."""
-    return pc.binary_join_element_wise("$", _text(pc.binary_length(texts)), "\r\n", texts, "\r\n", "")
+    """Return texts or bytes as the Redis protocol's bulk strings."""
+    sizes = _text(pc.binary_length(texts)).cast(texts.type)
+    dollar, end, nothing = (pa.scalar(each, texts.type) for each in ("$", "\r\n", ""))
+    return pc.binary_join_element_wise(dollar, sizes, end, texts, end, nothing)
 
 
 def _escaped(texts: pa.Array) -> pa.Array:

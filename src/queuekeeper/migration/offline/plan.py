@@ -87,12 +87,15 @@ def plan_migration(
             our_errors(),
         ):
             fingerprint = preflight.source_fingerprint(source.connection)
-            judging = Judging(default_ttl_s=parameters.default_ttl_s, clustered=clustered)
+            judging = Judging(default_ttl_s=parameters.default_ttl_s, clustered=clustered, layout=parameters.layout)
             judged = _measured(
                 measured_rows(source, judging, prefix=parameters.key_prefix, limit=parameters.limit, as_of_ms=as_of_ms)
             ).persist(StorageLevel.DISK_ONLY)
             try:
-                found = {row["cohort"]: row for row in _count(judged, model=memory_model(client)).collect()}
+                found = {
+                    row["cohort"]: row
+                    for row in _count(judged, model=memory_model(client, layout=parameters.layout)).collect()
+                }
                 preflight.check_all_read(
                     fingerprint,
                     **{name: sum(row[name] for row in found.values()) for name in ("messages", "sessions")},
@@ -163,7 +166,7 @@ def _measured(classified: DataFrame) -> DataFrame:
         "reason",
         "payload_bytes",
         "key_bytes",
-        "json_bytes",
+        "value_bytes",
     )
 
 
@@ -183,11 +186,11 @@ def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
         F.sum("payload_bytes").alias("payload_bytes"),
         *(F.count_if(F.col("fate") == fate).alias(name) for name, fate in fates.items()),
         *(F.count_if(F.col("reason") == reason.value).alias(_reason_column(reason)) for reason in Reason),
-        F.sum(F.when(copied, model.message(key_bytes=F.col("key_bytes"), json_bytes=F.col("json_bytes")))).alias(
+        F.sum(F.when(copied, model.message(key_bytes=F.col("key_bytes"), value_bytes=F.col("value_bytes")))).alias(
             "message_memory"
         ),
         F.max(F.when(copied, F.col("key_bytes"))).alias("key_bytes"),
-        F.max(F.when(copied, F.col("json_bytes"))).alias("largest_bytes"),
+        F.max(F.when(copied, F.col("value_bytes"))).alias("largest_bytes"),
     )
     references = model.references(count=F.col("to_copy"), key_bytes=F.coalesce("key_bytes", F.lit(0)))
     imported = (F.col("sessions") > 0) | (F.col("to_copy") > 0)

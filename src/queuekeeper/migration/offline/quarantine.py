@@ -15,12 +15,14 @@ from queuekeeper.lua import scripts
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.model import EPOCH, MigrationPlan
 from queuekeeper.migration.ledger.parameters import Mode
+from queuekeeper.migration.offline.undo import keys_of
 from queuekeeper.migration.preflight import check_same_target
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.quarantine import defect, readable
 
 _TRIES = 5
@@ -78,7 +80,8 @@ def replay(
     :param as_new: stores by which messages of sessions that are no longer as this plan has imported them are saved as
         new messages, behind all others; without it, they stay in the quarantine.
     :param dry_run: write nothing.
-    :raises RefusedError: for an online plan, whose rows are set aside in ``queuekeeper.session_quarantine``.
+    :raises RefusedError: for an online plan, whose rows are set aside in ``queuekeeper.session_quarantine``, and for a
+        plan of packed sessions.
     """
     ledger = MigrationLedger(connection)
     plan = ledger.load_plan(plan_id)
@@ -87,6 +90,11 @@ def replay(
             f"plan {plan_id} moves sessions while devices are connected: a row that it cannot move stays in the source"
             " or is set aside; `queuekeeper sessions quarantine` lists those, `queuekeeper sessions replay` brings them"
             " back"
+        )
+    if plan.parameters.layout is Layout.PACKED:
+        raise RefusedError(
+            f"plan {plan_id} has imported packed sessions, into which no message can be put at its place yet: repair "
+            "its row in the source, then undo the import, make a new plan and copy again"
         )
     check_same_target(client, plan)
     replayer = _Replayer(
@@ -126,7 +134,8 @@ def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPla
     for row in ledger.quarantined(plan.plan_id, status="replayed", limit=None):
         if row.cohort not in wanted or row.quarantine_id is None:
             continue
-        session = session_keys(row.client_id, prefix=plan.parameters.key_prefix).session
+        parameters = plan.parameters
+        session = keys_of(row.client_id, prefix=parameters.key_prefix, layout=parameters.layout).session
         notes = ["plan", "import", f"replayed:{row.serial_number}", f"source:{_source(row)}"]
         if client.hmget(session, notes) == [plan.plan_id.encode(), b"done", None, None]:
             lost.append(row.quarantine_id)

@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -15,8 +15,15 @@ import pyarrow as pa
 from queuekeeper import lua
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.lua import scripts
+from queuekeeper.operation import Operation
 from queuekeeper.portions import portions
 from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, redis_errors
+from queuekeeper.sessions import packed_record
+from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.packed_operations import PackedSessionOperations
+from queuekeeper.sessions.packed_operations.common import Keys, State
+from queuekeeper.sessions.steps import Steps, together
+from queuekeeper.sessions.wire import MAX_INTERVAL_S, UnreadableError
 
 SCHEMA = pa.schema(
     [
@@ -40,8 +47,8 @@ SCHEMA = pa.schema(
 )
 """A row per reference (``kind`` message) and one per session, whose ``position`` is the number of references.
 
-A large message comes without its payload, but with the hashes of payload and JSON, since Spark's JSON reader takes no
-text beyond 20 MB.
+A large message, and each of a packed session, comes without its payload, but with the hashes of payload and of what is
+stored, since Spark's JSON reader takes no text beyond 20 MB.
 """
 
 SPARK_SCHEMA = (
@@ -77,6 +84,23 @@ class _Rows:
 
     def batch(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict(self.columns, schema=SCHEMA)
+
+
+class Reader(Protocol):
+    """Reads sessions of a layout."""
+
+    def __init__(self, client: RedisClient, *, prefix: str) -> None: ...
+
+    def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """Yield what Redis holds of some clients.
+
+        :param clients: client id -> (task, cohort).
+        """
+
+
+def reader_of(layout: Layout) -> type[Reader]:
+    """Return what reads sessions of a layout."""
+    return TargetReader if layout is Layout.TBMQ else PackedReader
 
 
 class TargetReader:
@@ -214,6 +238,113 @@ class TargetReader:
                 pipe.execute_command(*command)
             answers: list[Any] = pipe.execute()
             return answers
+
+
+@dataclass
+class _Packed:
+    """A packed session as it is read.
+
+    :param serials: of the messages that are not read yet.
+    :param position: number of messages that are.
+    """
+
+    name: str
+    keys: Keys
+    state: State
+    serials: Sequence[int] = ()
+    position: int = 0
+    records: list[tuple[int, bytes | None]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes the next page has."""
+        return max(1, min(len(self.serials), _REFERENCES_PER_PAGE) * self.state.largest)
+
+
+class PackedReader(PackedSessionOperations):
+    """Reads packed sessions as they are; a message whose life is over counts as gone.
+
+    :param prefix: put before every key.
+    """
+
+    def __init__(self, client: RedisClient, *, prefix: str) -> None:
+        super().__init__(prefix=prefix)
+        self._client = client
+        self._caller = lua.ScriptCaller(client)
+
+    def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """Yield what Redis holds of some clients.
+
+        :param clients: client id -> (task, cohort).
+        """
+        names = list(clients)
+        for start in range(0, len(names), _SESSIONS_PER_TRIP):
+            yield from self._read_some(names[start : start + _SESSIONS_PER_TRIP], clients)
+
+    def _read_some(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        sessions: list[_Packed] = []
+        self._carry_out(together(self._begin_reading(name, sessions) for name in names))
+        rows = _Rows()
+        for each in sessions:
+            task, cohort = clients[each.name]
+            last, plan, progress = each.state.given_packet_id, each.state.plan, each.state.progress
+            rows.add(
+                task=task, cohort=cohort, client_id=each.name, kind="session", position=each.state.messages,
+                last_packet_id=None if last is None else str(last), plan=_text(plan or None),
+                used=each.state.is_noted_used, read_at_ms=each.state.now_ms, **{"import": _text(progress or None)},
+            )  # fmt: skip
+        yield rows.batch()
+        while sessions := [each for each in sessions if each.serials]:
+            for some in portions(sessions, size=lambda each: each.size_bytes, most=_BYTES_PER_TRIP):
+                self._carry_out(together(self._read_on(each) for each in some))
+                rows = _Rows()
+                for each in some:
+                    for serial, record in each.records:
+                        if record is not None:
+                            self._add(rows, each, clients, serial=serial, record=record)
+                yield rows.batch()
+
+    def _begin_reading(self, name: str, sessions: list[_Packed]) -> Steps[None]:
+        keys = self._keys(name)
+        state = yield from self._read_session(keys)
+        sessions.append(_Packed(name, keys, state, (yield from self._serials(keys, state))))
+
+    def _read_on(self, session: _Packed) -> Steps[None]:
+        session.records = yield from self._records(
+            session.keys, session.state, session.serials, max_bytes=_BYTES_PER_TRIP
+        )
+        session.serials = session.serials[len(session.records) :]
+
+    def _add(
+        self, rows: _Rows, session: _Packed, clients: Mapping[str, tuple[int, int]], *, serial: int, record: bytes
+    ) -> None:
+        task, cohort = clients[session.name]
+        ends_ms = packed_record.expires_at_ms(record)
+        content: dict[str, str | None] = {"json": "{}", "payload_hash": "", "key_packet_id": None}
+        if ends_ms is not None and ends_ms <= session.state.now_ms:
+            content = {"json": None}
+        else:
+            with suppress(UnreadableError):
+                fields, payload = packed_record.fields_of(record)
+                # TBMQ's JSON, in which both sides are compared, knows no longer interval.
+                if "msgExpiryInterval" in fields:
+                    fields["msgExpiryInterval"] = min(fields["msgExpiryInterval"], MAX_INTERVAL_S)
+                content = {
+                    "json": orjson.dumps(fields | {"clientId": session.name, "payload": ""}).decode(),
+                    "payload_hash": hashlib.sha256(payload).hexdigest(),
+                    "key_packet_id": str(fields["packetId"]),
+                }
+        rows.add(
+            task=task, cohort=cohort, client_id=session.name, kind="message", position=session.position,
+            serial_number=float(serial), expires_at_ms=ends_ms, json_hash=hashlib.sha256(record).hexdigest(), **content,
+        )  # fmt: skip
+        session.position += 1
+
+    def _carry_out(self, operation: Operation[None]) -> None:
+        with suppress(StopIteration):
+            step = next(operation)
+            while True:
+                step = operation.send(self._caller.execute(step))
 
 
 def _without_payload(json: bytes) -> dict[str, str]:

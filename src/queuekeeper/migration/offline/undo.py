@@ -8,9 +8,10 @@ from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn
-from queuekeeper.keyspace import SessionKeys, session_keys
+from queuekeeper.keyspace import PackedKeys, SessionKeys, packed_keys, session_keys
 from queuekeeper.lua import scripts
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.model import Layout
 
 PAGE = 500
 
@@ -43,6 +44,7 @@ class _Drop:
     caller: lua.ScriptCaller
     client: RedisClient
     prefix: str
+    layout: Layout
     messages: int = 0
 
     def run(self, client_id: str, plan_id: str) -> None:
@@ -50,7 +52,11 @@ class _Drop:
 
         :raises MovedOn: when the session has been used since it was imported.
         """
-        keys = session_keys(client_id, prefix=self.prefix)
+        keys = keys_of(client_id, prefix=self.prefix, layout=self.layout)
+        if isinstance(keys, PackedKeys):
+            call = scripts.packed.drop_import(keys, plan=plan_id)
+            self.messages += call.script.read(self.caller.call(*call))
+            return
         # A call sees whether its own page was used, so every page is checked before any is removed.
         if self.client.zcard(keys.messages) > PAGE:
             for _ in self._pages(lua.ScriptCaller(self.client, counts_only=True), keys, plan_id):
@@ -70,32 +76,44 @@ class _Drop:
             behind += caller.still_there(reply.removed)
 
 
-def drop_import(client: RedisClient, client_id: str, *, prefix: str) -> int:
+def keys_of(client_id: str, *, prefix: str, layout: Layout) -> SessionKeys | PackedKeys:
+    """Return the keys of a session in a layout; ``session`` notes in both which plan has imported it."""
+    keys = session_keys if layout is Layout.TBMQ else packed_keys
+    return keys(client_id, prefix=prefix)
+
+
+def drop_import(client: RedisClient, client_id: str, *, prefix: str, layout: Layout = Layout.TBMQ) -> int:
     """Remove one session's untouched import, page by page.
 
     :returns: how many messages were removed.
     :raises MovedOn: when the session has been used since it was imported.
     """
-    plan_id: Any = client.hget(session_keys(client_id, prefix=prefix).session, "plan")
+    plan_id: Any = client.hget(keys_of(client_id, prefix=prefix, layout=layout).session, "plan")
     if plan_id is None:
         return 0
-    drop = _Drop(lua.ScriptCaller(client), client, prefix)
+    drop = _Drop(lua.ScriptCaller(client), client, prefix, layout)
     drop.run(client_id, plan_id.decode())
     return drop.messages
 
 
 def drop_imports(
-    client: RedisClient, client_ids: Iterable[str], *, plan_id: str, prefix: str, dry_run: bool
+    client: RedisClient,
+    client_ids: Iterable[str],
+    *,
+    plan_id: str,
+    prefix: str,
+    layout: Layout = Layout.TBMQ,
+    dry_run: bool,
 ) -> DropReport:
     """Remove what a plan has imported, session by session; sessions that were used since stay.
 
     :param client_ids: clients whose sessions to remove.
     :param dry_run: let the scripts decide and count, and remove nothing.
     """
-    drop = _Drop(lua.ScriptCaller(client, counts_only=dry_run), client, prefix)
+    drop = _Drop(lua.ScriptCaller(client, counts_only=dry_run), client, prefix, layout)
     dropped = moved_on = absent = 0
     for client_id in client_ids:
-        if client.hget(session_keys(client_id, prefix=prefix).session, "plan") != plan_id.encode():
+        if client.hget(keys_of(client_id, prefix=prefix, layout=layout).session, "plan") != plan_id.encode():
             absent += 1
             continue
         try:

@@ -40,7 +40,7 @@ from queuekeeper.migration.offline.source import (
     schema_of,
     task_count,
 )
-from queuekeeper.migration.offline.target import SPARK_SCHEMA, TargetReader
+from queuekeeper.migration.offline.target import SPARK_SCHEMA, reader_of
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import our_errors
 from queuekeeper.postgres import connect as connect_postgres
@@ -48,6 +48,7 @@ from queuekeeper.postgres import statement
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.judge import client_defect
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.quarantine import readable
 
 
@@ -83,7 +84,7 @@ def verify_migration(
         # Checked in the snapshot that is compared.
         preflight.check_same_source(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
-        prefix = plan.parameters.key_prefix
+        prefix, target_layout = plan.parameters.key_prefix, plan.parameters.layout
 
         def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
@@ -91,7 +92,7 @@ def verify_migration(
             part = context.partitionId()
             return _read_target(
                 batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], total=totals[part], clustered=clustered,
+                part=names[part], total=totals[part], clustered=clustered, target_layout=target_layout,
             )  # fmt: skip
 
         with (
@@ -275,13 +276,14 @@ def _read_target(
     part: str,
     total: int,
     clustered: bool,
+    target_layout: Layout,
 ) -> Iterator[pa.RecordBatch]:
     """Read the sessions of one Spark partition out of Redis, in pages."""
     with ExitStack() as stack:
         ledger = MigrationLedger(stack.enter_context(connect_postgres(postgres_url, autocommit=True)))
         client = connect_redis(redis_url)
         stack.callback(client.close)
-        reader = TargetReader(client, prefix=prefix)
+        reader = reader_of(target_layout)(client, prefix=prefix)
         done, reported_s = 0, 0.0
 
         def report() -> None:

@@ -21,6 +21,12 @@ WHOLE = 50_000
 
 BATCH = 500
 
+_SAMPLES = 1_000
+"""Members of a key that a server measures: payloads differ much, and more would hold it up."""
+
+_PACKED_OWN_FIELDS = 9
+"""Fields of an imported packed session that are no messages."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
@@ -33,7 +39,7 @@ class MemoryEstimate:
     :param keys_measured: those of them that belong to sessions.
     :param messages: messages that the sample was scaled to.
     :param sessions: sessions likewise.
-    :param bytes_per_message: payload keys and references, per message.
+    :param bytes_per_message: payload keys and references, per message; of packed sessions fields.
     :param bytes_per_session: all else, per session.
     :param whole: whether all keys were measured, so that there is no error of sampling.
     """
@@ -55,6 +61,7 @@ class KeySample:
     """Bytes of the keys in a sample, by what they hold.
 
     :param references: ``(bytes, members)`` of each set of references.
+    :param packed: ``(bytes, fields)`` of each packed session; nine of its fields are no messages.
     :param table_bytes: what a server's key tables take, per key.
     """
 
@@ -62,6 +69,7 @@ class KeySample:
     references: tuple[tuple[int, int], ...] = ()
     last_packet_ids: tuple[int, ...] = ()
     sessions: tuple[int, ...] = ()
+    packed: tuple[tuple[int, int], ...] = ()
     table_bytes: float = 0.0
     drawn: int = 0
     whole: bool = False
@@ -94,12 +102,13 @@ def sample_keys(client: RedisClient, *, prefix: str, draws: int) -> KeySample:
     keys_held = sum(size for _, _, size in servers)
     whole = keys_held <= WHOLE
     shape = re.compile(
-        re.escape(prefix.encode()) + rb"\{.*\}_(messages_\d+|messages|last_packet_id|session)", re.DOTALL
+        re.escape(prefix.encode()) + rb"\{.*\}_(messages_\d+|messages|last_packet_id|session|packed)", re.DOTALL
     )
     payloads: list[int] = []
     references: list[tuple[int, int]] = []
     last_packet_ids: list[int] = []
     sessions: list[int] = []
+    packed: list[tuple[int, int]] = []
     table_bytes, drawn = 0.0, 0
     for address, node, size in servers:
         if size == 0:
@@ -121,6 +130,8 @@ def sample_keys(client: RedisClient, *, prefix: str, draws: int) -> KeySample:
                     last_packet_ids.append(used)
                 elif kind == b"session":
                     sessions.append(used)
+                elif kind == b"packed":
+                    packed.append((used, node.hlen(name)))
                 else:
                     payloads.append(used)
     return KeySample(
@@ -128,6 +139,7 @@ def sample_keys(client: RedisClient, *, prefix: str, draws: int) -> KeySample:
         references=tuple(references),
         last_packet_ids=tuple(last_packet_ids),
         sessions=tuple(sessions),
+        packed=tuple(packed),
         table_bytes=table_bytes,
         drawn=drawn,
         whole=whole,
@@ -140,6 +152,8 @@ def scale(sample: KeySample, *, messages: int, sessions: int) -> MemoryEstimate 
     Payload keys are scaled by their mean. Sets of references are scaled by bytes per member, since a few long queues
     hold most of them.
     """
+    if sample.packed:
+        return _scale_packed(sample, messages=messages, sessions=sessions)
     measured = len(sample.payloads) + len(sample.references) + len(sample.last_packet_ids) + len(sample.sessions)
     if not measured:
         return None
@@ -174,6 +188,28 @@ def scale(sample: KeySample, *, messages: int, sessions: int) -> MemoryEstimate 
     )
 
 
+def _scale_packed(sample: KeySample, *, messages: int, sessions: int) -> MemoryEstimate:
+    """Scale hashes by bytes per field, since a few long queues hold most messages."""
+    fields = sum(count for _, count in sample.packed)
+    per_field = sum(used for used, _ in sample.packed) / fields
+    own = sample.table_bytes + per_field * _PACKED_OWN_FIELDS
+    total = per_field * messages + own * sessions
+    residuals = [used - per_field * count for used, count in sample.packed]
+    margin = 0.0 if sample.whole else SCORE_95 * sqrt(sessions**2 * _variance_of_mean(residuals))
+    return MemoryEstimate(
+        bytes=round(total),
+        low_bytes=max(0, round(total - margin)),
+        high_bytes=round(total + margin),
+        keys_drawn=sample.drawn,
+        keys_measured=len(sample.packed),
+        messages=messages,
+        sessions=sessions,
+        bytes_per_message=round(per_field, 1),
+        bytes_per_session=round(own, 1),
+        whole=sample.whole,
+    )
+
+
 def _mean(values: Iterable[float]) -> float:
     values = tuple(values)
     return fmean(values) if values else 0.0
@@ -199,7 +235,7 @@ def _usage(node: redis.Redis, names: list[bytes]) -> list[int | None]:
     for start in range(0, len(names), BATCH):
         pipeline = node.pipeline(transaction=False)
         for name in names[start : start + BATCH]:
-            pipeline.memory_usage(name)
+            pipeline.memory_usage(name, samples=_SAMPLES)
         used += pipeline.execute()
     return used
 

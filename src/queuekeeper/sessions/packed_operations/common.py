@@ -82,6 +82,7 @@ class State(NamedTuple):
     is_used: bool
     since: int
     offset: int
+    is_noted_used: bool
 
     @property
     def given_packet_id(self) -> int | None:
@@ -148,7 +149,7 @@ class CommonOperations(LayoutOperations[State]):
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
         values = [int(value) for value in _STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
-        owner, epoch, progress, plan, references, imported, used = reply.values
+        owner, epoch, progress, plan, references, imported, used, noted_used = reply.values
         return State(
             now_ms=reply.now_ms,
             messages=reply.fields - values[12] if reply.state else 0,
@@ -170,6 +171,7 @@ class CommonOperations(LayoutOperations[State]):
             is_used=used == b"1",
             since=values[8],
             offset=values[9],
+            is_noted_used=noted_used == b"1",
         )
 
     def _serials(self, keys: Keys, state: State, *, after: int = FIRST_SERIAL) -> Steps[Sequence[int]]:
