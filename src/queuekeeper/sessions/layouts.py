@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -166,7 +166,14 @@ S = TypeVar("S", bound=SessionState)
 
 
 class LayoutOperations(FetchOperations, Generic[S]):
-    """Base of the operations of both layouts."""
+    """Base of the operations of both layouts.
+
+    :cvar messages_per_part: most messages of a call that saves or imports.
+    :cvar bytes_per_part: most payload bytes of such a call; a single larger message is saved alone.
+    """
+
+    messages_per_part = MESSAGES_PER_SAVE
+    bytes_per_part = BYTES_PER_SAVE
 
     def __init__(self, *, prefix: str, rules: StoreRules | None, epoch_of: EpochOf | None, clock: Clock) -> None:
         self._prefix = check_prefix(prefix)
@@ -301,7 +308,7 @@ class LayoutOperations(FetchOperations, Generic[S]):
 
     def _begin(self, save: SessionSave, soon_ms: int) -> tuple[Any, Sequence[int], lua.Call] | None:
         count = len(save.messages)
-        if count > MESSAGES_PER_SAVE or (save.payload_bytes > BYTES_PER_SAVE and count > 1):
+        if count > self.messages_per_part or (save.payload_bytes > self.bytes_per_part and count > 1):
             return None
         ends_ms = ends_of_lives(save.messages, default_ttl_s=self._rules.default_ttl_s)
         return None if ends_ms is None else self._first_call(save, ends_ms, soon_ms)
@@ -331,7 +338,12 @@ class LayoutOperations(FetchOperations, Generic[S]):
             reports[index] = SaveReport(client_id=save.client_id, error=failure)
 
     def _save(self, save: SessionSave, begun: Answered | None) -> Steps[SaveReport]:
-        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
+        parts, refused = parts_of(
+            save.messages,
+            default_ttl_s=self._rules.default_ttl_s,
+            most_messages=self.messages_per_part,
+            most_bytes=self.bytes_per_part,
+        )
         count = len(save.messages)
         packet_ids: list[int | None] = [None] * count
         serials: list[int | None] = [None] * count
@@ -456,7 +468,13 @@ class LayoutOperations(FetchOperations, Generic[S]):
         plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()
         epoch = self._epoch(client_id)
         stored = expired = 0
-        chunks = list(_chunks_of(session.messages)) or [[]]
+        portioned = portions(
+            session.messages,
+            size=lambda message: len(message.payload),
+            most=self.bytes_per_part,
+            most_items=self.messages_per_part,
+        )
+        chunks = list(portioned) or [[]]
         for number, chunk in enumerate(chunks):
             call = self._import_call(
                 session, chunk, plan=plan, epoch=int(epoch or 0), chunk=number, last=number == len(chunks) - 1
@@ -494,10 +512,3 @@ def added(first: Trimmed, second: Trimmed) -> Trimmed:
 def known_serial(serial: int) -> int | None:
     """Return a serial; none for the serial before the first."""
     return None if serial == FIRST_SERIAL else serial
-
-
-def _chunks_of(messages: Sequence[PendingMessage]) -> Iterator[list[PendingMessage]]:
-    """Cut an import into calls."""
-    return portions(
-        messages, size=lambda message: len(message.payload), most=BYTES_PER_SAVE, most_items=MESSAGES_PER_SAVE
-    )
