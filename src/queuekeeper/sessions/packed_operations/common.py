@@ -15,10 +15,12 @@ from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.steps import Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
 
-SERIALS_PER_READ = 500
-"""Most messages that a command reads."""
+SERIALS_PER_READ = 512
+"""Most messages that a step reads: a page of the usual size, and one more, which shows whether a page follows."""
 
-SERIALS_PER_CALL = 250
+_SERIALS_PER_COMMAND = 128
+
+SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
 
 _STATE = struct.Struct(">17d")
@@ -201,7 +203,12 @@ class CommonOperations(LayoutOperations[State]):
         """Read records of serials, as many as fit into ``max_bytes``, at least one; none where there is no message."""
         some = serials[:SERIALS_PER_READ]
         if len(some) * state.largest <= max_bytes:
-            records = checked((yield [lua.Call(_HMGET, [keys.session], list(some))])[0])
+            # Several commands in one step: others wait for one of them at most, and short replies are cheaper.
+            calls = [
+                lua.Call(_HMGET, [keys.session], list(some[at : at + _SERIALS_PER_COMMAND]))
+                for at in range(0, len(some), _SERIALS_PER_COMMAND)
+            ]
+            records = [record for reply in (yield calls) for record in checked(reply)]
         else:
             some = some[:SERIALS_PER_CALL]
             records = (yield from ask(scripts.fetch_messages(keys, max_bytes=max_bytes, serials=some))).records

@@ -10,7 +10,13 @@ from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, MAX_SERIAL, Page
 from queuekeeper.sessions.model import Ack, Release, check_packet_id, check_serial
-from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL, CommonOperations, Keys, State
+from queuekeeper.sessions.packed_operations.common import (
+    SERIALS_PER_CALL,
+    SERIALS_PER_READ,
+    CommonOperations,
+    Keys,
+    State,
+)
 from queuekeeper.sessions.packed_record import expires_at_ms, fields_of, message_of
 from queuekeeper.sessions.reports import AckReport
 from queuekeeper.sessions.steps import Step, Steps, ask, checked
@@ -32,7 +38,7 @@ class DeliverOperations(CommonOperations):
         at = taken = 0
         while at < len(serials) and serials[at] <= backlog_serial:
             # One more than wanted shows whether a page follows.
-            wanted = serials[at : at + min(SERIALS_PER_CALL, limit + 1 - taken)]
+            wanted = serials[at : at + min(SERIALS_PER_READ, limit + 1 - taken)]
             budget = min(BYTES_PER_CALL, max(1, max_bytes - page.payload_bytes) + 1_024)
             records = yield from self._records(keys, state, wanted, max_bytes=budget)
             for serial, record in records:
