@@ -294,21 +294,32 @@ class SessionImporter:
             self.messages_done += chunk.count
             return
         keys = self._keys(chunk.client_id)
-        fixed: dict[str, Any] = {
-            "plan": self.plan_id,
-            "epoch": EPOCH,
-            "owner": self.owner,
-            "chunk": chunk.number,
-            "last": int(chunk.last),
-            "last_packet_id": self._last_packet_id(chunk),
-            "last_serial": chunk.last_serial if chunk.last else "",
-        }
         if isinstance(keys, PackedKeys):
-            messages = _unpacked(chunk.args, 2 * chunk.count)
-            call = scripts.packed.import_session(keys, **fixed, until_ms="", messages=messages)
+            call = scripts.packed.import_session(
+                keys,
+                plan=self.plan_id,
+                epoch=EPOCH,
+                owner=self.owner,
+                chunk=chunk.number,
+                last=int(chunk.last),
+                last_packet_id=self._last_packet_id(chunk),
+                last_serial=chunk.last_serial if chunk.last else "",
+                until_ms="",
+                messages=_unpacked(chunk.args, 2 * chunk.count),
+            )
         else:
-            payloads, messages = _unpacked(chunk.keys, chunk.count), _unpacked(chunk.args, 3 * chunk.count)
-            call = scripts.sessions.import_session(keys, payloads=payloads, **fixed, messages=messages)
+            call = scripts.sessions.import_session(
+                keys,
+                payloads=_unpacked(chunk.keys, chunk.count),
+                plan=self.plan_id,
+                epoch=EPOCH,
+                owner=self.owner,
+                chunk=chunk.number,
+                last=int(chunk.last),
+                last_packet_id=self._last_packet_id(chunk),
+                last_serial=chunk.last_serial if chunk.last else "",
+                messages=_unpacked(chunk.args, 3 * chunk.count),
+            )
         try:
             try:
                 reply = self._caller.call(*call)
