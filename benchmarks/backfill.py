@@ -323,7 +323,7 @@ def foreach(stand: Stand) -> int:
                     pipe.execute()
             pipe.execute()
 
-    placement = layout(stand.spark, cohorts=stand.plan.cohorts, wanted=stand.plan.chosen, tasks=2)
+    placement = layout(cohorts=stand.plan.cohorts, wanted=stand.plan.chosen, tasks=2)
     with open_source(stand.spark, postgres_url=stand.postgres_url, placement=placement) as source:
         source.read(MESSAGES, MESSAGE_COLUMNS).foreachPartition(write_rows)
     return stand.messages

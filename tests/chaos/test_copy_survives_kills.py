@@ -111,7 +111,7 @@ def test_a_copy_stops_with_words_when_postgresql_dies_and_goes_on_when_it_is_bac
 
 def test_the_death_of_postgresql_while_it_is_read_is_told_in_words(laboratory: Laboratory) -> None:
     plan = laboratory.plan
-    placement = layout(laboratory.spark, cohorts=plan.cohorts, wanted=plan.chosen, tasks=2)
+    placement = layout(cohorts=plan.cohorts, wanted=plan.chosen, tasks=2)
     told = re.escape(f"PostgreSQL at 127.0.0.1:{laboratory.postgres.port}")
 
     def read_while_it_dies() -> None:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from pyspark.sql import SparkSession
 
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import cohorts
 from queuekeeper.migration.ledger.model import CohortState
 from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.migration.offline.plan import measured_rows
-from queuekeeper.migration.offline.source import layout, open_source
+from queuekeeper.migration.offline.source import _spark_hash, layout, open_source
 from queuekeeper.redis_client import shards
 from tests.spark.world import PARAMETERS, World
 
@@ -32,7 +33,7 @@ def _bounds(world: World) -> tuple[str, ...] | None:
 def _read(world: World, *, ranges: int | None) -> tuple[tuple[str, ...] | None, Counter[str]]:
     """Return where ranges begin, and all rows with their fates."""
     found = cohorts(count=PARAMETERS.cohort_count, shards=shards(world.client))
-    placement = layout(world.spark, cohorts=found, wanted=[each.cohort for each in found], tasks=3)
+    placement = layout(cohorts=found, wanted=[each.cohort for each in found], tasks=3)
     judging = Judging(default_ttl_s=PARAMETERS.default_ttl_s, clustered=False)
     with open_source(world.spark, postgres_url=world.postgres_url, placement=placement, ranges=ranges) as source:
         rows = measured_rows(source, judging, prefix="", limit=PARAMETERS.limit, as_of_ms=NOW_MS)
@@ -45,6 +46,11 @@ def test_rows_meet_the_same_fates_as_rows_that_spark_has_sorted(world: World) ->
     assert len(bounds) == RANGES - 1
     assert max(by_key.values()) == 1
     assert by_key == _read(world, ranges=None)[1]
+
+
+def test_spark_sends_rows_to_the_task_that_their_label_names(spark: SparkSession) -> None:
+    hashes = [row[0] for row in spark.range(20_000).selectExpr("hash(cast(id AS int))").collect()]
+    assert [_spark_hash(number) for number in range(20_000)] == hashes
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_cohorts_and_tasks_stay_within_one_shard(migrated: Migrated) -> None:
             if first <= cohort.slot_first and cohort.slot_last <= last
         ]
         assert holders == [cohort.shard]
-    placement = layout(world.spark, cohorts=plan.cohorts, wanted=plan.chosen, tasks=4)
+    placement = layout(cohorts=plan.cohorts, wanted=plan.chosen, tasks=4)
     shard_of = {cohort.cohort: cohort.shard for cohort in plan.cohorts}
     assert sorted(cohort for group in placement.groups for cohort in group) == list(plan.chosen)
     assert all(len({shard_of[cohort] for cohort in group}) == 1 for group in placement.groups)

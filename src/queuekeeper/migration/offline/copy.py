@@ -123,7 +123,7 @@ def _copy_until_paused(
         warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, left)))
         stack.enter_context(ledger.copy_lock(plan_id, wanted))
         tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
-        placement = layout(spark, cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
+        placement = layout(cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
         by_key = _by_key(plan, wanted, states, throttled=ledger.control(plan_id).operations_per_s is not None)
         source = stack.enter_context(
             open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks if by_key else None)

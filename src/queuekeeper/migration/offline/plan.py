@@ -81,7 +81,7 @@ def plan_migration(
         print(f"plan: reading {rows:,} messages", flush=True)
         everything = range(len(cohorts))
         tasks = task_count(spark, rows=rows)
-        placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=tasks)
+        placement = layout(cohorts=cohorts, wanted=everything, tasks=tasks)
         with (
             open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks) as source,
             our_errors(),

@@ -77,7 +77,7 @@ def verify_migration(
             clustered = is_cluster(client)
         total = plan.total_of(wanted, "to_copy")
         tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
-        placement = layout(spark, cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
+        placement = layout(cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
         names, totals = placement.names, [plan.total_of(group, "to_copy") for group in placement.groups]
         ranges = tasks if plan.parameters.mode is Mode.OFFLINE else None
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement, ranges=ranges))
