@@ -10,6 +10,7 @@ naive           a Python loop: one row, one round trip
 pipeline        the same loop with pipelines of 1,000 rows
 foreach         rows of Spark, written one by one from foreachPartition in pipelines, as connectors of Spark to Redis do
 copy            the whole copy, with Spark already up
+packed copy     the same into packed sessions
 """
 
 from __future__ import annotations
@@ -61,10 +62,11 @@ from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 
-READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"
+READING, WRITING, NAIVE, COPY, PACKED_COPY = "reading limit", "writing limit", "naive", "copy", "packed copy"
 PIPELINE, FOREACH = "pipeline of redis-py", "foreachPartition"
 _PIPELINE_ROWS = 1_000
 _BLOCK_BYTES = 1024 * 1024
@@ -107,13 +109,17 @@ class Stream:
 
 @dataclass(kw_only=True)
 class Stand:
-    """Servers, Spark and a planned sample."""
+    """Servers, Spark and a planned sample.
+
+    :param packed_plan: the plan of the same sample for packed sessions.
+    """
 
     postgres: PostgresServer
     redis: RedisServer
     postgres_url: str
     spark: SparkSession
     plan: MigrationPlan
+    packed_plan: MigrationPlan
     folder: Path
     naive_messages: int
     streams: list[Stream] = field(default_factory=list)
@@ -127,14 +133,16 @@ class Stand:
         """Give every measurement the same empty server, which knows the script."""
         with self.redis.client(timeout_s=600) as client:
             empty_redis(client)
-            client.script_load(lua.load("sessions/import_session").source)
+            for name in ("sessions/import_session", "packed/import_session"):
+                client.script_load(lua.load(name).source)
 
-    def reset_plan(self) -> None:
-        """Put the plan back to where it was approved."""
+    def reset_plans(self) -> None:
+        """Put the plans back to where they were approved."""
         with connect(self.postgres_url, autocommit=True) as connection:
             ledger = MigrationLedger(connection)
-            ledger.set_plan_state(self.plan.plan_id, PlanState.APPROVED)
-            ledger.set_cohort_state(self.plan.plan_id, self.plan.chosen, CohortState.PLANNED)
+            for plan in (self.plan, self.packed_plan):
+                ledger.set_plan_state(plan.plan_id, PlanState.APPROVED)
+                ledger.set_cohort_state(plan.plan_id, plan.chosen, CohortState.PLANNED)
 
     def measured(self, way: Callable[[Stand], int]) -> Sample:
         """Run one way on an empty target.
@@ -142,7 +150,7 @@ class Stand:
         :param way: returns how many messages it has dealt with.
         """
         self.empty_target()
-        self.reset_plan()
+        self.reset_plans()
         postgres_pid, redis_pid = self.postgres.pid, self.redis.pid
         assert postgres_pid is not None
         assert redis_pid is not None
@@ -166,8 +174,8 @@ def private_servers(folder: Path, flavour: Flavour) -> Iterator[tuple[PostgresSe
 
 def fill_and_plan(
     spark: SparkSession, *, postgres_url: str, redis_url: str, messages: int, sessions: int
-) -> MigrationPlan:
-    """Make a sample and its plan; what lives now outlives the benchmark."""
+) -> list[MigrationPlan]:
+    """Make a sample and its plan for each layout; what lives now outlives the benchmark."""
     tomorrow_ms = system_clock() + DAY_MS
     with connect(postgres_url) as connection:
         fill(
@@ -180,14 +188,17 @@ def fill_and_plan(
                 create_schema=True,
             ),
         )
-    return plan_migration(
-        spark,
-        postgres_url=postgres_url,
-        redis_url=redis_url,
-        parameters=MigrationParameters(),
-        run_id="benchmark",
-        now_ms=tomorrow_ms,
-    )
+    return [
+        plan_migration(
+            spark,
+            postgres_url=postgres_url,
+            redis_url=redis_url,
+            parameters=MigrationParameters(layout=layout),
+            run_id=f"benchmark {layout}",
+            now_ms=tomorrow_ms,
+        )
+        for layout in Layout
+    ]
 
 
 # --- the ways ---------------------------------------------------------------------------------------------
@@ -195,9 +206,18 @@ def fill_and_plan(
 
 def copy(stand: Stand) -> int:
     """Copy with Spark already up; reading the source twice for its fingerprint is part of it."""
+    return _copy(stand, stand.plan)
+
+
+def packed_copy(stand: Stand) -> int:
+    """Copy into packed sessions."""
+    return _copy(stand, stand.packed_plan)
+
+
+def _copy(stand: Stand, plan: MigrationPlan) -> int:
     with redirect_stdout(StringIO()):  # its progress, a line each second
         report = copy_sessions(
-            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=stand.plan.plan_id
+            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=plan.plan_id
         )
     if report.messages_written != stand.plan.total("to_copy"):
         raise QueuekeeperError(f"the copy wrote {report.messages_written} of {stand.plan.total('to_copy')} messages")
@@ -357,6 +377,7 @@ WAYS: dict[str, Callable[[Stand], int]] = {
     PIPELINE: pipeline,
     FOREACH: foreach,
     COPY: copy,
+    PACKED_COPY: packed_copy,
 }
 
 
@@ -438,7 +459,7 @@ class Recorder:
 def record(stand: Stand) -> None:
     """Copy once, unmeasured: it warms Spark up and gives the stream for the writing limit."""
     stand.empty_target()
-    stand.reset_plan()
+    stand.reset_plans()
     recorder = Recorder(url=stand.redis.url, folder=stand.folder)
     with recorder as url, redirect_stdout(StringIO()):
         copy_sessions(stand.spark, postgres_url=stand.postgres_url, redis_url=url, plan_id=stand.plan.plan_id)
@@ -469,11 +490,11 @@ def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | 
     url = stand.postgres.create_database(database)
     stand.empty_target()
     if plan is None:
-        plan = fill_and_plan(
+        plan, _ = fill_and_plan(
             stand.spark, postgres_url=url, redis_url=stand.redis.url, messages=messages, sessions=sessions
         )
     else:
-        stand.reset_plan()
+        stand.reset_plans()
     variables = {POSTGRES_VARIABLE: url, REDIS_VARIABLE: stand.redis.url}
     log = stand.folder / "memory.log"
     taken = memory_of("copy_sessions.py", "--plan-id", plan.plan_id, variables=variables, log=log)
@@ -512,6 +533,13 @@ def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
         "slower_limit": min((WRITING, READING), key=speeds.__getitem__),
         "share_of_slower_limit": round(
             statistics.median(row[0].messages_per_s / limit for row, limit in zip(together, limits, strict=True)), 3
+        ),
+        "packed_over_copy": round(
+            statistics.median(
+                packed.messages_per_s / each.messages_per_s
+                for packed, each in zip(rounds[PACKED_COPY], rounds[COPY], strict=True)
+            ),
+            2,
         ),
         "factor_over_naive": round(
             statistics.median(row[0].messages_per_s / row[3].messages_per_s for row in together), 1
@@ -557,12 +585,12 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         stack.callback(spark.stop)
         url = postgres.create_database("benchmark")
         console.print(f"filling {arguments.messages:,} messages, making the plan")
-        plan = fill_and_plan(
+        plan, packed_plan = fill_and_plan(
             spark, postgres_url=url, redis_url=target.url, messages=arguments.messages, sessions=arguments.sessions
         )
         stand = Stand(
-            postgres=postgres, redis=target, postgres_url=url, spark=spark, plan=plan, folder=home,
-            naive_messages=arguments.naive_messages,
+            postgres=postgres, redis=target, postgres_url=url, spark=spark, plan=plan, packed_plan=packed_plan,
+            folder=home, naive_messages=arguments.naive_messages,
         )  # fmt: skip
         console.print("recording a copy")
         record(stand)
