@@ -118,7 +118,10 @@ def test_both_layouts_answer_the_same(packed: Copied, tbmq: Copied) -> None:
     assert len(names) > 100
     for name in names:
         assert _all(packed.store, name) == _all(tbmq.store, name)
-        assert packed.store.get_last_packet_id(name) == (tbmq.store.get_last_packet_id(name) or None)
+        one, other = packed.store.inspect(name), tbmq.store.inspect(name)
+        assert one.last_packet_id == (other.last_packet_id or None)
+        same = ("exists", "messages", "page", "last_serial", "delivered_serial", "counts", "owner", "epoch")
+        assert {each: getattr(one, each) for each in same} == {each: getattr(other, each) for each in same}
 
 
 def _rows(verified: VerifyReport) -> list[dict[str, Any]]:
