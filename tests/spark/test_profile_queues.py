@@ -15,7 +15,7 @@ from planted_queues import HEALTHY, PARAMETERS, PLANTED, SHOWN, plant, plant_hea
 from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.spark.job import Environment
@@ -24,6 +24,8 @@ from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
+from queuekeeper.sessions.model import Layout, NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.object_store import ObjectStore
 from tests.spark.world import World
 
@@ -176,6 +178,22 @@ def test_cohort_that_does_not_exist_is_refused_before_anything_is_written(make_w
 def test_empty_redis_has_an_empty_profile(make_world: Callable[..., World]) -> None:
     report = _profile(make_world(), PARAMETERS)
     assert (report.queues, report.messages, report.faulty_queues) == (0, 0, 0)
+
+
+def test_profile_of_packed_sessions_alone_is_refused_instead_of_finding_no_fault(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world()
+    message = NewMessage(topic="t", payload=b"p", qos=1, time_ms=now_ms())
+    store = RedisSessionStore(world.client, layout=Layout.PACKED)
+    store.save_messages([SessionSave(client_id="packed", messages=(message,))])
+    with pytest.raises(RefusedError, match=r"packed sessions \(keys found: 1\) and none in TBMQ's layout"):
+        _profile(world, PARAMETERS, profile_id="packed")
+    assert _rows(world.connection, "packed") == {}
+
+    # Beside sessions in TBMQ's layout, those are judged as before.
+    plant_healthy(world.client)
+    assert _profile(world, PARAMETERS, profile_id="both").queues == len(HEALTHY)
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from queuekeeper.clock import Pace
+from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import SLOTS, client_slot, is_scattered, session_scan_pattern
 from queuekeeper.quality.profile.model import in_sample
 from queuekeeper.redis_client import RedisClient
@@ -46,6 +47,7 @@ _ROWS_PER_BATCH = 10_000
 _PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
 _PAYLOAD = "messages_"
 _SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
+_PACKED_KEY = "packed"
 
 
 class Scanner:
@@ -80,13 +82,16 @@ class Scanner:
         self._is_cluster = is_cluster
         self._key_share = key_share
         self._pace = pace
+        self._keys_read = self._packed_keys = 0
 
     def read(self, client: RedisClient, slots: frozenset[int]) -> Iterator[pa.RecordBatch]:
         """Yield the clients whose keys are in the given hash slots.
 
         :raises ServerUnavailable: at the end, when clients may be missing because the cluster kept moving slots.
+        :raises RefusedError: at the end, when all sessions are packed: a profile of none would say that all is well.
         """
         keys: list[bytes] = []
+        self._keys_read = self._packed_keys = 0
         names = Names(client, session_scan_pattern(self._prefix), slots=slots, count=lambda: _KEYS_PER_PAGE)
         for page in names.all_pages():
             keys += page.names
@@ -95,6 +100,12 @@ class Scanner:
                 yield self._window(keys)
                 keys = []
         yield self._window(keys)
+        if self._packed_keys and not self._keys_read:
+            raise RefusedError(
+                f"a server holds packed sessions (keys found: {self._packed_keys:,}) and none in TBMQ's layout: a "
+                "profile does not read packed sessions yet, so it could find no fault in them; whether a copy is "
+                "whole, queuekeeper migrate verify says"
+            )
 
     def _window(self, keys: list[bytes]) -> pa.RecordBatch:
         names = _texts(keys)
@@ -104,6 +115,8 @@ class Scanner:
         stems, ends = pc.list_element(parts, 0), pc.list_element(parts, 1)
         is_payload = pc.starts_with(ends, _PAYLOAD)
         ours = pc.or_(is_payload, pc.is_in(ends, _SESSION_KEYS))
+        self._keys_read += pc.sum(ours).as_py() or 0
+        self._packed_keys += pc.sum(pc.equal(ends, _PACKED_KEY)).as_py() or 0
         stems, ends, is_payload = stems.filter(ours), ends.filter(ours), is_payload.filter(ours)
         texts = pc.utf8_slice_codeunits(ends, len(_PAYLOAD))
         texts = pc.if_else(pc.match_substring_regex(texts, _PACKET_ID), texts, "-1")
