@@ -2,7 +2,6 @@
 --[[
 Purpose
     Record that the client has sent PUBREC: the record becomes PUBREL and loses its body; its place and expiry stay.
-    The client has received the message, so it counts as sent.
 KEYS
     [1]  session    the session
 ARGV
@@ -61,9 +60,10 @@ if kind ~= 1 or #record < HEAD_BYTES + bytes then
     return 'unreadable'
 end
 record = struct.pack(HEAD, packet_id, expires_at_ms, 2, bytes) .. string.sub(record, HEAD_BYTES + 1, HEAD_BYTES + bytes)
-if found > state.delivered then
-    state.delivered = found
-    redis.call('HSET', session_key, field, record, 's', packed(state))
+if redis.call('HEXISTS', session_key, 'plan') == 1 and redis.call('HEXISTS', session_key, 'used') == 0 then
+    -- Nothing else of an imported session shows that it was used.
+    state.others = state.others + 1
+    redis.call('HSET', session_key, field, record, 'used', '1', 's', packed(state))
 else
     redis.call('HSET', session_key, field, record)
 end
