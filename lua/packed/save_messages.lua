@@ -35,9 +35,9 @@ Errors
     STALE      the session has another epoch than the caller
 Cost
     O(M) for M messages; about 4 us for a call of one message of 256 B, 1 us per message in large ones; 1 us for each
-    that is trimmed. At most 128 messages, and 1,000 places of trimmed ones.
+    that is trimmed. At most 256 messages, and 1,000 places of trimmed ones.
 ]]
-local MESSAGES_PER_CALL = 128
+local MESSAGES_PER_CALL = 256
 local PLACES_PER_TRIM = 1000
 local FIRST_VALUE = 2
 local HOUR_MS = 3600000
@@ -72,7 +72,7 @@ if has_more == 1 then
 end
 local count = #ARGV - first_entry + 1
 if count < 0 or count > MESSAGES_PER_CALL then
-    return redis.error_reply('INVALID the source and what is given as the heading says, and at most 128 messages')
+    return redis.error_reply('INVALID the source and what is given as the heading says, and at most 256 messages')
 end
 
 local known, remembered

@@ -166,14 +166,7 @@ S = TypeVar("S", bound=SessionState)
 
 
 class LayoutOperations(FetchOperations, Generic[S]):
-    """Base of the operations of both layouts.
-
-    :cvar messages_per_part: most messages of a call that saves or imports.
-    :cvar bytes_per_part: most payload bytes of such a call; a single larger message is saved alone.
-    """
-
-    messages_per_part = MESSAGES_PER_SAVE
-    bytes_per_part = BYTES_PER_SAVE
+    """Base of the operations of both layouts."""
 
     def __init__(self, *, prefix: str, rules: StoreRules | None, epoch_of: EpochOf | None, clock: Clock) -> None:
         self._prefix = check_prefix(prefix)
@@ -308,7 +301,7 @@ class LayoutOperations(FetchOperations, Generic[S]):
 
     def _begin(self, save: SessionSave, soon_ms: int) -> tuple[Any, Sequence[int], lua.Call] | None:
         count = len(save.messages)
-        if count > self.messages_per_part or (save.payload_bytes > self.bytes_per_part and count > 1):
+        if count > MESSAGES_PER_SAVE or (save.payload_bytes > BYTES_PER_SAVE and count > 1):
             return None
         ends_ms = ends_of_lives(save.messages, default_ttl_s=self._rules.default_ttl_s)
         return None if ends_ms is None else self._first_call(save, ends_ms, soon_ms)
@@ -338,12 +331,7 @@ class LayoutOperations(FetchOperations, Generic[S]):
             reports[index] = SaveReport(client_id=save.client_id, error=failure)
 
     def _save(self, save: SessionSave, begun: Answered | None) -> Steps[SaveReport]:
-        parts, refused = parts_of(
-            save.messages,
-            default_ttl_s=self._rules.default_ttl_s,
-            most_messages=self.messages_per_part,
-            most_bytes=self.bytes_per_part,
-        )
+        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
         count = len(save.messages)
         packet_ids: list[int | None] = [None] * count
         serials: list[int | None] = [None] * count
@@ -471,8 +459,8 @@ class LayoutOperations(FetchOperations, Generic[S]):
         portioned = portions(
             session.messages,
             size=lambda message: len(message.payload),
-            most=self.bytes_per_part,
-            most_items=self.messages_per_part,
+            most=BYTES_PER_SAVE,
+            most_items=MESSAGES_PER_SAVE,
         )
         chunks = list(portioned) or [[]]
         for number, chunk in enumerate(chunks):

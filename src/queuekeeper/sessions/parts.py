@@ -58,17 +58,9 @@ def ends_of_lives(messages: Sequence[NewMessage], *, default_ttl_s: int) -> list
     return found if len(found) == len(judged) else None
 
 
-def parts_of(
-    messages: Sequence[NewMessage],
-    *,
-    default_ttl_s: int,
-    most_messages: int = MESSAGES_PER_SAVE,
-    most_bytes: int = BYTES_PER_SAVE,
-) -> tuple[list[Part], dict[int, Refusal]]:
+def parts_of(messages: Sequence[NewMessage], *, default_ttl_s: int) -> tuple[list[Part], dict[int, Refusal]]:
     """Cut a batch into parts; a repeated batch is cut in the same places.
 
-    :param most_messages: of a part.
-    :param most_bytes: of payloads in a part of more than one message.
     :returns: at least one part, which is empty when all messages are refused, and the refusals by position.
     """
     refused: dict[int, Refusal] = {}
@@ -82,7 +74,7 @@ def parts_of(
         part = parts[-1]
         # The cut must not depend on packet ids, since a repeated batch may get other ids at first.
         size_bytes += len(message.payload)
-        if part.messages and (size_bytes > most_bytes or len(part.messages) == most_messages):
+        if part.messages and (size_bytes > BYTES_PER_SAVE or len(part.messages) == MESSAGES_PER_SAVE):
             part = Part(len(parts), [], [], [])
             parts.append(part)
             size_bytes = len(message.payload)

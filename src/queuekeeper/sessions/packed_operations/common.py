@@ -129,10 +129,6 @@ class State(NamedTuple):
 class CommonOperations(LayoutOperations[State]):
     """Base of all operations; see ``PackedSessionOperations``."""
 
-    # Within a millisecond of the server's time, with messages of 1 KB.
-    messages_per_part = 128
-    bytes_per_part = 262_144
-
     def __init__(
         self,
         *,
