@@ -117,6 +117,15 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def until_waiting(admin: Any) -> None:
+    """Return when somebody waits at the server to be woken."""
+
+    async def waits() -> bool:
+        return any("b" in each["flags"] for each in admin.client_list())
+
+    await until(waits)
+
+
 @pytest.fixture(params=["valkey", "cluster"])
 def url(request: pytest.FixtureRequest) -> str:
     """A single server, and a cluster."""
@@ -426,13 +435,14 @@ def test_consumer_that_waits_is_woken_by_an_append(url: str) -> None:
 
 def test_consumer_that_waits_asks_nothing_between_two_heartbeats(valkey_url: str) -> None:
     async def test(queues: WatchedQueues) -> None:
-        async with AsyncCompactedConsumer(queues, "a") as consumer:
-            waiting = asyncio.create_task(anext(consumer))
-            await asyncio.sleep(0.2)
-            queues.sent.clear()
-            await asyncio.sleep(0.3)
-            assert queues.sent == []
-            waiting.cancel()
+        with connect_blocking(valkey_url) as admin:
+            async with AsyncCompactedConsumer(queues, "a", rules=quiet()) as consumer:
+                waiting = asyncio.create_task(anext(consumer))
+                await until_waiting(admin)
+                queues.sent.clear()
+                await asyncio.sleep(0.3)
+                assert queues.sent == []
+                waiting.cancel()
 
     run(valkey_url, test)
 
@@ -668,7 +678,8 @@ def test_message_whose_fetch_was_cut_comes_again_flagged_and_once(valkey_url: st
             held = await take(consumer, 2)
             async with opened(valkey_url) as others:
                 waiting = asyncio.create_task(anext(consumer))
-                await asyncio.sleep(0.1)
+                with connect_blocking(valkey_url) as admin:
+                    await until_waiting(admin)
                 # The reply to the wait, and the one to the fetch that follows.
                 proxy.cuts = 2
                 await others.append("a", entries(2, first=2))

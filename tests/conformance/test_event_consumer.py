@@ -373,9 +373,10 @@ async def test_order_is_kept_when_a_handler_runs_out_of_time(world: World) -> No
         for number in (1, 2):
             await world.broker.publish(events([number]))
             await world.dispatch()
-        await until(lambda: len(done) == 2, what="both events")
-    assert done[0] == (1, 2)
-    assert done[1][0] == 2
+        await until(lambda: {number for number, _ in done} == {1, 2}, what="both events")
+    # On a busy machine also what ends at once may be out of time, and come again.
+    assert list(dict.fromkeys(number for number, _ in done)) == [1, 2]
+    assert done[0][1] > 1
 
 
 @pytest.mark.parametrize("retries_s", [(60.0,), ()])

@@ -454,7 +454,7 @@ def test_replicas_are_waited_for_once_per_execute(
 ) -> None:
     master, replica = replicated
     with (
-        make_caller(master.url, replicas=1, replica_timeout_ms=5_000) as caller,
+        make_caller(master.url, replicas=1, replica_timeout_ms=15_000) as caller,
         master.client() as client,
         replica.client() as copy,
     ):
@@ -472,10 +472,11 @@ def test_replicas_are_waited_for_once_per_execute(
 def test_lost_replica_is_reported(make_caller: MakeCaller, replicated: tuple[Any, Any], append: Script) -> None:
     master, replica = replicated
     with make_caller(master.url, replicas=1, replica_timeout_ms=200) as caller:
-        assert caller.execute([Call(append, ["{a}"], ["x"])]).replicated == [True]
+        # A busy machine may need longer for what a replica does at once.
+        eventually(lambda: caller.execute([Call(append, ["{b}"], ["x"])]).replicated == [True])
         replica.kill()
         replies = caller.execute([Call(append, ["{a}"], ["y"])])
-        assert replies == [2], "it is stored, and only the replica lacks it"
+        assert replies == [1], "it is stored, and only the replica lacks it"
         assert replies.replicated == [False]
 
 
@@ -641,10 +642,13 @@ async def silent_server() -> Any:
 
 async def arrived(chunks: list[bytes]) -> bytes:
     """Return what has arrived when nothing more does."""
-    seen = -1
-    while seen != sum(map(len, chunks)):
-        seen = sum(map(len, chunks))
-        await asyncio.sleep(0.1)
+    while not chunks:
+        await asyncio.sleep(0.01)
+    quiet, seen = 0, len(chunks)
+    # Turns of the loop, not time: a machine that stands still passes time in which nothing could arrive.
+    while quiet < 20:
+        await asyncio.sleep(0.005)
+        quiet, seen = (quiet + 1 if len(chunks) == seen else 0), len(chunks)
     return b"".join(chunks)
 
 
