@@ -28,6 +28,7 @@ from queuekeeper.java import java_home
 from queuekeeper.postgres import connect, migrate
 from tests import spark_java
 from tests.object_store import ObjectStore, forget
+from tests.patience import PATIENCE_S
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 
@@ -323,8 +324,9 @@ def named_redis(valkey_url: str, own_home: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="session")
 def redis_cluster(server_home: Path) -> Iterator[RedisCluster]:
-    """Three Valkey masters that share the slots."""
-    cluster = RedisCluster(server_home / "cluster", flavour="valkey", die_with_parent=True)
+    """Three Valkey masters that share the slots, and that no pause of a busy machine makes take each other for lost."""
+    patient = {"cluster-node-timeout": round(1_000 * PATIENCE_S)}
+    cluster = RedisCluster(server_home / "cluster", flavour="valkey", config=patient, die_with_parent=True)
     cluster.start()
     yield cluster
     cluster.stop()
