@@ -102,10 +102,10 @@ MUTATIONS = (
     ),
     Mutation(
         what="a life begins anew with the copy",
-        file="src/queuekeeper/sessions/redis_operations/common.py",
+        file="src/queuekeeper/sessions/layouts.py",
         pieces=(
             (
-                "return min(message.expires_at_ms, MAX_INTEGER)",
+                "return min(message.expires_at_ms, MAX_INSTANT_MS)",
                 "return __import__('time').time_ns() // 1_000_000 + 1_000 * (message.expiry_interval_s or 0)",
             ),
         ),
