@@ -84,7 +84,7 @@ def _target(copied: Copied, name: str) -> Target:
     return Target(messages=messages, last_packet_id=copied.store.get_last_packet_id(name))
 
 
-def test_every_session_is_in_redis_as_the_rules_say(packed: Copied) -> None:
+def test_every_packed_session_is_what_the_rules_say(packed: Copied) -> None:
     wanted = {name: packed.clients[name].target() for name in packed.imported}
     wanted = {name: replace(each, last_packet_id=each.last_packet_id or None) for name, each in wanted.items()}
     assert {name: _target(packed, name) for name in packed.imported} == wanted
