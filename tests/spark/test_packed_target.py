@@ -149,9 +149,9 @@ def test_repeated_copy_changes_nothing(packed: Copied) -> None:
 
 
 def test_memory_is_forecast_and_measured(packed: Copied) -> None:
-    measured = estimate_memory(
-        packed.world.client, prefix="", messages=packed.report.messages_written, sessions=len(packed.imported)
-    )
+    wish: Any = {"prefix": "", "messages": packed.report.messages_written, "sessions": len(packed.imported)}
+    assert estimate_memory(packed.world.client, **wish, layout=Layout.TBMQ) is None
+    measured = estimate_memory(packed.world.client, **wish, layout=Layout.PACKED)
     assert measured is not None
     assert measured.keys_measured == len(packed.imported)
     if packed.plan.target_clustered:

@@ -454,7 +454,10 @@ def measure_memory(
     try:
         servers = measure_servers(client)
         if messages or sessions:
-            estimate = estimate_memory(client, prefix=plan.parameters.key_prefix, messages=messages, sessions=sessions)
+            estimate = estimate_memory(
+                client, prefix=plan.parameters.key_prefix, messages=messages, sessions=sessions,
+                layout=plan.parameters.layout,
+            )  # fmt: skip
             remark = "" if estimate else "No key of a session was met in the sample."
     except QueuekeeperError as error:
         remark = str(error)

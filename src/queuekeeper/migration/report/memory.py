@@ -12,6 +12,7 @@ import redis
 
 from queuekeeper.redis_client import RedisClient, nodes, redis_errors
 from queuekeeper.report.figures import SCORE_95
+from queuekeeper.sessions.model import Layout
 
 DRAWS = 20_000
 """Random keys asked for, over all servers: enough for a few per cent, and done in about a second."""
@@ -76,21 +77,29 @@ class KeySample:
 
 
 def estimate_memory(
-    client: RedisClient, *, prefix: str, messages: int, sessions: int, draws: int = DRAWS
+    client: RedisClient,
+    *,
+    prefix: str,
+    messages: int,
+    sessions: int,
+    layout: Layout = Layout.TBMQ,
+    draws: int = DRAWS,
 ) -> MemoryEstimate | None:
     """Estimate the memory of imported sessions, whatever else the servers hold.
 
     :param prefix: put before every Redis key.
     :param messages: messages that are in Redis.
     :param sessions: sessions that are in Redis.
+    :param layout: of these sessions.
     :param draws: random keys to draw; drawing the same one twice does no harm.
     :returns: none when no key of a session was drawn.
     :raises ServerUnavailable: when a server cannot be asked.
     """
-    return scale(sample_keys(client, prefix=prefix, draws=draws), messages=messages, sessions=sessions)
+    sample = sample_keys(client, prefix=prefix, layout=layout, draws=draws)
+    return scale(sample, messages=messages, sessions=sessions)
 
 
-def sample_keys(client: RedisClient, *, prefix: str, draws: int) -> KeySample:
+def sample_keys(client: RedisClient, *, prefix: str, layout: Layout = Layout.TBMQ, draws: int) -> KeySample:
     """Draw random keys of every server, in proportion to how many it holds, and measure those of sessions.
 
     Where there are few keys all of them are taken.
@@ -101,9 +110,8 @@ def sample_keys(client: RedisClient, *, prefix: str, draws: int) -> KeySample:
             servers.append((address, node, node.dbsize()))
     keys_held = sum(size for _, _, size in servers)
     whole = keys_held <= WHOLE
-    shape = re.compile(
-        re.escape(prefix.encode()) + rb"\{.*\}_(messages_\d+|messages|last_packet_id|session|packed)", re.DOTALL
-    )
+    ends = b"packed" if layout is Layout.PACKED else rb"messages_\d+|messages|last_packet_id|session"
+    shape = re.compile(re.escape(prefix.encode()) + rb"\{.*\}_(" + ends + b")", re.DOTALL)
     payloads: list[int] = []
     references: list[tuple[int, int]] = []
     last_packet_ids: list[int] = []
