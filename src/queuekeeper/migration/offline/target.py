@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -86,25 +87,8 @@ class _Rows:
         return pa.RecordBatch.from_pydict(self.columns, schema=SCHEMA)
 
 
-class Reader(Protocol):
-    """Reads sessions of a layout."""
-
-    def __init__(self, client: RedisClient, *, prefix: str) -> None: ...
-
-    def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Yield what Redis holds of some clients.
-
-        :param clients: client id -> (task, cohort).
-        """
-
-
-def reader_of(layout: Layout) -> type[Reader]:
-    """Return what reads sessions of a layout."""
-    return TargetReader if layout is Layout.TBMQ else PackedReader
-
-
-class TargetReader:
-    """Reads sessions as they are, with dead references; memory is bounded by a page.
+class Reader(ABC):
+    """Reads sessions of a layout; memory is bounded by a page.
 
     :param prefix: put before every key.
     """
@@ -113,7 +97,6 @@ class TargetReader:
         self._client = client
         self._prefix = prefix
         self._caller = lua.ScriptCaller(client)
-        self._keys_per_trip = _KEYS_PER_CALL
 
     def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         """Yield what Redis holds of some clients.
@@ -123,6 +106,23 @@ class TargetReader:
         names = list(clients)
         for start in range(0, len(names), _SESSIONS_PER_TRIP):
             yield from self._sessions(names[start : start + _SESSIONS_PER_TRIP], clients)
+
+    @abstractmethod
+    def _sessions(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+        """Yield what Redis holds of the named ones among the clients."""
+
+
+def reader_of(layout: Layout) -> type[Reader]:
+    """Return what reads sessions of a layout."""
+    return TargetReader if layout is Layout.TBMQ else PackedReader
+
+
+class TargetReader(Reader):
+    """Reads sessions in TBMQ's layout as they are, with dead references."""
+
+    def __init__(self, client: RedisClient, *, prefix: str) -> None:
+        super().__init__(client, prefix=prefix)
+        self._keys_per_trip = _KEYS_PER_CALL
 
     def _sessions(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         commands: list[tuple[Any, ...]] = []
@@ -261,27 +261,14 @@ class _Packed:
         return max(1, min(len(self.serials), _REFERENCES_PER_PAGE) * self.state.largest)
 
 
-class PackedReader(PackedSessionOperations):
-    """Reads packed sessions as they are; a message whose life is over counts as gone.
-
-    :param prefix: put before every key.
-    """
+class PackedReader(Reader, PackedSessionOperations):
+    """Reads packed sessions as they are; a message whose life is over counts as gone."""
 
     def __init__(self, client: RedisClient, *, prefix: str) -> None:
-        super().__init__(prefix=prefix)
-        self._client = client
-        self._caller = lua.ScriptCaller(client)
+        Reader.__init__(self, client, prefix=prefix)
+        PackedSessionOperations.__init__(self, prefix=prefix)
 
-    def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Yield what Redis holds of some clients.
-
-        :param clients: client id -> (task, cohort).
-        """
-        names = list(clients)
-        for start in range(0, len(names), _SESSIONS_PER_TRIP):
-            yield from self._read_some(names[start : start + _SESSIONS_PER_TRIP], clients)
-
-    def _read_some(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    def _sessions(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
         sessions: list[_Packed] = []
         self._carry_out(together(self._begin_reading(name, sessions) for name in names))
         rows = _Rows()
