@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import threading
 import time
@@ -19,7 +20,7 @@ from lua_sessions import Session, messages, served_by
 from queuekeeper import approvals, lua, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
-from queuekeeper.jobs import keys, shares
+from queuekeeper.jobs import keys, progress, shares
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import Step
 from queuekeeper.jobs.store import RunState, ShardProgress
@@ -593,10 +594,11 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_pause_throttle_and_resume_while_it_runs(
-    valkey: World, valkey_url: str, records_url: str, small_pages: None
+    valkey: World, valkey_url: str, records_url: str, small_pages: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = many(valkey, 120)
     run_id, (shard,) = valkey.approved(max_operations_per_s=200)
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
     said: list[str] = []
     with postgres.connect(records_url, autocommit=True) as connection, connect(valkey_url) as client:
         worker = World(client, connection, valkey.undo)
@@ -613,7 +615,8 @@ def test_pause_throttle_and_resume_while_it_runs(
         thread.join(timeout=PATIENCE_S)
     assert results[0].done
     assert results[0].counts.dead_references == len(devices)
-    assert said[-1].startswith(f"{shard}: cleaned 360/360 keys")
+    assert any(re.match(rf"{shard}: \d+/360 keys \(\d+ %\), \d+/s, .* s left; \d+ changes made", line) for line in said)
+    assert said[-1] == f"{shard}: {results[0].counts.changes} changes made, 360 keys"
 
 
 def test_throttle_holds_the_rate(valkey: World, small_pages: None) -> None:

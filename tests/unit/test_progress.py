@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from threading import Event
+from contextlib import nullcontext
 
 import pytest
 
-from queuekeeper.cli import progress
-from queuekeeper.jobs.progress import Rate, line
+from queuekeeper.cli import progress as bar
+from queuekeeper.jobs import progress
+from queuekeeper.jobs.progress import Narrator, Rate, line
 
 pytestmark = pytest.mark.unit
 
@@ -34,34 +33,24 @@ def test_line_says_how_far_it_is_how_fast_it_goes_and_when_it_will_be_done() -> 
     assert line("Repair", done=40, total=None, rate=2.5, unit="keys looked at") == "Repair 40 keys looked at, 2/s"
 
 
-def test_without_a_terminal_a_line_is_written_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "LINE_S", 0.01)
-    asked = Event()
-    counts = iter([10, 20])
+def test_narrator_says_now_and_then_how_far_a_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    narrator = Narrator(said.append, "a share:", total=40, unit="keys")
+    narrator.at(10, "; 1 change made")
+    assert said == [], "ten seconds have not passed"
 
-    @contextmanager
-    def counting() -> Iterator[Callable[[], int]]:
-        yield count
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    narrator.at(20, "; 2 changes made")
+    narrator.at(40, "; 3 changes made")
 
-    def count() -> int:
-        found = next(counts, 30)
-        if found == 30:
-            asked.set()
-        return found
-
-    with progress.shown("Cleanup", total=None, unit="keys looked at", counting=counting):
-        print("what the step says")
-        assert asked.wait(timeout=60)
-
-    out, err = capsys.readouterr()
-    assert out == "what the step says\n"
-    assert re.match(r"Cleanup 10 keys looked at, 0/s\nCleanup 20 keys looked at, [\d,]+/s\n", err)
+    assert [re.sub(r"[\d,]+/s", "N/s", line) for line in said] == [
+        "a share: 20/40 keys (50 %), N/s, 0 s left; 2 changes made",
+        "a share: 40/40 keys (100 %), N/s; 3 changes made",
+    ]
 
 
-def test_step_that_tells_of_itself_is_left_to_it_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.shown("copy", total=1, unit="messages", counting=lambda: nullcontext(lambda: 1), tells_itself=True):
+def test_without_a_terminal_a_step_tells_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar.shown("copy", total=1, unit="messages", counting=lambda: nullcontext(lambda: 1)):
         print("copy 1/1 messages")
 
     assert capsys.readouterr() == ("copy 1/1 messages\n", "")

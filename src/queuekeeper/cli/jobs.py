@@ -132,14 +132,17 @@ def carry_out(
         if not plan.empty:
             call.say(lambda: plan_parts(f"Plan {run_id}", job, plan))
             agree(call, runs, run_id, job.question(run_id, plan))
-        with _progress(call, job, runs, run_id):
+        total = None if job.keeps_steps else sum(each.counts.scanned for each in plan.shares if each.share in shares)
+        with _progress(call, job, runs, run_id, total=total):
             for share in shares:
                 if why := engine.apply(runs, run_id, share).stopped:
                     say(f"{share}: {why}")
     return looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory, shares=shares)
 
 
-def _progress(call: Call, job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AbstractContextManager[None]:
+def _progress(
+    call: Call, job: type[AnyJob], runs: MaintenanceRuns, run_id: str, *, total: int | None
+) -> AbstractContextManager[None]:
     """Show how far a run is while a block works on it; one without a record can only be seen from inside."""
 
     @contextmanager
@@ -149,7 +152,7 @@ def _progress(call: Call, job: type[AnyJob], runs: MaintenanceRuns, run_id: str)
 
     if runs.connection is None:
         return nullcontext()
-    return shown(job.words.title, total=None, unit=f"{job.words.units} looked at", counting=counting)
+    return shown(job.words.title, total=total, unit=job.words.units, counting=counting)
 
 
 def command_of(

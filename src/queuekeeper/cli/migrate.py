@@ -46,7 +46,7 @@ def _bar(call: OnServers, plan_id: str, step: Step, total: int) -> AbstractConte
         with call.anew() as own:
             yield lambda: own.ledger.progress(plan_id, step).done
 
-    return shown(step, total=total, unit="messages", counting=counting, tells_itself=True)
+    return shown(step, total=total, unit="messages", counting=counting)
 
 
 def _newest(call: Call, plan_id: str | None) -> str:

@@ -6,7 +6,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -20,8 +20,9 @@ from queuekeeper.approvals import planning_again
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, Step, World
+from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, World
 from queuekeeper.jobs.pace import Breaker, RunPaused, TimeIsUp, run_pace, run_rest
+from queuekeeper.jobs.progress import Narrator
 from queuekeeper.jobs.shares import server_clock
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, undo_file_exists, undo_path, undo_paths
@@ -79,7 +80,7 @@ class Engine:
         started = time.monotonic()
         for share in work.shares():
             for last in readings():
-                counts, kept = self._counted(work, work.find(share))
+                counts, kept = self._counted(work, share)
                 if last or not work.moved:
                     break
             shares.append(SharePlan(share=share, counts=counts))
@@ -98,14 +99,15 @@ class Engine:
             exact=exact,
         )
 
-    def _counted(self, work: AnyJob, found: Iterable[Step]) -> tuple[Any, list[str]]:
-        """Return the counts of steps, and the cursors of those that are kept."""
-        work.moved = False
+    def _counted(self, work: AnyJob, share: str) -> tuple[Any, list[str]]:
+        """Return the counts of a share, and the cursors of the steps that are kept."""
+        work.moved, tell = False, self._narrator(f"{share}: looked at", to_do=self.job.words.to_do)
         counts, kept = self.job.Counts(), list[str]()
         work.world.total = counts
-        for step in found:
+        for step in work.find(share):
             done = work.apply(step)
             counts.add(done)
+            tell(counts)
             if self.job.keeps_steps and (done.changes or done.broken):
                 kept.append(step.cursor)
         return counts, kept
@@ -194,6 +196,9 @@ class Engine:
                 }
                 work.world.writer.undo = stack.enter_context(UndoFile(self._undo_path(run_id, share), header))
             cursor = before.cursor if before.updated_at else ""
+            total = None if self.job.keeps_steps else plan.share(share).counts.scanned
+            tell = self._narrator(f"{share}:", to_do=self.job.words.done, total=total)
+            tell(counts)
             for step in stack.enter_context(closing(work.find(share, cursor))):
                 try:
                     counts.add(work.apply(step))
@@ -205,6 +210,7 @@ class Engine:
                 work.world.breaker.answered()
                 cursor = step.cursor
                 runs.save_progress(run_id, _progress(share, cursor, counts))
+                tell(counts)
                 rest()
         runs.save_progress(run_id, _progress(share, cursor, counts, done=True))
         self.say(work.done_words(share, counts))
@@ -271,16 +277,27 @@ class Engine:
     def _second_look(self, look: AnyJob) -> tuple[Any, bool]:
         for last in readings():
             look.moved, left = False, self.job.Counts()
+            tell = self._narrator("second look: looked at", to_do=self.job.words.to_do)
             steps = look.look_again()
             for step in islice(steps, self.job.proof_steps):
                 look.world.rest()
                 left.add(look.apply(step))
+                tell(left)
             is_all = next(steps, None) is None
             if last or not look.moved:
                 break
         return left, look.proved and is_all and not look.moved
 
     # --- inside --------------------------------------------------------------------------------------------------
+
+    def _narrator(self, step: str, *, to_do: str, total: int | None = None) -> Callable[[Counts], None]:
+        """Return what says every few seconds how far a step is, told its counts.
+
+        :param to_do: what the changes are.
+        :param total: how much there is to look at; none where nobody knows.
+        """
+        narrator = Narrator(self.say, step, total=total, unit=self.job.words.units)
+        return lambda counts: narrator.at(counts.scanned, f"; {counts.changes:,} {to_do}")
 
     def _pass(
         self,

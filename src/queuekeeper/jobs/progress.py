@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 WINDOW_S = 10.0
 """A rate is that of so many seconds: long enough to be steady, short enough to show a change."""
+LINE_S = 10.0
+"""Seconds between two lines where there is no bar."""
 
 
 class Rate:
@@ -36,3 +40,26 @@ def line(step: str, *, done: int, total: int | None, rate: float, unit: str = "m
     text = f"{step} {done:,}{'' if total is None else f'/{total:,}'} {unit}{share}, {rate:,.0f}/s"
     left = 0 if total is None else total - done
     return f"{text}, {left / rate:,.0f} s left" if rate > 0 and left > 0 else text
+
+
+class Narrator:
+    """Says every ten seconds how far a step is.
+
+    :param say: takes a line.
+    :param total: how much there is to do; none where nobody knows.
+    """
+
+    def __init__(self, say: Callable[[str], None], step: str, *, total: int | None, unit: str) -> None:
+        self._say, self._step, self._total, self._unit = say, step, total, unit
+        self._rate, self._said_s = Rate(), time.monotonic()
+
+    def at(self, done: int, more: str = "") -> None:
+        """Take how much is done by now.
+
+        :param more: what else the line says.
+        """
+        now_s = time.monotonic()
+        rate = self._rate.at(now_s, done)
+        if now_s - self._said_s >= LINE_S:
+            self._said_s = now_s
+            self._say(line(self._step, done=done, total=self._total, rate=rate, unit=self._unit) + more)

@@ -12,10 +12,8 @@ write. Other faults are counted and left to the remedies.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from queuekeeper.errors import RefusedError
@@ -71,7 +69,6 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
     def __init__(self, world: World[CleanupParameters]) -> None:
         super().__init__(world)
         self._sweep = Sweep(world)
-        self._narrator: _Narrator | None = None
 
     @classmethod
     def check(cls, client: RedisClient, parameters: CleanupParameters, *, writing: bool) -> None:
@@ -88,11 +85,7 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
         """Yield pages of keys of a share's sessions."""
-        world = self.world
-        expected = 0 if world.planned is None or world.counts_only else world.planned.share(share).counts.keys
-        verb = "looked at" if world.counts_only else "cleaned"
-        self._narrator = _Narrator(world.say, verb=verb, shard=share, expected_keys=expected)
-        with _named_rules(world.parameters.key_prefix):
+        with _named_rules(self.world.parameters.key_prefix):
             yield from super().find(share, after)
 
     def apply(self, step: Step) -> CleanupCounts:
@@ -100,14 +93,7 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         with _named_rules(self.world.parameters.key_prefix):
             self.begun = counts = CleanupCounts()
             self._sweep.page(step.work, counts)
-        if self._narrator is not None and self.world.total is not None:
-            self._narrator(self.world.total)
         return counts
-
-    def done_words(self, share: str, counts: CleanupCounts) -> str:
-        """Return a sentence that sums up what was done in a share."""
-        assert self._narrator is not None
-        return self._narrator.text(counts)
 
     def found(self) -> CleanupFound:
         """Return the queues with most dead references."""
@@ -196,34 +182,3 @@ def _named_rules(key_prefix: str) -> Iterator[None]:
 
 def _client_id(stem: bytes, parameters: CleanupParameters) -> str:
     return stem[len(parameters.key_prefix.encode()) + 1 : -1].decode("utf-8", "surrogateescape")
-
-
-@dataclass
-class _Narrator:
-    """Prints the progress of a shard every few seconds."""
-
-    say: Callable[[str], None]
-    verb: str
-    shard: str
-    expected_keys: int
-    every_s: float = 5.0
-    _started_s: float = field(default_factory=time.monotonic, init=False)
-    _said_s: float = field(default_factory=time.monotonic, init=False)
-    _first: int | None = field(default=None, init=False)
-
-    def __call__(self, counts: CleanupCounts) -> None:
-        now_s = time.monotonic()
-        if self._first is None:
-            self._first = counts.keys
-        if now_s - self._said_s >= self.every_s:
-            self._said_s = now_s
-            self.say(self.text(counts))
-
-    def text(self, counts: CleanupCounts) -> str:
-        """Return the progress of a shard in words."""
-        rate = (counts.keys - (self._first or 0)) / max(time.monotonic() - self._started_s, 0.001)
-        of = f"/{self.expected_keys:,}" if self.expected_keys else ""
-        text = f"{self.shard}: {self.verb} {counts.keys:,}{of} keys, {rate:,.0f}/s"
-        if rate > 0 and self.expected_keys > counts.keys:
-            text += f", {(self.expected_keys - counts.keys) / rate:,.0f} s left"
-        return f"{text}; {counts.removed:,} to remove or removed, {counts.repaired:,} to repair or repaired"
