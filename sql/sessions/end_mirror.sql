@@ -1,4 +1,4 @@
--- Record that changes of a session that Redis owns are no longer written to PostgreSQL.
+-- Record that changes of a session that Redis owns are no longer written elsewhere.
 -- params: client_id
 -- rows: one when the session is Redis's: (client_id, owner, epoch, null, mirrored)
 -- index: session_owners_pkey
@@ -9,6 +9,6 @@ SET
     mirrored = FALSE
 WHERE
     known.client_id = %(client_id)s
-    AND known.owner = 'redis'
+    AND known.owner <> 'postgres'
     AND known.state = 'settled'
 RETURNING known.client_id, known.owner, known.epoch, NULL::bigint AS fenced_until_ms, known.mirrored

@@ -10,7 +10,7 @@ WITH made AS (
         cohort.default_owner,
         -- Redis may know an epoch of an earlier migration, and follows only a greater one.
         floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint AS epoch,
-        cohort.default_owner = 'redis' AS mirrored
+        cohort.default_owner <> cohort.source_owner AS mirrored
     FROM (
         SELECT
             given.client_id,

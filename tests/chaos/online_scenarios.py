@@ -11,16 +11,18 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from queuekeeper import postgres, redis_async, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import NotOwner, QueuekeeperError, ServerUnavailable, SessionFenced, StaleEpoch
 from queuekeeper.keyspace import payload_key
+from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.mover import SessionMover, movers
 from queuekeeper.migration.online.reports import MoveReport, Outcome
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
@@ -62,6 +64,11 @@ class Hooked:
         return getattr(self._store, name)
 
 
+def hooked(side: Any, **hooks: Any) -> Any:
+    """Return a store of a mover with other methods."""
+    return replace(side, store=Hooked(side.store, **hooks))
+
+
 class Stage:
     """Both stores, a router, and whoever moves sessions; one client, whose session is PostgreSQL's."""
 
@@ -73,6 +80,7 @@ class Stage:
         self.driver = 0
         self.router: Any = None
         self.mover: SessionMover
+        self.plan: MigrationPlan
         self.redis: AsyncRedisSessionStore
         self.postgres: AsyncPostgresSessionStore
         self.owners: AsyncOwnerStore
@@ -80,8 +88,8 @@ class Stage:
     async def open(self) -> None:
         """Arm the only cohort, and take it over."""
         with postgres.connect(self._postgres_url, autocommit=True) as connection:
-            plan = save_plan(connection, [CLIENT], count=1)
-        self.online.arm(plan, [0], actor="test")
+            self.plan = save_plan(connection, [CLIENT], count=1)
+        self.online.arm(self.plan, [0], actor="test")
         caller = await self._stack.enter_async_context(await redis_async.connect(self._redis_url))
         self.router = await self._stack.enter_async_context(
             AsyncSessionRouter(caller, self._postgres_url, patience_s=10.0)
@@ -106,9 +114,8 @@ class Stage:
             movers(
                 postgres_url=self._postgres_url,
                 redis_url=self._redis_url,
+                plan=self.plan,
                 driver=self.driver,
-                prefix="",
-                rules=StoreRules(),
                 count=1,
                 lease_ms=lease_ms,
             )
@@ -257,7 +264,8 @@ async def postgresql_takes_nothing_for_a_session_of_redis(stage: Stage) -> None:
 async def redis_takes_nothing_while_a_session_goes_back(stage: Stage) -> None:
     await stage.saved("first")
     await stage.to_redis()
-    store = stage.mover._postgres
+    source: Any = stage.mover._source
+    store = source.store
     reports: list[SaveReport] = []
 
     async def applied(*args: Any, **kwargs: Any) -> Any:
@@ -265,7 +273,7 @@ async def redis_takes_nothing_while_a_session_goes_back(stage: Stage) -> None:
         reports.append(await stage.save("late", store=stage.redis))
         return await store.apply_snapshot(*args, **kwargs)
 
-    stage.mover._postgres = Hooked(store, apply_snapshot=applied)  # type: ignore[assignment]
+    stage.mover._source = hooked(stage.mover._source, apply_snapshot=applied)
     await stage.moved(await stage.mover._roll_back(CLIENT))
     await stage.expect("first", *(["late"] if any(each.error is None for each in reports) else []))
 
@@ -318,7 +326,7 @@ async def copy_that_was_damaged_is_not_served(stage: Stage) -> None:
     await stage.saved("first")
     await stage.mover.sync(CLIENT)
     await stage.saved("second")
-    store = stage.mover._redis
+    store = stage.mover._target.store
 
     async def applied(*args: Any, **kwargs: Any) -> Any:
         done = await store.apply_snapshot(*args, **kwargs)
@@ -328,7 +336,7 @@ async def copy_that_was_damaged_is_not_served(stage: Stage) -> None:
         return done
 
     # Only behind the fence.
-    stage.mover._redis = Hooked(store, apply_snapshot=applied)  # type: ignore[assignment]
+    stage.mover._target = hooked(stage.mover._target, apply_snapshot=applied)
     report = await stage.mover._cut_over(CLIENT)
     demand(report.outcome is not Outcome.LATE, f"it should not take that long: {report}")
     await stage.expect("first", "second")
@@ -338,14 +346,15 @@ async def copy_that_was_damaged_is_not_served(stage: Stage) -> None:
 async def copy_that_was_damaged_does_not_go_back(stage: Stage) -> None:
     await stage.saved("first", "second")
     await stage.to_redis()
-    store = stage.mover._postgres
+    source: Any = stage.mover._source
+    store = source.store
 
     async def applied(*args: Any, **kwargs: Any) -> Any:
         done = await store.apply_snapshot(*args, **kwargs)
         await stage.mover._connection.execute("DELETE FROM device_publish_msg WHERE packet_id = 1")
         return done
 
-    stage.mover._postgres = Hooked(store, apply_snapshot=applied)  # type: ignore[assignment]
+    stage.mover._source = hooked(stage.mover._source, apply_snapshot=applied)
     report = await stage.mover._roll_back(CLIENT)
     demand(report.outcome is not Outcome.LATE, f"it should not take that long: {report}")
     await stage.expect("first", "second")
@@ -355,14 +364,14 @@ async def copy_that_was_damaged_does_not_go_back(stage: Stage) -> None:
 async def copy_that_was_begun_before_the_fence_comes_too_late(stage: Stage) -> None:
     await stage.saved("acknowledged")
     slow = await stage.another_mover(takes=False)
-    store, read, go_on = slow._redis, asyncio.Event(), asyncio.Event()
+    store, read, go_on = slow._target.store, asyncio.Event(), asyncio.Event()
 
     async def applied(*args: Any, **kwargs: Any) -> Any:
         read.set()
         await go_on.wait()
         return await store.apply_snapshot(*args, **kwargs)
 
-    slow._redis = Hooked(store, apply_snapshot=applied)  # type: ignore[assignment]
+    slow._target = hooked(slow._target, apply_snapshot=applied)
     syncing = asyncio.create_task(slow.sync(CLIENT))
     await read.wait()
     await stage.ack("acknowledged")
@@ -414,15 +423,15 @@ async def every_change_reaches_the_mirror(stage: Stage) -> None:
 async def change_while_the_mirror_writes_is_not_forgotten(stage: Stage) -> None:
     await stage.to_redis()
     await stage.saved("first")
-    store = stage.mover._redis
+    store = stage.mover._target.store
 
     async def trimmed(*args: Any, **kwargs: Any) -> Any:
         # PostgreSQL has what was noted. More comes before the note goes.
         await stage.saved("meanwhile")
-        stage.mover._redis = store
+        stage.mover._target = replace(stage.mover._target, store=store)
         return await store.trim_outbox(*args, **kwargs)
 
-    stage.mover._redis = Hooked(store, trim_outbox=trimmed)  # type: ignore[assignment]
+    stage.mover._target = hooked(stage.mover._target, trim_outbox=trimmed)
     await stage.mover.mirror(CLIENT)
     await stage.expect_equal()
 
@@ -432,7 +441,7 @@ async def older_mirror_does_not_undo_a_newer_one(stage: Stage) -> None:
     await stage.to_redis()
     await stage.saved("acknowledged")
     slow = await stage.another_mover(takes=False)
-    store = slow._redis
+    store = slow._target.store
     other: list[asyncio.Task[bool]] = []
 
     async def read(*args: Any, **kwargs: Any) -> Any:
@@ -444,7 +453,7 @@ async def older_mirror_does_not_undo_a_newer_one(stage: Stage) -> None:
         await asyncio.wait(other, timeout=0.3)
         return found
 
-    slow._redis = Hooked(store, read_snapshot=read)  # type: ignore[assignment]
+    slow._target = hooked(slow._target, read_snapshot=read)
     await slow.mirror(CLIENT)
     await other[0]
     await stage.expect_equal()
@@ -527,7 +536,7 @@ async def driver_that_was_replaced_moves_nobody(stage: Stage) -> None:
 @scenario
 async def caller_tells_redis_what_a_driver_did_not(stage: Stage) -> None:
     await stage.saved("first")
-    store = stage.mover._redis
+    store = stage.mover._target.store
     told: list[str] = []
 
     async def set_owner(*args: Any, **kwargs: Any) -> Any:
@@ -536,7 +545,7 @@ async def caller_tells_redis_what_a_driver_did_not(stage: Stage) -> None:
             raise ServerUnavailable("the driver was killed")
         return await store.set_owner(*args, **kwargs)
 
-    stage.mover._redis = Hooked(store, set_owner=set_owner)  # type: ignore[assignment]
+    stage.mover._target = hooked(stage.mover._target, set_owner=set_owner)
     with suppress(ServerUnavailable):
         await stage.mover._cut_over(CLIENT)
     demand(told == ["postgres", "redis"], f"Redis was told {told}")
@@ -549,19 +558,19 @@ async def caller_tells_redis_what_a_driver_did_not(stage: Stage) -> None:
 async def copy_follows_a_rollback_whose_driver_was_killed(stage: Stage) -> None:
     await stage.saved("first")
     await stage.to_redis()
-    store = stage.mover._redis
+    store = stage.mover._target.store
 
     async def set_owner(*args: Any, **kwargs: Any) -> Any:
         if kwargs["owner"] == "postgres":
             raise ServerUnavailable("the driver was killed")
         return await store.set_owner(*args, **kwargs)
 
-    stage.mover._redis = Hooked(store, set_owner=set_owner)  # type: ignore[assignment]
+    stage.mover._target = hooked(stage.mover._target, set_owner=set_owner)
     with suppress(ServerUnavailable):
         await stage.mover._roll_back(CLIENT)
     demand((await stage.owned()).owner == "postgres", "it was not given back")
     await stage.saved("second")
-    stage.mover._redis = store
+    stage.mover._target = replace(stage.mover._target, store=store)
     try:
         await stage.to_redis()
     except (NotOwner, SessionFenced) as error:

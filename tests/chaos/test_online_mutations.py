@@ -35,12 +35,15 @@ _HELD_FIRST = """\
         async with self._transaction():
             owned = await self._owners.hold(client_id, driver=None, epoch=None)
 """
-_READ_FIRST = "        snapshot = await self._redis.read_snapshot(client_id, serials=outbox.serials)\n" + _HELD_FIRST
+_READ_FIRST = (
+    "        outbox = await store.read_outbox(client_id)\n"
+    "        snapshot = await self._target.read(client_id, serials=outbox.serials)\n" + _HELD_FIRST
+)
 _READ_BEHIND = """\
-            outbox = await self._redis.read_outbox(client_id)
+            outbox = await store.read_outbox(client_id)
             if outbox is None:
                 return False
-            snapshot = await self._redis.read_snapshot(client_id, serials=outbox.serials)
+            snapshot = await self._target.read(client_id, serials=outbox.serials)
 """
 
 
@@ -95,9 +98,7 @@ MUTATIONS = (
     Mutation(
         what="a session on its way back is not fenced in Redis",
         file=_MOVER,
-        pieces=(
-            ('await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="fenced", mirrored=True)', "pass"),
-        ),
+        pieces=(("await self._target.close(fenced)", "pass"),),
         scenario="redis_takes_nothing_while_a_session_goes_back",
     ),
     Mutation(
@@ -130,7 +131,7 @@ MUTATIONS = (
         file=_MOVER,
         pieces=(
             (
-                "left = await self._copy_differences(source)\n" + _EQUAL,
+                "left = await self._differences_of_copy(to, wanted)\n" + _EQUAL,
                 "left = []\n" + _EQUAL,
             ),
         ),
@@ -141,7 +142,7 @@ MUTATIONS = (
         file=_MOVER,
         pieces=(
             (
-                "left = self._differences(source, await self._postgres.read_snapshot(client_id))\n" + _RAISED,
+                "left = await self._differences_of_copy(self._source, held)\n" + _RAISED,
                 "left = []\n" + _RAISED,
             ),
         ),
@@ -150,12 +151,7 @@ MUTATIONS = (
     Mutation(
         what="Redis is not told the epoch of the fence before the compare",
         file=_MOVER,
-        pieces=(
-            (
-                'await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="postgres", mirrored=False)',
-                "pass",
-            ),
-        ),
+        pieces=(("await to.tell(fenced)", "pass"),),
         scenario="copy_that_was_begun_before_the_fence_comes_too_late",
     ),
     *(
@@ -239,13 +235,8 @@ MUTATIONS = (
     ),
     Mutation(
         what="a copy does not tell Redis first that a session is PostgreSQL's again",
-        file=_MOVER,
-        pieces=(
-            (
-                'await self._redis.set_owner(owned.client_id, epoch=_epoch(owned), owner="postgres", mirrored=False)',
-                "pass",
-            ),
-        ),
+        file="src/queuekeeper/migration/online/sides.py",
+        pieces=(("await self.tell(owned)", "pass"),),
         scenario="copy_follows_a_rollback_whose_driver_was_killed",
     ),
 )

@@ -19,7 +19,7 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, code_version
-from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
+from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.online import driver as leading
 from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
@@ -28,10 +28,11 @@ from queuekeeper.migration.online.crew import Crew
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import StepReport
+from queuekeeper.migration.online.sides import PostgresSide, RedisSide
 from queuekeeper.sessions import sample
-from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership, OwnerStore
-from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.router import SessionRouter
 from queuekeeper.sessions.sample_parameters import SampleParameters
@@ -311,9 +312,14 @@ class OnlineWorld:
                 await redis_async.connect(self.redis_url) as caller,
                 await psycopg.AsyncConnection.connect(self.postgres_url, autocommit=True) as connection,
             ):
-                redis = store(caller, self._prefix, self.rules)
                 mover = SessionMover(
-                    connection=connection, redis=redis, driver=number, rules=self.rules, lease_ms=lease_ms
+                    connection=connection,
+                    source=PostgresSide(
+                        store=AsyncPostgresSessionStore(connection, rules=self.rules), bad_rows=BadRows.QUARANTINE
+                    ),
+                    target=RedisSide(store=store(caller, self._prefix, self.rules), layout=Layout.TBMQ),
+                    driver=number,
+                    lease_ms=lease_ms,
                 )
                 return await work(mover)
 

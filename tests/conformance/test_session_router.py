@@ -20,8 +20,7 @@ from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, Sessio
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.operation import Pause
-from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave
-from queuekeeper.sessions.owners import Owner
+from queuekeeper.sessions.model import Ack, NewMessage, Owner, Release, SessionSave
 from queuekeeper.sessions.reports import PendingMessage, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
 from queuekeeper.sessions.router.finding import BACKOFF

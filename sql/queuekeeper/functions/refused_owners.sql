@@ -40,8 +40,8 @@ BEGIN
             cohort.default_owner,
             -- Redis may know an epoch of an earlier migration, and follows only a greater one.
             floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint,
-            -- A client that starts in Redis can move to PostgreSQL like all others, until the cohort is committed.
-            cohort.default_owner = 'redis' AND cohort.state <> 'committed'
+            -- A client that starts in the target can move back like all others, until the cohort is committed.
+            cohort.default_owner <> cohort.source_owner AND cohort.state <> 'committed'
         FROM (
             SELECT DISTINCT wanted.client_id, queuekeeper.key_slot(wanted.client_id) AS slot
             FROM unnest(client_ids) AS wanted (client_id)
@@ -52,6 +52,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT
                 armed_cohort.default_owner,
+                armed_cohort.source_owner,
                 armed_cohort.state
             FROM queuekeeper.online_cohorts AS armed_cohort
             WHERE

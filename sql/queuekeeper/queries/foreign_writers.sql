@@ -54,7 +54,7 @@ SELECT
     (
         SELECT count(*)
         FROM queuekeeper.session_owners
-        WHERE owner = 'redis'
+        WHERE owner <> 'postgres'
     ) AS moved
 FROM (VALUES ('device_publish_msg'), ('device_session_ctx')) AS wanted (name)
 LEFT JOIN pg_catalog.pg_trigger AS trigger

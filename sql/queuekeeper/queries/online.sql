@@ -52,11 +52,11 @@ WHERE plan_id = %(plan_id)s;
 -- name: arm_online_cohort
 -- Arm a cohort, so that owners of its clients are recorded and checked; a cohort that is further already stays as it
 -- is.
--- params: plan_id, cohort, slot_first, slot_last
+-- params: plan_id, cohort, slot_first, slot_last, source
 -- rows: none
 -- index: online_cohorts_pkey
-INSERT INTO queuekeeper.online_cohorts (plan_id, cohort, slot_first, slot_last, state)
-VALUES (%(plan_id)s, %(cohort)s, %(slot_first)s, %(slot_last)s, 'copying')
+INSERT INTO queuekeeper.online_cohorts (plan_id, cohort, slot_first, slot_last, state, source_owner, default_owner)
+VALUES (%(plan_id)s, %(cohort)s, %(slot_first)s, %(slot_last)s, 'copying', %(source)s, %(source)s)
 ON CONFLICT (plan_id, cohort) DO UPDATE SET
     state = 'copying',
     step_at = clock_timestamp()
@@ -148,12 +148,13 @@ LIMIT %(limit)s;
 -- name: online_owner_counts
 -- Count the clients of each armed cohort by owner.
 -- params: plan_id
--- rows: (cohort, clients of PostgreSQL, clients of Redis, clients on their way)
+-- rows: (cohort, clients of PostgreSQL, of Redis in the layout of TBMQ, packed clients, clients on their way)
 -- index: online_cohorts_pkey, session_owners_slot_idx
 SELECT
     online.cohort,
     count(*) FILTER (WHERE owners.owner = 'postgres') AS on_postgres,
     count(*) FILTER (WHERE owners.owner = 'redis') AS on_redis,
+    count(*) FILTER (WHERE owners.owner = 'packed') AS packed,
     count(*) FILTER (WHERE owners.state = 'fenced' AND owners.fenced_until > clock_timestamp()) AS fenced
 FROM queuekeeper.online_cohorts AS online
 LEFT JOIN queuekeeper.session_owners AS owners ON owners.slot BETWEEN online.slot_first AND online.slot_last
@@ -175,8 +176,8 @@ WHERE
 ORDER BY ctx.last_updated_time NULLS FIRST, owners.client_id;
 
 -- name: forget_online_owners
--- Forget the owners of the clients of cohorts, which are all PostgreSQL's; where an earlier migration was committed
--- they are kept, since a client without a row would be Redis's.
+-- Forget the owners of the clients of cohorts, which are all the source's; where an earlier migration was committed
+-- they are kept, since a client without a row would be its target's.
 -- params: plan_id, cohorts
 -- rows: none
 -- index: online_cohorts_pkey, session_owners_slot_idx
@@ -186,7 +187,7 @@ WHERE
     online.plan_id = %(plan_id)s
     AND online.cohort = any(%(cohorts)s::int[])
     AND owners.slot BETWEEN online.slot_first AND online.slot_last
-    AND owners.owner = 'postgres'
+    AND owners.owner = online.source_owner
     AND NOT EXISTS (
         SELECT 1 AS one
         FROM queuekeeper.online_cohorts AS earlier

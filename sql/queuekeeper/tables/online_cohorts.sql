@@ -12,6 +12,7 @@ CREATE TABLE queuekeeper.online_cohorts (
     dirty_reason text NOT NULL DEFAULT '', -- why it has to be verified again; empty: it need not
     servers text, -- replication ids and timeline of the servers that were last worked with
     verified_at_ms bigint,
+    source_owner text NOT NULL DEFAULT 'postgres', -- store from which its clients move
     CONSTRAINT online_cohorts_pkey PRIMARY KEY (plan_id, cohort),
     CONSTRAINT online_cohorts_plan_id_fkey FOREIGN KEY (plan_id) REFERENCES queuekeeper.plans (plan_id),
     CONSTRAINT online_cohorts_slots_check CHECK (0 <= slot_first AND slot_first <= slot_last AND slot_last < 16384),
@@ -21,7 +22,8 @@ CREATE TABLE queuekeeper.online_cohorts (
             'rolling_back'
         )
     ),
-    CONSTRAINT online_cohorts_default_owner_check CHECK (default_owner IN ('postgres', 'redis')),
+    CONSTRAINT online_cohorts_default_owner_check CHECK (default_owner IN ('postgres', 'redis', 'packed')),
+    CONSTRAINT online_cohorts_source_owner_check CHECK (source_owner IN ('postgres', 'redis', 'packed')),
     -- A session is on one way at a time.
     CONSTRAINT online_cohorts_slots_excl EXCLUDE USING gist (
         int4range(slot_first, slot_last, '[]') WITH &&

@@ -4,6 +4,7 @@ from .model import (
     Ack as Ack,
     Layout as Layout,
     NewMessage as NewMessage,
+    Owner as Owner,
     Release as Release,
     SessionSave as SessionSave,
     StoreRules as StoreRules,
@@ -24,7 +25,7 @@ from .reports import (
     SessionCounts as SessionCounts,
     SessionView as SessionView,
 )
-from .owners import AsyncOwnerStore as AsyncOwnerStore, Owner as Owner, OwnerStore as OwnerStore, Ownership as Ownership
+from .owners import AsyncOwnerStore as AsyncOwnerStore, OwnerStore as OwnerStore, Ownership as Ownership
 from .postgres_store import (
     AsyncPostgresSessionStore as AsyncPostgresSessionStore,
     PostgresSessionStore as PostgresSessionStore,

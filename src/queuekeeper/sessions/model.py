@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
@@ -29,6 +29,12 @@ class Layout(StrEnum):
     TBMQ = "tbmq"  # the keys that TBMQ 2.x reads and writes
     PACKED = "packed"  # one hash per session, for brokers that are not TBMQ
 
+
+Owner: TypeAlias = Literal["postgres", "redis", "packed"]
+"""Store that owns a session; ``redis`` is TBMQ's layout in Redis, ``packed`` the packed one of the same Redis."""
+
+OWNER_OF: Mapping[Layout, Owner] = {Layout.TBMQ: "redis", Layout.PACKED: "packed"}
+"""Owner of the sessions of a layout."""
 
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
 """Store in which to look for a session: the one that owns it, or a store by name."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from psycopg import errors as postgres_errors
 
@@ -19,11 +19,10 @@ from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Both, Operation, errors_name
 from queuekeeper.postgres import AsyncConnection, Connection, address
+from queuekeeper.sessions.model import OWNER_OF, Layout, Owner
 from queuekeeper.sessions.postgres_operations import Query, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers
 from queuekeeper.text_form import shows
-
-Owner: TypeAlias = Literal["postgres", "redis"]
 
 FENCE_PATIENCE_MS = 1_000
 """Milliseconds that a fence waits for writers in progress; other writers of the session continue meanwhile."""
@@ -39,7 +38,7 @@ class Ownership:
 
     :param epoch: grows with every change; none for a session that never moves.
     :param fenced_until_ms: instant of PostgreSQL's clock until which only the driver may write; none without a fence.
-    :param mirrored: whether changes in Redis are written to PostgreSQL too.
+    :param mirrored: whether changes are written to the store that the session came from, too.
     """
 
     client_id: str
@@ -47,6 +46,10 @@ class Ownership:
     epoch: int | None
     fenced_until_ms: int | None = None
     mirrored: bool = False
+
+    def as_told(self, layout: Layout) -> str:
+        """Return the owner in the words of a session's own keys, which know themselves and any other store."""
+        return "redis" if self.owner == OWNER_OF[layout] else "postgres"
 
 
 @errors_name(client_id="session of client")
@@ -126,7 +129,7 @@ class OwnerOperations:
         """Make a store the owner of a fenced session, and lift the fence.
 
         :param epoch: epoch that the fence gave the session.
-        :param mirrored: write changes in Redis to PostgreSQL too.
+        :param mirrored: write changes to the store that the session came from, too.
         :returns: the session with its new epoch; none when the fence has ended or another driver has the cohort.
         """
         rows = yield from self._drive(
@@ -159,9 +162,9 @@ class OwnerOperations:
         return _only(rows)
 
     def end_mirror(self, client_id: str) -> Operation[Ownership | None]:
-        """Record that changes of a session in Redis are no longer written to PostgreSQL; may be repeated.
+        """Record that changes of a session in Redis are no longer written elsewhere; may be repeated.
 
-        :returns: none when Redis does not own the session, or the session is fenced.
+        :returns: none when PostgreSQL owns the session, or the session is fenced.
         """
         (rows,) = yield Step(
             begin=True, end=True, queries=(Query(name="end_mirror", parameters={"client_id": client_id}),)

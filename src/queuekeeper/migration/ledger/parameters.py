@@ -13,7 +13,7 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
 from queuekeeper.report.files import RUN_ID
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.model import OWNER_OF, Layout, Owner
 
 
 class Mode(StrEnum):
@@ -116,6 +116,16 @@ class MigrationParameters(SessionRules):
                 "so no client can stay there; choose quarantine, or the mode online"
             )
         return self
+
+    @property
+    def source_owner(self) -> Owner:
+        """Store that owns sessions before they move."""
+        return "postgres"
+
+    @property
+    def target_owner(self) -> Owner:
+        """Store that owns them afterwards."""
+        return OWNER_OF[self.layout]
 
     def identity(self) -> dict[str, Any]:
         """Return the parameters that identify a plan: all but the throttle, which may change while a copy runs."""

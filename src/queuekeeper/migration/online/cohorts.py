@@ -20,6 +20,7 @@ from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, records, statement, translated_errors
+from queuekeeper.sessions.model import Owner
 
 _QUERIES = "queuekeeper/queries/"
 T = TypeVar("T")
@@ -51,13 +52,20 @@ class OnlineCohort:
 class OwnerCounts:
     """How many clients of a cohort each store owns.
 
-    :param fenced: clients of either store that change over at this moment.
+    :param redis: in TBMQ's layout.
+    :param packed: in the packed layout.
+    :param fenced: clients of any store that change over at this moment.
     """
 
     cohort: int
     postgres: int
     redis: int
+    packed: int
     fenced: int
+
+    def of(self, owner: Owner) -> int:
+        """Return how many clients a store owns."""
+        return {"postgres": self.postgres, "redis": self.redis, "packed": self.packed}[owner]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +135,7 @@ class OnlineCohorts:
         return found
 
     def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
-        """Record the owner of every client of cohorts and have writers check it; PostgreSQL stays the owner.
+        """Record the owner of every client of cohorts and have writers check it; the source stays the owner.
 
         Writers that began before this have to end first: see ``sessions.owners``.
 
@@ -139,7 +147,8 @@ class OnlineCohorts:
                 for each in plan.cohorts:
                     if each.cohort in set(cohorts):
                         slots = {"slot_first": each.slot_first, "slot_last": each.slot_last}
-                        self._rows("arm_online_cohort", {"plan_id": plan.plan_id, "cohort": each.cohort} | slots)
+                        names = {"plan_id": plan.plan_id, "cohort": each.cohort, "source": plan.parameters.source_owner}
+                        self._rows("arm_online_cohort", names | slots)
                 self._rows("make_online_control", {"plan_id": plan.plan_id})
                 self._record(plan.plan_id, list(cohorts), OnlineState.COPYING, actor=actor)
         except psycopg.errors.ExclusionViolation:
@@ -207,7 +216,7 @@ class OnlineCohorts:
         effect = {"kind": "online_state", "state": str(state), "cohorts": len(cohorts), "first_cohort": cohorts[0]}
         audit.record(self._connection, actor=actor, action=audit.Action.APPLY, subject=plan_id, effect=effect)
 
-    def set_default_owner(self, plan_id: str, cohorts: Sequence[int], *, driver: int, owner: str) -> None:
+    def set_default_owner(self, plan_id: str, cohorts: Sequence[int], *, driver: int, owner: Owner) -> None:
         """Set which store owns clients that come for the first time.
 
         :raises StaleDriver: when somebody else has taken a cohort over.
@@ -249,15 +258,15 @@ class OnlineCohorts:
         self,
         cohort: OnlineCohort,
         *,
-        owner: str,
+        owner: Owner,
         mirrored: bool | None = None,
         after: tuple[int, str] = (-1, ""),
         limit: int = 1_000,
     ) -> list[tuple[int, str]]:
         """Return a page of a cohort's clients that belong to one store, as (slot, client id), in that order.
 
-        :param mirrored: true: only clients whose changes in Redis also go to PostgreSQL; false: only the other
-            clients; none: both.
+        :param mirrored: true: only clients whose changes also go to the store that they came from; false: only the
+            other clients; none: both.
         :param after: the last client of the page before.
         """
         values = {
@@ -279,8 +288,8 @@ class OnlineCohorts:
     def owner_counts(self, plan_id: str) -> list[OwnerCounts]:
         """Return how many clients of each armed cohort each store owns."""
         return [
-            OwnerCounts(cohort=cohort, postgres=postgres, redis=redis, fenced=fenced)
-            for cohort, postgres, redis, fenced in self._rows("online_owner_counts", {"plan_id": plan_id})
+            OwnerCounts(cohort=cohort, postgres=postgres, redis=redis, packed=packed, fenced=fenced)
+            for cohort, postgres, redis, packed, fenced in self._rows("online_owner_counts", {"plan_id": plan_id})
         ]
 
     # --- control -----------------------------------------------------------------------------------------------

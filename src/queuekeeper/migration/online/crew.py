@@ -32,7 +32,7 @@ from queuekeeper.postgres import Connection, connect, statement, translated_erro
 from queuekeeper.redis_client import RedisClient, facts, is_cluster, nodes, redis_errors
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
-from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.model import Owner
 
 STAYS = {
     BadRows.QUARANTINE: "it stays in PostgreSQL until the commit, which puts its messages into "
@@ -75,12 +75,14 @@ class Crew:
         online: OnlineCohorts,
         cohorts: Sequence[OnlineCohort],
         *,
-        owner: str | None,
+        owner: Owner | None,
         work: Callable[[SessionMover, str], Awaitable[Any]],
         count: Callable[[Tally, Any], None],
         tally: Tally | None = None,
     ) -> StepReport:
         """Do one work with every client of cohorts that belongs to a store, side by side, and count the outcomes.
+
+        :param owner: that store; none for source and target.
 
         :raises RunPaused: when the migration is paused and ``stays`` is false, once the clients at hand are done.
         """
@@ -101,16 +103,19 @@ class Crew:
         step: str,
         online: OnlineCohorts,
         cohorts: Sequence[OnlineCohort],
-        owner: str | None,
+        owner: Owner | None,
         work: Callable[[SessionMover, str], Awaitable[Any]],
         count: Callable[[Tally, Any], None],
         tally: Tally,
     ) -> None:
         numbers = [each.cohort for each in cohorts]
+        chosen = self.plan.parameters
+        owners = (chosen.source_owner, chosen.target_owner) if owner is None else (owner,)
         total = sum(
-            (each.postgres if owner != "redis" else 0) + (each.redis if owner != "postgres" else 0)
+            each.of(name)
             for each in online.owner_counts(self.plan.plan_id)
             if each.cohort in set(numbers)
+            for name in owners
         )
         checked_s = shown_s = begun = time.monotonic()
         brake = Brake(
@@ -121,8 +126,8 @@ class Crew:
         )
         pauses: list[RunPaused] = []
         clustered = is_cluster(client)
-        staying = STAYS[self.plan.parameters.bad_rows]
-        waiting = _clients(online, cohorts, owner)
+        staying = STAYS[chosen.bad_rows]
+        waiting = self._clients(online, cohorts, owner)
         last = _one_by_one(waiting)
 
         async def one(mover: SessionMover) -> None:
@@ -174,20 +179,32 @@ class Crew:
         return {
             "postgres_url": self.postgres_url,
             "redis_url": self.redis_url,
+            "plan": self.plan,
             "driver": self.driver,
-            "prefix": self.plan.parameters.key_prefix,
-            "rules": rules_of(self.plan),
             "count": self.count,
             "lease_ms": self.lease_ms,
-            "bad_rows": self.plan.parameters.bad_rows,
         }
 
     def _held_back(self, connection: Connection, step: str, reason: str) -> None:
         OnlineCohorts(connection).hold_back(self.plan.plan_id, reason)
         self.tell(f"{step}: held back, {reason}" if reason else f"{step}: goes on")
 
+    def _clients(self, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: Owner | None) -> Iterator[str]:
+        """Yield the clients of cohorts that belong to a store, or to source and target."""
+        chosen = self.plan.parameters
+        for each in cohorts:
+            if owner == "postgres":
+                yield from online.quiet_clients(each)
+            elif owner is not None:
+                yield from all_clients(online, each, owner)
+            else:
+                yield from all_clients(online, each, chosen.source_owner)
+                # Only mirrored clients are compared: clients that an earlier migration has committed are up to date
+                # in the target alone.
+                yield from all_clients(online, each, chosen.target_owner, mirrored=True)
+
     def mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
-        """Write the changes in Redis to PostgreSQL, client by client, and count them."""
+        """Write the changes in the target to the source, client by client, and count them."""
         asyncio.run(self._mirror(client_ids, tally))
 
     async def _mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
@@ -227,25 +244,8 @@ def _load(connection: Connection, client: RedisClient, *, times: int = 5) -> Loa
     return Load(redis_ms=redis_ms, postgres_ms=postgres_ms, memory_percent=max(shares, default=None))
 
 
-def rules_of(plan: MigrationPlan) -> StoreRules:
-    """Return the rules by which the stores keep a plan's sessions."""
-    return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
-
-
-def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str | None) -> Iterator[str]:
-    for each in cohorts:
-        if owner == "postgres":
-            yield from online.quiet_clients(each)
-        else:
-            for store in ("postgres", "redis") if owner is None else (owner,):
-                # Only mirrored clients are compared: clients that an earlier migration has committed are up to date
-                # in Redis alone.
-                mirrored = True if owner is None and store == "redis" else None
-                yield from all_clients(online, each, store, mirrored=mirrored)
-
-
 def all_clients(
-    online: OnlineCohorts, cohort: OnlineCohort, owner: str, *, mirrored: bool | None = None
+    online: OnlineCohorts, cohort: OnlineCohort, owner: Owner, *, mirrored: bool | None = None
 ) -> Iterator[str]:
     """Yield the clients of a cohort that belong to a store."""
     for page in pages(online, cohort, owner, mirrored=mirrored):
@@ -253,7 +253,7 @@ def all_clients(
 
 
 def pages(
-    online: OnlineCohorts, cohort: OnlineCohort, owner: str, *, mirrored: bool | None = None
+    online: OnlineCohorts, cohort: OnlineCohort, owner: Owner, *, mirrored: bool | None = None
 ) -> Iterator[list[str]]:
     """Yield the clients of a cohort that belong to a store, page by page."""
     after = (-1, "")

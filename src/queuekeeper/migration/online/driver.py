@@ -32,8 +32,8 @@ from queuekeeper.migration.online.checks import (
 )
 from queuekeeper.migration.online.clients import clients_of
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
-from queuekeeper.migration.online.crew import PUT_ASIDE, Crew, all_clients, pages, rules_of
-from queuekeeper.migration.online.mover import SessionMover
+from queuekeeper.migration.online.crew import PUT_ASIDE, Crew, all_clients, pages
+from queuekeeper.migration.online.mover import SessionMover, rules_of
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
 from queuekeeper.migration.online.states import BEGINS, MIRRORED, OnlineState, ends
 from queuekeeper.postgres import Connection, connect
@@ -127,7 +127,12 @@ class OnlineDriver:
             online.note_servers(self._plan_id, numbers, driver=driver, servers=servers_of(connection, client))
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
             report = self._crew(plan, driver).each(
-                "catch up", online, found, owner="postgres", work=SessionMover.sync, count=Tally.compared
+                "catch up",
+                online,
+                found,
+                owner=plan.parameters.source_owner,
+                work=SessionMover.sync,
+                count=Tally.compared,
             )
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CAUGHT_UP, actor=self._actor)
         return report
@@ -195,14 +200,24 @@ class OnlineDriver:
             check_servers(connection, client, self._plan_id, numbers, driver)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CUTTING_OVER, actor=self._actor)
             report = self._crew(plan, driver).each(
-                "cut over", online, found, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
+                "cut over",
+                online,
+                found,
+                owner=plan.parameters.source_owner,
+                work=SessionMover.cut_over,
+                count=Tally.moved,
             )
             if report.left:
                 return report
             # Clients that connect for the first time belong to Redis from here on; some may have connected before.
-            online.set_default_owner(self._plan_id, numbers, driver=driver, owner="redis")
+            online.set_default_owner(self._plan_id, numbers, driver=driver, owner=plan.parameters.target_owner)
             late = self._crew(plan, driver).each(
-                "cut over", online, found, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
+                "cut over",
+                online,
+                found,
+                owner=plan.parameters.source_owner,
+                work=SessionMover.cut_over,
+                count=Tally.moved,
             )
             if not late.left:
                 self._tell_redis(found)
@@ -225,17 +240,22 @@ class OnlineDriver:
         driver = online.take(self._plan_id, numbers)
         check_servers(connection, client, self._plan_id, numbers, driver)
         return self._crew(plan, driver).each(
-            "cut over", online, cohorts, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
+            "cut over",
+            online,
+            cohorts,
+            owner=plan.parameters.source_owner,
+            work=SessionMover.cut_over,
+            count=Tally.moved,
         )
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
         """Tell Redis which clients it owns: a driver that died may not have done so."""
         with self._opened() as (connection, client, online, plan):
             owners = OwnerStore(connection)
-            store = RedisSessionStore(client)
+            store = _target(client, plan)
             operations = RedisSessionOperations(prefix=plan.parameters.key_prefix)
             for each in cohorts:
-                for page in pages(online, each, "redis"):
+                for page in pages(online, each, plan.parameters.target_owner):
                     settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
                     # Redis refuses a smaller epoch than it has: another caller has told it a newer owner.
                     store.answer([operations.set_owner_call(known) for known in settled])
@@ -320,13 +340,15 @@ class OnlineDriver:
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COMMITTED, actor=self._actor)
             owners = OwnerStore(connection)
-            store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
+            store = _target(client, plan)
             tally = Tally()
             for each in found:
-                for client_id in all_clients(online, each, "redis"):
+                for client_id in all_clients(online, each, plan.parameters.target_owner):
                     ended = owners.end_mirror(client_id)
                     if ended is not None and ended.epoch is not None:
-                        store.set_owner(client_id, epoch=ended.epoch, owner="redis", mirrored=False)
+                        store.set_owner(
+                            client_id, epoch=ended.epoch, owner=ended.as_told(plan.parameters.layout), mirrored=False
+                        )
                     tally.clients += 1
             sessions = PostgresSessionStore(connection, rules=rules_of(plan))
             emptied = 0
@@ -396,14 +418,24 @@ class OnlineDriver:
             found = online.chosen(self._plan_id, numbers, BEGINS["roll back"], verb="roll back")
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ROLLING_BACK, actor=self._actor)
-            online.set_default_owner(self._plan_id, numbers, driver=driver, owner="postgres")
+            online.set_default_owner(self._plan_id, numbers, driver=driver, owner=plan.parameters.source_owner)
             report = self._crew(plan, driver).each(
-                "roll back", online, found, owner="redis", work=SessionMover.roll_back, count=Tally.moved
+                "roll back",
+                online,
+                found,
+                owner=plan.parameters.target_owner,
+                work=SessionMover.roll_back,
+                count=Tally.moved,
             )
             if report.left:
                 return report
             late = self._crew(plan, driver).each(
-                "roll back", online, found, owner="redis", work=SessionMover.roll_back, count=Tally.moved
+                "roll back",
+                online,
+                found,
+                owner=plan.parameters.target_owner,
+                work=SessionMover.roll_back,
+                count=Tally.moved,
             )
             if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
@@ -485,14 +517,14 @@ class OnlineDriver:
         """
         with self._opened() as (_, client, online, plan):
             found = [each for each in online.load(self._plan_id, cohorts) if each.state in MIRRORED]
-            store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
+            store = _target(client, plan)
             clients = behind = 0
             oldest_ms: int | None = None
             now_ms = min(clocks_ms(client))
             # PostgreSQL takes changes of a copy only from the cohort's driver, so the mirror uses the driver's number.
             waiting: dict[int, list[str]] = {}
             for each in found:
-                for page in pages(online, each, "redis"):
+                for page in pages(online, each, plan.parameters.target_owner):
                     clients += len(page)
                     for client_id, outbox in store.read_outboxes(page).items():
                         behind += 1
@@ -555,7 +587,7 @@ class OnlineDriver:
         if plan.parameters.bad_rows is BadRows.LEAVE or not is_cluster(client):
             return
         for each in cohorts:
-            for client_id in all_clients(online, each, "postgres"):
+            for client_id in all_clients(online, each, plan.parameters.source_owner):
                 if client_defect(client_id, clustered=True) is not None:
                     yield client_id
 
@@ -585,6 +617,12 @@ class OnlineDriver:
                 yield connection, client, OnlineCohorts(connection), plan
             finally:
                 client.close()
+
+
+def _target(client: RedisClient, plan: MigrationPlan) -> RedisSessionStore:
+    """Return the store to which the sessions of a plan move."""
+    chosen = plan.parameters
+    return RedisSessionStore(client, chosen.key_prefix, rules_of(plan), layout=chosen.layout)
 
 
 def _write_ledger(

@@ -1,4 +1,4 @@
-"""Moves one client between the stores: fence, copy the rest, compare while both are still, change the owner.
+"""Moves one client between two stores: fence, copy the rest, compare while both are still, change the owner.
 
 A client belongs to the store that ``queuekeeper.session_owners`` in PostgreSQL names. Redis is told afterwards; a
 caller that finds it behind tells it again. So a driver may die between any two steps: the fence ends by itself, or the
@@ -17,15 +17,18 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
-from queuekeeper.migration.ledger.parameters import BadRows, Lease
+from queuekeeper.errors import QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
+from queuekeeper.migration.ledger.model import MigrationPlan
+from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.migration.online.reports import MoveReport, Outcome, SyncReport
+from queuekeeper.migration.online.sides import PostgresSide, RedisSide, Side, epoch_of
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
-from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.owners import AsyncOwnerStore, Owner, Ownership
+from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.sessions.model import Layout, Owner, StoreRules
+from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
-from queuekeeper.sessions.snapshot import ApplyReport, Difference, SessionSnapshot, differences
+from queuekeeper.sessions.snapshot import Difference, SessionSnapshot, differences
 
 LEASE_MS = Lease().lease_ms
 """Longest time that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""
@@ -40,29 +43,28 @@ _LOOKS = 20
 class SessionMover:
     """Moves one client at a time; several movers work side by side, each on clients of its own.
 
-    :param postgres: source of the sessions, and record of their owners.
+    :param connection: to the record of the sessions' owners, and to the source where that is PostgreSQL.
+    :param source: store from which sessions move, and to which they may go back.
+    :param target: layout in Redis to which they move.
     :param driver: number that :meth:`OnlineCohorts.take` returned.
     :param lease_ms: longest time that a client is fenced, in milliseconds.
     :param clock: clock that tells whether a message has expired when two stores are compared.
-    :param bad_rows: what to do with rows that nobody can deliver.
     """
 
     def __init__(
         self,
         *,
         connection: AsyncConnection,
-        redis: AsyncRedisSessionStore,
+        source: Side,
+        target: RedisSide,
         driver: int,
-        rules: StoreRules,
         lease_ms: int = LEASE_MS,
         clock: Clock = system_clock,
-        bad_rows: BadRows = BadRows.QUARANTINE,
     ) -> None:
-        self._bad_rows = bad_rows
         self._connection = connection
         self._owners = AsyncOwnerStore(connection)
-        self._postgres = AsyncPostgresSessionStore(connection, rules=rules)
-        self._redis = redis
+        self._source = source
+        self._target = target
         self._driver = driver
         self._lease_ms = lease_ms
         self._clock = clock
@@ -70,17 +72,17 @@ class SessionMover:
     # --- copying without a fence ---------------------------------------------------------------------------------
 
     async def sync(self, client_id: str) -> SyncReport:
-        """Make the copy in Redis equal to what PostgreSQL holds now; writers go on meanwhile."""
+        """Make the copy in the target equal to what the source holds now; writers go on meanwhile."""
         owned = await self._owner(client_id)
-        if owned.owner != "postgres":
+        if owned.owner != self._source.owner:
             return SyncReport(client_id=client_id, equal=True)
-        if bad := await self._keeping(client_id):
+        if bad := await self._source.keeping(client_id):
             return SyncReport(client_id=client_id, equal=False, bad=bad)
-        set_aside = await self._postgres.set_aside_unreadable(client_id, duplicates=True)
-        source = (await self._postgres.read_snapshot(client_id)).for_redis()
-        if not await self._copy_differences(source):
+        held, set_aside = await self._source.read_mended(client_id)
+        wanted = _wanted(held, frm=self._source, to=self._target)
+        if not await self._differences_of_copy(self._target, wanted):
             return SyncReport(client_id=client_id, equal=True, set_aside=set_aside)
-        done = await self._copy(owned, source)
+        done = await self._target.apply(owned, wanted, driver=self._driver)
         return SyncReport(
             client_id=client_id, equal=True, written=done.written, removed=done.removed, set_aside=set_aside
         )
@@ -91,101 +93,105 @@ class SessionMover:
         A copy that is behind is brought up to date first. Only differences from what was just written count.
         """
         owned = await self._owner(client_id)
-        if owned.owner == "redis":
+        if owned.owner == self._target.owner:
             return await self._compare_mirror(client_id)
-        if bad := await self._keeping(client_id):
+        if bad := await self._source.keeping(client_id):
             return SyncReport(client_id=client_id, equal=False, bad=bad)
         written = removed = 0
         left: list[Difference] = []
         for _ in range(_LOOKS):
             # While the client is at work, a snapshot may hold messages newer than its last packet id.
-            held = await self._postgres.read_snapshot(client_id)
-            source = held.for_redis()
-            left = await self._copy_differences(source)
+            held = await self._source.read(client_id)
+            wanted = _wanted(held, frm=self._source, to=self._target)
+            left = await self._differences_of_copy(self._target, wanted)
             if left:
-                done = await self._copy(owned, source)
+                done = await self._target.apply(owned, wanted, driver=self._driver)
                 written, removed = written + done.written, removed + done.removed
-                left = await self._copy_differences(source)
-            if not left or not self._differences(held, await self._postgres.read_snapshot(client_id)):
+                left = await self._differences_of_copy(self._target, wanted)
+            if not left or not self._differences(held, await self._source.read(client_id)):
                 break
         return SyncReport(
             client_id=client_id,
             equal=not left,
-            messages=len(source.messages),
+            messages=len(wanted.messages),
             written=written,
             removed=removed,
             differences=tuple(left),
         )
 
     async def _compare_mirror(self, client_id: str) -> SyncReport:
-        """Compare PostgreSQL's copy with what Redis holds; a client that changes meanwhile is not judged."""
+        """Compare the source's copy with what the target holds; a client that changes meanwhile is not judged."""
         left: list[Difference] = []
         for _ in range(_LOOKS):
             await self.mirror(client_id)
-            source = await self._redis.read_snapshot(client_id)
-            left = self._differences(source, await self._postgres.read_snapshot(client_id))
+            held = await self._target.read(client_id)
+            left = await self._differences_of_copy(self._source, held)
             if not left:
                 break
-            # The mirror has nothing to write, and Redis has not changed meanwhile.
-            still = not self._differences(source, await self._redis.read_snapshot(client_id))
-            if still and await self._redis.read_outbox(client_id) is None:
+            # The mirror has nothing to write, and the target has not changed meanwhile.
+            still = not self._differences(held, await self._target.read(client_id))
+            if still and await self._target.store.read_outbox(client_id) is None:
                 break
-        return SyncReport(client_id=client_id, equal=not left, messages=len(source.messages), differences=tuple(left))
+        return SyncReport(client_id=client_id, equal=not left, messages=len(held.messages), differences=tuple(left))
 
-    async def _keeping(self, client_id: str) -> Mapping[int, str]:
-        """Return the reason by serial of the rows that keep a client where it is; empty where they are put aside."""
-        return await self._postgres.find_unreadable(client_id) if self._bad_rows is BadRows.LEAVE else {}
-
-    async def _copy_differences(self, source: SessionSnapshot) -> list[Difference]:
-        """Compare a copy in Redis with what PostgreSQL holds; unreadable messages in the copy count as differences."""
-        found, unreadable = await self._redis.read_copy(source.client_id)
-        return self._differences(source, found) + [
-            Difference(client_id=source.client_id, what="message", serial=serial, expected="", found="unreadable")
+    async def _differences_of_copy(self, side: Side, expected: SessionSnapshot) -> list[Difference]:
+        """Compare a copy with what it should be; unreadable messages in the copy count as differences."""
+        found, unreadable = await side.read_copy(expected.client_id)
+        return self._differences(expected, found) + [
+            Difference(client_id=expected.client_id, what="message", serial=serial, expected="", found="unreadable")
             for serial in unreadable
         ]
 
-    async def _copy(self, owned: Ownership, source: SessionSnapshot) -> ApplyReport:
-        """Write a snapshot from PostgreSQL to Redis."""
-        try:
-            return await self._redis.apply_snapshot(owned.client_id, source, epoch=_epoch(owned), driver=self._driver)
-        except NotOwner:
-            # A driver gave the client back to PostgreSQL and ended before it told Redis.
-            await self._redis.set_owner(owned.client_id, epoch=_epoch(owned), owner="postgres", mirrored=False)
-            return await self._redis.apply_snapshot(owned.client_id, source, epoch=_epoch(owned), driver=self._driver)
-
-    # --- to Redis ------------------------------------------------------------------------------------------------
+    # --- from one store to the other -----------------------------------------------------------------------------
 
     async def cut_over(self, client_id: str) -> MoveReport:
-        """Give a client to Redis: bring its copy up to date, fence it, compare both, change the owner.
+        """Give a client to the target: bring its copy up to date, fence it, compare both, change the owner.
 
-        A client whose queue cannot be copied within the lease stays in PostgreSQL.
+        A client whose queue cannot be copied within the lease stays in the source.
 
         :raises ServerUnavailable: when a server is lost; the fence ends by itself.
         """
         return await self._tried(client_id, before=self.sync, move=self._cut_over)
 
     async def _cut_over(self, client_id: str) -> MoveReport:
+        return await self._into_redis(client_id, frm=self._source, to=self._target)
+
+    async def roll_back(self, client_id: str) -> MoveReport:
+        """Give a client back to the source: fence it, write the last changes, compare both, change the owner.
+
+        :raises ServerUnavailable: when a server is lost; the fence ends by itself.
+        """
+        return await self._tried(client_id, before=self.mirror, move=self._roll_back)
+
+    async def _roll_back(self, client_id: str) -> MoveReport:
+        if isinstance(self._source, RedisSide):
+            return await self._into_redis(client_id, frm=self._target, to=self._source)
+        return await self._into_postgres(client_id)
+
+    async def _into_redis(self, client_id: str, *, frm: Side, to: RedisSide) -> MoveReport:
+        """Give a client to a store in Redis."""
         begun = time.monotonic()
-        fenced = await self._owners.fence(client_id, owner="postgres", driver=self._driver, lease_ms=self._lease_ms)
+        fenced = await self._owners.fence(client_id, owner=frm.owner, driver=self._driver, lease_ms=self._lease_ms)
         if fenced is None:
-            return await self._not_fenced(client_id, wanted="redis")
+            return await self._not_fenced(client_id, wanted=to.owner)
         written = removed = 0
         left: list[Difference] = []
         bad: Mapping[int, str] = {}
         moved: Ownership | None = None
         try:
             # From here on Redis refuses copies that began under an earlier epoch, also those on their way.
-            await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="postgres", mirrored=False)
-            bad = await self._keeping(client_id)
-            held = await self._postgres.read_snapshot(client_id)
-            source = held.for_redis()
-            left = await self._copy_differences(source)
+            await to.tell(fenced)
+            await frm.close(fenced)
+            bad = await frm.keeping(client_id)
+            held = await frm.read(client_id)
+            wanted = _wanted(held, frm=frm, to=to)
+            left = await self._differences_of_copy(to, wanted)
             if left and not bad:
-                done = await self._redis.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
+                done = await to.apply(fenced, wanted, driver=self._driver)
                 written, removed = done.written, done.removed
-                left = await self._copy_differences(source)
+                left = await self._differences_of_copy(to, wanted)
             if not left and not bad:
-                moved = await self._hand_over(fenced, source, has_moved=source != held)
+                moved = await self._hand_over(fenced, wanted, frm=frm, to=to, has_moved=wanted != held)
         except StaleEpoch:
             # Our fence has ended, and another driver has fenced the client since.
             moved = None
@@ -195,12 +201,14 @@ class SessionMover:
                 raise
         finally:
             if moved is None:
-                with suppress(QueuekeeperError):
-                    await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
+                await self._give_back(fenced, frm)
         if moved is not None:
-            # Redis owns the client from here on. If this call fails, the next caller repeats it.
+            # It owns the client from here on. If one of these calls fails, the next caller tells it.
             with suppress(StaleEpoch):
-                await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="redis", mirrored=True)
+                await frm.tell(moved)
+                if wanted != held and isinstance(frm, RedisSide):
+                    await frm.apply(moved, replace(wanted, messages=()), driver=self._driver, serials=())
+                await to.tell(moved)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
         if bad:
             return MoveReport(client_id=client_id, outcome=Outcome.KEPT, bad=bad)
@@ -213,56 +221,53 @@ class SessionMover:
             differences=tuple(left),
         )
 
-    async def _hand_over(self, fenced: Ownership, source: SessionSnapshot, *, has_moved: bool) -> Ownership | None:
-        """Make Redis the owner of a fenced client, and PostgreSQL's copy equal to what Redis holds.
+    async def _hand_over(
+        self, fenced: Ownership, snapshot: SessionSnapshot, *, frm: Side, to: RedisSide, has_moved: bool
+    ) -> Ownership | None:
+        """Make a store in Redis the owner of a fenced client, and PostgreSQL's copy equal to what it holds.
 
-        :param has_moved: whether the last packet ids of Redis and PostgreSQL differ.
+        :param has_moved: whether the last packet ids of both differ.
         """
-        client_id = fenced.client_id
         async with AsyncExitStack() as both_or_none:
-            if has_moved:
+            if has_moved and isinstance(frm, PostgresSide):
                 await both_or_none.enter_async_context(self._transaction())
             moved = await self._owners.flip(
-                client_id, driver=self._driver, epoch=_epoch(fenced), to="redis", mirrored=True
+                fenced.client_id,
+                driver=self._driver,
+                epoch=epoch_of(fenced),
+                to=to.owner,
+                mirrored=to is self._target,
             )
-            if moved is not None and has_moved:
-                await self._postgres.apply_snapshot(
-                    client_id, replace(source, messages=()), epoch=_epoch(moved), driver=self._driver, serials=()
-                )
+            if moved is not None and has_moved and isinstance(frm, PostgresSide):
+                await frm.apply(moved, replace(snapshot, messages=()), driver=self._driver, serials=())
         return moved
 
-    # --- back to PostgreSQL --------------------------------------------------------------------------------------
-
-    async def roll_back(self, client_id: str) -> MoveReport:
-        """Give a client back to PostgreSQL: fence it, write the last changes, compare both, change the owner.
-
-        :raises ServerUnavailable: when a server is lost; the fence ends by itself.
-        """
-        return await self._tried(client_id, before=self.mirror, move=self._roll_back)
-
-    async def _roll_back(self, client_id: str) -> MoveReport:
+    async def _into_postgres(self, client_id: str) -> MoveReport:
+        """Give a client back to PostgreSQL, in one transaction with its last changes."""
         begun = time.monotonic()
-        fenced = await self._owners.fence(client_id, owner="redis", driver=self._driver, lease_ms=self._lease_ms)
+        fenced = await self._owners.fence(
+            client_id, owner=self._target.owner, driver=self._driver, lease_ms=self._lease_ms
+        )
         if fenced is None:
             return await self._not_fenced(client_id, wanted="postgres")
         written = removed = 0
         left: list[Difference] = []
         moved: Ownership | None = None
         try:
-            await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="fenced", mirrored=True)
+            await self._target.close(fenced)
             # Nobody writes to Redis from here on.
-            source = await self._redis.read_snapshot(client_id)
+            held = await self._target.read(client_id)
             # In one transaction, so that a driver that is too slow changes nothing.
             async with self._transaction():
-                if not await self._owners.hold(client_id, driver=self._driver, epoch=_epoch(fenced)):
+                if not await self._owners.hold(client_id, driver=self._driver, epoch=epoch_of(fenced)):
                     raise _LostFence
-                done = await self._postgres.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
+                done = await self._source.apply(fenced, held, driver=self._driver)
                 written, removed = done.written, done.removed
-                left = self._differences(source, await self._postgres.read_snapshot(client_id))
+                left = await self._differences_of_copy(self._source, held)
                 if left:
                     raise _LostFence
                 moved = await self._owners.flip(
-                    client_id, driver=self._driver, epoch=_epoch(fenced), to="postgres", mirrored=False
+                    client_id, driver=self._driver, epoch=epoch_of(fenced), to="postgres", mirrored=False
                 )
                 if moved is None:
                     raise _LostFence
@@ -275,17 +280,10 @@ class SessionMover:
                 raise
         finally:
             if moved is None:
-                with suppress(QueuekeeperError):
-                    await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
-                    # A fence that has ended also gives the client another epoch.
-                    restored = await self._owner(client_id)
-                    if restored.owner == "redis" and restored.fenced_until_ms is None:
-                        await self._redis.set_owner(
-                            client_id, epoch=_epoch(restored), owner="redis", mirrored=restored.mirrored
-                        )
+                await self._give_back(fenced, self._target)
         if moved is not None:
             with suppress(StaleEpoch):
-                await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="postgres", mirrored=False)
+                await self._target.tell(moved)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
         return MoveReport(
             client_id=client_id,
@@ -296,10 +294,20 @@ class SessionMover:
             differences=tuple(left),
         )
 
+    async def _give_back(self, fenced: Ownership, owner: Side) -> None:
+        """Lift a fence whose client stays where it is, and have its store take writes again."""
+        with suppress(QueuekeeperError):
+            await self._owners.unfence(fenced.client_id, driver=self._driver, epoch=epoch_of(fenced))
+            # A fence that has ended also gives the client another epoch.
+            if isinstance(owner, RedisSide):
+                restored = await self._owner(fenced.client_id)
+                if restored.owner == owner.owner and restored.fenced_until_ms is None:
+                    await owner.tell(restored)
+
     # --- the mirror ----------------------------------------------------------------------------------------------
 
     async def mirror(self, client_id: str) -> bool:
-        """Write the client's changes in Redis since the last time to PostgreSQL.
+        """Write the client's changes in the target since the last time to the source.
 
         The client's row in ``session_owners`` is locked meanwhile, so that no mirror overwrites newer changes with
         older ones. Messages that nobody can read go to the quarantine.
@@ -309,12 +317,7 @@ class SessionMover:
         try:
             return await self._followed(client_id)
         except UnreadableRecord:
-            # A fetch puts the unreadable message into the quarantine.
-            page = await self._redis.fetch_pending(client_id)
-            while page.more:
-                page = await self._redis.fetch_pending(
-                    client_id, after_serial=page.after_serial, backlog_serial=page.backlog_serial
-                )
+            await self._target.read_mended(client_id)
             return await self._followed(client_id)
 
     async def _followed(self, client_id: str) -> bool:
@@ -327,22 +330,20 @@ class SessionMover:
             return await self._mirror(client_id)
 
     async def _mirror(self, client_id: str) -> bool:
-        outbox = await self._redis.read_outbox(client_id)
-        if outbox is None:
+        store = self._target.store
+        if await store.read_outbox(client_id) is None:
             return False
         async with self._transaction():
             owned = await self._owners.hold(client_id, driver=None, epoch=None)
-            if not owned or owned.owner != "redis" or not owned.mirrored:
+            if not owned or owned.owner != self._target.owner or not owned.mirrored:
                 return False
-            outbox = await self._redis.read_outbox(client_id)
+            outbox = await store.read_outbox(client_id)
             if outbox is None:
                 return False
-            snapshot = await self._redis.read_snapshot(client_id, serials=outbox.serials)
-            await self._postgres.apply_snapshot(
-                client_id, snapshot, epoch=_epoch(owned), driver=self._driver, serials=outbox.serials
-            )
+            snapshot = await self._target.read(client_id, serials=outbox.serials)
+            await self._source.apply(owned, snapshot, driver=self._driver, serials=outbox.serials)
         with suppress(StaleEpoch):
-            await self._redis.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version, read_ms=outbox.read_ms)
+            await store.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version, read_ms=outbox.read_ms)
         return True
 
     # --- common parts --------------------------------------------------------------------------------------------
@@ -402,14 +403,36 @@ class SessionMover:
         return MoveReport(client_id=client_id, outcome=outcome)
 
 
-def _epoch(owned: Ownership) -> int:
-    if owned.epoch is None:
-        raise RefusedError(f"the session of {owned.client_id!r} has no epoch: its cohort is not armed")
-    return owned.epoch
+def _wanted(held: SessionSnapshot, *, frm: Side, to: RedisSide) -> SessionSnapshot:
+    """Return what a copy in Redis has to be.
+
+    In TBMQ's layout the last packet id has to pass those that wait; the packed layout passes over them by itself, and
+    gets the same counter from PostgreSQL as by an offline migration.
+    """
+    return held if to.layout is Layout.PACKED and isinstance(frm, RedisSide) else held.for_redis()
 
 
 class _LostFence(Exception):
     """Rolls back a transaction that must leave nothing behind."""
+
+
+def target_of(caller: AsyncScriptCaller, plan: MigrationPlan) -> RedisSide:
+    """Return the store to which the sessions of a plan move."""
+    chosen = plan.parameters
+    store = AsyncRedisSessionStore(caller, chosen.key_prefix, rules_of(plan), layout=chosen.layout)
+    return RedisSide(store=store, layout=chosen.layout)
+
+
+def source_of(connection: AsyncConnection, plan: MigrationPlan) -> Side:
+    """Return the store from which the sessions of a plan move."""
+    return PostgresSide(
+        store=AsyncPostgresSessionStore(connection, rules=rules_of(plan)), bad_rows=plan.parameters.bad_rows
+    )
+
+
+def rules_of(plan: MigrationPlan) -> StoreRules:
+    """Return the rules by which the stores keep a plan's sessions."""
+    return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
 
 
 @asynccontextmanager
@@ -417,13 +440,11 @@ async def movers(
     *,
     postgres_url: str,
     redis_url: str,
+    plan: MigrationPlan,
     driver: int,
-    prefix: str,
-    rules: StoreRules,
     count: int,
     lease_ms: int = LEASE_MS,
     clock: Clock = system_clock,
-    bad_rows: BadRows = BadRows.QUARANTINE,
 ) -> AsyncIterator[Sequence[SessionMover]]:
     """Open movers that work side by side, each with its own connection to PostgreSQL.
 
@@ -431,7 +452,7 @@ async def movers(
     """
     async with AsyncExitStack() as opened:
         caller = await opened.enter_async_context(await redis_async.connect(redis_url))
-        store = AsyncRedisSessionStore(caller, prefix, rules)
+        target = target_of(caller, plan)
         found: list[SessionMover] = []
         for _ in range(count):
             connection = await connect_async(postgres_url, autocommit=True)
@@ -439,12 +460,11 @@ async def movers(
             found.append(
                 SessionMover(
                     connection=connection,
-                    redis=store,
+                    source=source_of(connection, plan),
+                    target=target,
                     driver=driver,
-                    rules=rules,
                     lease_ms=lease_ms,
                     clock=clock,
-                    bad_rows=bad_rows,
                 )
             )
         yield found

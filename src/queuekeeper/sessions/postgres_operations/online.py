@@ -247,7 +247,7 @@ class OnlineOperations(CommonOperations):
                 Query(name="look_up_owners", parameters={"client_ids": [client_id]}),
             )
         )
-        if [owner for _, owner, *_ in answer[-1]] != ["redis"]:
+        if [owner for _, owner, *_ in answer[-1]] in (["postgres"], []):
             raise NotOwner(f"PostgreSQL owns session {client_id!r}: no copy is written over it")
 
     def _apply_messages(

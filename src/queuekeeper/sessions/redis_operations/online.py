@@ -11,6 +11,7 @@ from queuekeeper.errors import UnreadableRecord, UsageError
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from queuekeeper.sessions.redis_operations.common import (
     KEYS_PER_CALL,
@@ -68,7 +69,10 @@ class OnlineOperations(CommonOperations):
         if ownership.epoch is None:
             raise UsageError(f"the session of {ownership.client_id!r} has no epoch: it does not move between stores")
         return self._set_owner_call(
-            ownership.client_id, epoch=ownership.epoch, owner=ownership.owner, mirrored=ownership.mirrored
+            ownership.client_id,
+            epoch=ownership.epoch,
+            owner=ownership.as_told(Layout.TBMQ),
+            mirrored=ownership.mirrored,
         )
 
     def _set_owner_call(self, client_id: str, *, epoch: int, owner: str, mirrored: bool) -> lua.Call:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from queuekeeper import lua
 from queuekeeper.errors import NotOwner, QueuekeeperError
 from queuekeeper.operation import Operation, Pause, mapped
-from queuekeeper.sessions.owners import Owner, Ownership
+from queuekeeper.sessions.model import Owner
+from queuekeeper.sessions.owners import Ownership
 from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.postgres_operations import Query
 from queuekeeper.sessions.postgres_operations import Step as PostgresStep
