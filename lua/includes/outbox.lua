@@ -1,5 +1,6 @@
 -- Records in a session with a mirror what the other store does not know yet: serials as text such as 17-20,25, '-' for
--- a change of no message, or '*' for anything. The text is bounded; a longer one becomes '*'.
+-- a change of no message, or '*' for anything. The text is bounded; a longer one becomes '*'. A packed session keeps
+-- empty texts where there is no change.
 local OUTBOX_BYTES = 4000
 
 local function appended(outbox, change)
@@ -21,7 +22,7 @@ end
 
 local function note_change(key, change)
     local noted = redis.call('HMGET', key, 'outbox', 'outbox_ms')
-    local outbox = noted[1]
+    local outbox = noted[1] ~= '' and noted[1]
     if outbox == '*' or (outbox and change == '-') then
         change = outbox
     elseif outbox and outbox ~= '-' and change ~= '*' then
@@ -31,7 +32,7 @@ local function note_change(key, change)
         change = '*'
     end
     local since_ms = noted[2]
-    if not since_ms then
+    if not since_ms or since_ms == '' then
         local instant = redis.call('TIME')
         since_ms = string.format('%.0f', instant[1] * 1000 + math.floor(instant[2] / 1000))
     end

@@ -3,7 +3,7 @@
 local function import_of(key)
     return redis.call(
         'HMGET', key, 'owner', 'epoch', 'import', 'plan', 'references', 'imported_last_packet_id', 'imported_state',
-        'used'
+        'used', 'mirror'
     )
 end
 

@@ -52,4 +52,9 @@ for position, each in ipairs(wanted) do
     end
 end
 local removed = #going > 0 and redis.call('HDEL', session_key, unpack(going)) or 0
+if owned and owned[4] and removed > 0 then
+    --- @include "includes/outbox"
+    --- @include "includes/serial_runs"
+    note_change(session_key, serial_runs(going))
+end
 return { removed, unpack(unknown) }

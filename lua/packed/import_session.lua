@@ -133,17 +133,17 @@ if greatest then
         state.earliest = state.earliest == 0 and earliest or math.min(state.earliest, earliest)
     end
 end
-local noted = { plan = plan, epoch = ARGV[2], import = string.format('%d', chunk + 1) }
+local own = { plan = plan, epoch = ARGV[2], import = string.format('%d', chunk + 1) }
 state.guarded = 1
 if ARGV[5] == '1' then
     state.last = math.max(state.last, last_serial or -1)
     -- The next save looks through the messages, since any of them may have the next packet id.
     state.ids, state.free = last_packet_id, last_packet_id
     state.since, state.offset = state.last + 1, last_packet_id - state.last
-    state.guarded = owner == 'redis' and 0 or 1
+    state.guarded = owner == 'redis' and not imported[9] and 0 or 1
     state.until_ms = until_ms or -1
-    noted.import, noted.owner, noted.imported_last_packet_id = 'done', owner, ARGV[6]
-    noted.imported_state = string.format('%.0f:%.0f:%.0f', state.last, state.ids, state.delivered)
+    own.import, own.owner, own.imported_last_packet_id = 'done', owner, ARGV[6]
+    own.imported_state = string.format('%.0f:%.0f:%.0f', state.last, state.ids, state.delivered)
 end
 local messages = fields - math.min(state.others, fields) + written
 for index = 3, #values, 2 do
@@ -154,15 +154,18 @@ for _, serial in ipairs(gone) do
     expired_before = expired_before + redis.call('HEXISTS', session_key, serial)
 end
 state.bound = messages
-noted.references = string.format('%d', messages - expired_before)
-for name, value in pairs(noted) do
+own.references = string.format('%d', messages - expired_before)
+for name, value in pairs(own) do
     state.others = state.others + 1 - redis.call('HEXISTS', session_key, name)
     values[#values + 1] = name
     values[#values + 1] = value
 end
 values[2] = packed(state)
 redis.call('HSET', session_key, unpack(values))
-if ARGV[5] == '1' and until_ms then
+if ARGV[5] == '1' and imported[9] then
+    --- @include "includes/outbox"
+    note_change(session_key, '*')
+elseif ARGV[5] == '1' and until_ms then
     redis.call('PEXPIREAT', session_key, ARGV[8])
 end
 if expired_before > 0 then

@@ -31,4 +31,8 @@ if not state or math.min(serial, state.last) <= state.delivered then
 end
 state.delivered = math.min(serial, state.last)
 redis.call('HSET', session_key, 's', packed(state))
+if owned and owned[4] then
+    --- @include "includes/outbox"
+    note_change(session_key, '-')
+end
 return 1

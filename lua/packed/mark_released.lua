@@ -67,4 +67,8 @@ if redis.call('HEXISTS', session_key, 'plan') == 1 and redis.call('HEXISTS', ses
 else
     redis.call('HSET', session_key, field, record)
 end
+if owned and owned[4] then
+    --- @include "includes/outbox"
+    note_change(session_key, field)
+end
 return 'released'

@@ -46,4 +46,8 @@ state.others = state.others + 1 - redis.call('HEXISTS', session_key, ARGV[3]) + 
     - (oldest and redis.call('HEXISTS', session_key, oldest) or 0)
 redis.call('HSET', session_key, ARGV[3], record, 'aside', fields, 's', packed(state))
 redis.call('HDEL', session_key, ARGV[2], oldest or ARGV[2])
+if owned and owned[4] then
+    --- @include "includes/outbox"
+    note_change(session_key, ARGV[2])
+end
 return 1

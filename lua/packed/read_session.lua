@@ -9,7 +9,8 @@ ARGV
 Returns
     {now_ms, fields, state, *values}  the server's time; fields of the hash; state as includes/packed_format describes
                   it, empty for none; owner, epoch, import, plan, references and imported_last_packet_id, empty for
-                  none; whether the session was used since its import, and whether that is noted: 1, or empty
+                  none; whether the session was used since its import, and whether that is noted: 1, or empty; with a
+                  mirror also mirror, outbox, outbox_version and outbox_ms
 Errors
     INVALID  1 key and no arguments are expected
 Cost
@@ -33,4 +34,9 @@ for index = 1, 6 do
 end
 reply[10] = imported[4] and used_since(imported, state, fields) and '1' or ''
 reply[11] = imported[8] or ''
+if imported[9] then
+    reply[12], reply[13], reply[14], reply[15] = unpack(
+        redis.call('HMGET', session_key, 'mirror', 'outbox', 'outbox_version', 'outbox_ms')
+    )
+end
 return reply

@@ -94,12 +94,18 @@ else
     head, delivered, trimmed_so_far, expired_so_far, refused_so_far, quarantined = 0, -1, 0, 0, 0, 0
     guarded = others > 1 and 1 or 0
 end
+-- Records a change for PostgreSQL; nothing without a mirror.
+local note
 if guarded == 1 or epoch >= 0 then
     --- @include "includes/guard"
-    local owned = redis.call('HMGET', session_key, 'owner', 'import', 'epoch')
+    local owned = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
     local refused_reply = refusal(owned, epoch >= 0 and format('%d', epoch) or '')
     if refused_reply then
         return refused_reply
+    end
+    if owned[4] then
+        --- @include "includes/outbox"
+        note = note_change
     end
 end
 
@@ -184,11 +190,15 @@ if given then
 elseif next_ids > free then
     return { 'conflict' }
 end
+local names
 if source then
     record = record .. ';' .. format('%d', chunk) .. ':' .. format('%d', first_serial) .. ':'
         .. (told or format('%d+%d', first_packet_id, count)) .. ':' .. positions
     if not remembered then
-        others = others + 1
+        -- The names of all sources are kept, too, as the session cannot be asked for them.
+        names = redis.call('HGET', session_key, 'sources')
+        others = others + (names and 1 or 2)
+        names = (names or '') .. struct.pack('>I4', #source) .. source
     end
 end
 
@@ -206,13 +216,21 @@ if live == 0 then
         else
             redis.call('HSET', session_key, 's', state)
         end
+        if names then
+            redis.call('HSET', session_key, 'sources', names)
+        end
+        if note and source then
+            note(session_key, '-')
+        end
     end
     return format('%d:0:%d:0:0:%s', first_serial, bound, positions)
 end
 
 -- Of the size that one message needs.
 local values, at = { 's', '', '', '' }, 2
-if source then
+if names then
+    values, at = { 's', '', source, record, 'sources', names }, 6
+elseif source then
     values, at = { 's', '', source, record, '', '' }, 4
 end
 local passed, is_expected = 1, given or expected == first_packet_id
@@ -268,6 +286,7 @@ if changed and not head then
         struct.unpack(COLD, known, COLD_AT)
 end
 local messages, place, trims = bound + live - gone, head, 0
+local trims_from = place
 if messages > limit and delivered < head and gone == 0 then
     -- Expired messages go first, and the caller finds them.
     local time = redis.call('TIME')
@@ -289,7 +308,8 @@ end
 redis.call('HSET', session_key, unpack(values, 1, at))
 if moved and until_ms == -1 then
     redis.call('PERSIST', session_key)
-elseif moved then
+elseif moved and not note then
+    -- A session with a mirror stays until the other store has its changes.
     redis.call('PEXPIREAT', session_key, format('%d', until_ms))
 end
 local trimmed, places = 0, PLACES_PER_TRIM
@@ -311,6 +331,12 @@ if place ~= head or bound ~= messages - trimmed then
 end
 if gone > 0 then
     redis.call('HDEL', session_key, unpack(replaced))
+end
+if note then
+    note(session_key, live > 1 and format('%d-%d', first_serial, last) or format('%d', last))
+    if trimmed > 0 then
+        note(session_key, format('%d-%d', trims_from, place - 1))
+    end
 end
 if is_expected and messages <= limit and not given and not expired then
     return first_serial

@@ -41,15 +41,24 @@ if not state then
     return { 0, 0 }
 end
 local messages, trimmed = redis.call('HLEN', session_key) - state.others, 0
-local at = FIRST_SERIAL
+local place = FIRST_SERIAL
+local going = {}
 -- Of so many places no more messages can go than may.
-while messages - trimmed > limit and at <= #ARGV do
-    local to = math.min(#ARGV, at + messages - trimmed - limit - 1)
-    trimmed = trimmed + redis.call('HDEL', session_key, unpack(ARGV, at, to))
-    at = to + 1
+while messages - trimmed > limit and place <= #ARGV do
+    local to = math.min(#ARGV, place + messages - trimmed - limit - 1)
+    for index = place, owned and owned[4] and to or 0 do
+        going[#going + 1] = ARGV[index]
+    end
+    trimmed = trimmed + redis.call('HDEL', session_key, unpack(ARGV, place, to))
+    place = to + 1
 end
 if trimmed > 0 then
     state.trimmed, state.bound = state.trimmed + trimmed, messages - trimmed
     redis.call('HSET', session_key, 's', packed(state))
+    if owned and owned[4] then
+        --- @include "includes/outbox"
+        --- @include "includes/serial_runs"
+        note_change(session_key, serial_runs(going))
+    end
 end
 return { trimmed, messages - trimmed }

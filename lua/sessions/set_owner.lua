@@ -24,30 +24,16 @@ Cost
 --- @include "includes/time"
 
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local owner, mirror = ARGV[2], ARGV[3]
-local epoch = integer(ARGV[1])
-if #KEYS ~= 3 or #ARGV ~= 3 or not epoch or epoch < 0 then
-    return redis.error_reply('INVALID 3 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected')
+if #KEYS ~= 3 then
+    return redis.error_reply('INVALID 3 keys are expected')
 end
-if owner ~= 'redis' and owner ~= 'postgres' and owner ~= 'fenced' then
-    return redis.error_reply('INVALID owner is neither redis nor postgres nor fenced')
-end
-if mirror ~= '0' and mirror ~= '1' then
-    return redis.error_reply('INVALID the mark of the mirror is neither 0 nor 1')
-end
+--- @include "includes/owner_told"
 
 local fields = redis.call(
     'HMGET', session_key, 'owner', 'epoch', 'mirror', 'until_ms', 'import', 'last_serial', 'saved_last_packet_id',
     'delivered_serial', 'delivered_at'
 )
-local known = integer(fields[2] or '') or -1
-if known > epoch or (known == epoch and fields[1] ~= owner) then
-    return redis.error_reply('STALE epoch ' .. (fields[2] or '') .. ' owns the session: ask for its owner')
-end
-local was_mirrored = fields[3]
-if known == epoch and not (owner == 'redis' and mirror == '0' and was_mirrored) then
-    return 'unchanged'
-end
+--- @include "includes/owner_known"
 local has_been_used = fields[6] or redis.call('EXISTS', last_packet_id_key) == 1
 
 redis.call('HSET', session_key, 'owner', owner, 'epoch', ARGV[1])

@@ -18,7 +18,7 @@ from queuekeeper import assets, postgres, redis_client
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
-from queuekeeper.sessions.model import MAX_BATCH, Layout, Owner, StoreRules
+from queuekeeper.sessions.model import MAX_BATCH, OWNER_OF, Layout, Owner, StoreRules
 from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.parts import MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
@@ -351,24 +351,33 @@ class RouterWorld(ServerWorld):
 
     :param owner: of clients that come for the first time; sessions in Redis have a mirror in PostgreSQL.
     :param patience_s: how long a router waits for a session that is being moved.
+    :param layout: of the sessions in Redis.
     """
 
     keeps_subscription_ids = False
     messages_per_save = MESSAGES_PER_SAVE
 
     def __init__(
-        self, redis_url: str, postgres_url: str, *, owner: str, awaited: bool, patience_s: float = 0.5
+        self,
+        redis_url: str,
+        postgres_url: str,
+        *,
+        owner: str,
+        awaited: bool,
+        patience_s: float = 0.5,
+        layout: Layout = Layout.TBMQ,
     ) -> None:
         super().__init__(redis_url, awaited=awaited)
         self.postgres_url = postgres_url
-        self.redis = RedisWorld(redis_url, awaited=False)
+        self._layout = layout
+        self.redis = (PackedWorld if layout is Layout.PACKED else RedisWorld)(redis_url, awaited=False)
         self.postgres = PostgresWorld(postgres_url, awaited=False)
         self.connection = self.postgres.connection
         self.client = self.redis.client
         # What a driver works with.
         self.owners: Any = OwnerStore(self.connection)
         self.at_postgres: Any = PostgresSessionStore(self.connection)
-        self.at_redis: Any = RedisSessionStore(self.client)
+        self.at_redis: Any = RedisSessionStore(self.client, layout=layout)
         self.ways_to_spoil = (self.redis if owner == "redis" else self.postgres).ways_to_spoil
         self._owner = owner
         self._patience_s = patience_s
@@ -380,7 +389,7 @@ class RouterWorld(ServerWorld):
         self.connection.execute(
             "INSERT INTO queuekeeper.online_cohorts (plan_id, cohort, slot_first, slot_last, state, default_owner)"
             " VALUES ('plan', 0, 0, 16383, 'on_redis', %s)",
-            (owner,),
+            ("postgres" if owner == "postgres" else OWNER_OF[layout],),
         )
         if owner == "redis":
             # What moves has a mirror; so have those here that have never moved.
@@ -413,7 +422,12 @@ class RouterWorld(ServerWorld):
         else:
             # As Redis has it from nobody, so that no router can help.
             fields = dict.fromkeys(("epoch", "mirror"), str(2**53 - 1)) | {"owner": "redis"}
-            self.client.hset(session_keys(client_id).session, mapping=fields)
+            self.client.hset(self.own_key(client_id), mapping=fields)
+
+    def own_key(self, client_id: str) -> str:
+        """Return the key that holds a session's own fields in Redis."""
+        keys = packed_keys if self._layout is Layout.PACKED else session_keys
+        return keys(client_id).session
 
     def move(self, client_id: str, to: Owner, *, tells: bool = True) -> bool:
         """Give a session to a store as a driver does.
@@ -421,7 +435,8 @@ class RouterWorld(ServerWorld):
         :param tells: whether it lives long enough to tell Redis at the end.
         :returns: whether it could: a writer in progress keeps its session.
         """
-        source: Owner = "postgres" if to == "redis" else "redis"
+        in_redis = OWNER_OF[self._layout]
+        source: Owner = "postgres" if to == "redis" else in_redis
         fenced = self.owners.fence(client_id, driver=1, lease_ms=DRIVER_LEASE_MS, owner=source, patience_ms=100)
         if fenced is None:
             return False
@@ -434,7 +449,8 @@ class RouterWorld(ServerWorld):
             self.at_redis.set_owner(client_id, epoch=fenced.epoch, owner="fenced")
             snapshot = self.at_redis.read_snapshot(client_id)
             self.at_postgres.apply_snapshot(client_id, snapshot, epoch=fenced.epoch, driver=1)
-        moved = self.owners.flip(client_id, driver=1, epoch=fenced.epoch, to=to, mirrored=to == "redis")
+        owner = in_redis if to == "redis" else to
+        moved = self.owners.flip(client_id, driver=1, epoch=fenced.epoch, to=owner, mirrored=to == "redis")
         assert moved is not None
         if tells:
             self.at_redis.set_owner(client_id, epoch=moved.epoch, owner=to, mirrored=moved.mirrored)

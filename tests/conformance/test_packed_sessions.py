@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from queuekeeper import lua
-from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import packed_keys
 from queuekeeper.redis_client import RedisClient, connect
 from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
@@ -47,14 +46,6 @@ def with_gaps(store: RedisSessionStore, *, messages: int, gap: int) -> None:
     lines[0]["session"]["last_serial"] = messages * gap
     store.purge_session(C)
     store.import_session(C, [orjson.dumps(line) for line in lines])
-
-
-def test_what_the_layout_cannot_do_yet_is_refused_in_words_and_writes_nothing(valkey_url: str) -> None:
-    with connect(valkey_url) as client:
-        store = RedisSessionStore(client, layout=Layout.PACKED)
-        with pytest.raises(UsageError, match=r"packed layout does not have set_owner yet.*Layout\.TBMQ"):
-            store.set_owner(C, epoch=1, owner="redis")
-        assert client.dbsize() == 0
 
 
 def test_session_whose_serials_have_wide_gaps_is_read_by_what_is_there(valkey_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,14 +13,14 @@ import pytest
 
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, NotOwner, StaleEpoch, UnreadableRecord, UsageError
-from queuekeeper.keyspace import is_scattered, payload_key, session_keys
+from queuekeeper.keyspace import is_scattered, packed_keys, payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, is_cluster, nodes
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.by_layout import operations_of
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership
-from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
-from queuekeeper.sessions.reports import SaveReport
+from queuekeeper.sessions.reports import PurgeReport, SaveReport
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch, differences
 
 pytestmark = pytest.mark.conformance
@@ -50,16 +51,51 @@ def client_id(request: pytest.FixtureRequest, client: Any) -> str:
     return f"a{given}" if is_cluster(client) and is_scattered(given) else given
 
 
+@pytest.fixture(params=Layout)
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """Layout of the copy."""
+    found: Layout = request.param
+    return found
+
+
+@pytest.fixture(params=Layout)
+def source_layout(request: pytest.FixtureRequest) -> Layout:
+    """Layout of the source."""
+    found: Layout = request.param
+    return found
+
+
 @pytest.fixture
-def source(client: Any) -> RedisSessionStore:
+def source(client: Any, source_layout: Layout) -> RedisSessionStore:
     """A store that stands for the one that sessions come from."""
-    return RedisSessionStore(client, prefix="from:")
+    return RedisSessionStore(client, prefix="from:", layout=source_layout)
 
 
 @pytest.fixture
-def copy(client: Any) -> RedisSessionStore:
+def copy(client: Any, layout: Layout) -> RedisSessionStore:
     """The store that sessions are copied to."""
-    return RedisSessionStore(client, prefix="to:")
+    return RedisSessionStore(client, prefix="to:", layout=layout)
+
+
+UNREADABLE = r"^the message with serial 1 of 'a' cannot be read: set it aside"
+
+
+def expire(client: Any, layout: Layout, packet_id: int, *, prefix: str = "") -> None:
+    """End the life of a message of session a, whose serial is its packet id, as time would."""
+    if layout is Layout.TBMQ:
+        client.delete(payload_key("a", packet_id, prefix=prefix))
+    else:
+        key = packed_keys("a", prefix=prefix).session
+        record = client.hget(key, packet_id)
+        client.hset(key, packet_id, record[:2] + struct.pack(">d", 1) + record[10:])
+
+
+def spoil(client: Any, layout: Layout, packet_id: int, *, prefix: str = "") -> None:
+    """Make a record of session a unreadable."""
+    if layout is Layout.TBMQ:
+        client.set(payload_key("a", packet_id, prefix=prefix), "broken", keepttl=True)
+    else:
+        client.hset(packed_keys("a", prefix=prefix).session, packet_id, "broken")
 
 
 def filled(store: RedisSessionStore, client_id: str) -> SessionSnapshot:
@@ -137,8 +173,8 @@ def test_copy_of_a_long_session_is_made_in_bounded_calls(source: RedisSessionSto
 
     assert copy.apply_snapshot("a", wanted, epoch=1, driver=1).written == 1_106
 
-    calls = [call for call in steps if call.script.name == "sessions/sync_session"]
-    assert max(len(call.keys) for call in calls) == 3 + 256
+    calls = [call for call in steps if call.script.name.endswith("/sync_session")]
+    assert max(len(call.keys) + len(call.args) for call in calls) < 3 * 256 + 3 * 256 + 20
     assert max(sum(len(value) for value in call.args if isinstance(value, bytes)) for call in calls) < 1_000_000
     assert copy.read_snapshot("a") == wanted
     emptied = replace(wanted, messages=())
@@ -213,23 +249,42 @@ def test_batch_that_was_saved_elsewhere_is_answered_as_forgotten(
     assert copy.read_snapshot("a").batches[0] == SourceBatch(source="p0", offset=8)
 
 
-def test_messages_whose_life_ended_are_in_no_snapshot(source: RedisSessionStore, client: Any) -> None:
+def test_messages_whose_life_ended_are_in_no_snapshot(
+    source: RedisSessionStore, client: Any, source_layout: Layout
+) -> None:
     save(source, "a", message(), message())
-    client.delete(payload_key("a", 1, prefix="from:"))
+    expire(client, source_layout, 1, prefix="from:")
 
     assert [each.serial for each in source.read_snapshot("a").messages] == [2]
 
 
-@pytest.mark.parametrize("spoilt", ["record", "reference"])
-def test_what_nobody_can_read_is_no_snapshot(source: RedisSessionStore, client: Any, spoilt: str) -> None:
+def test_what_nobody_can_read_is_no_snapshot(source: RedisSessionStore, client: Any, source_layout: Layout) -> None:
     save(source, "a", message())
-    if spoilt == "record":
-        client.set(payload_key("a", 1, prefix="from:"), "broken", keepttl=True)
-    else:
-        client.zadd(session_keys("a", prefix="from:").messages, {"another": 1})
+    spoil(client, source_layout, 1, prefix="from:")
 
-    with pytest.raises(UnreadableRecord, match=r"^the message with serial 1 of 'a' cannot be read: set it aside"):
+    with pytest.raises(UnreadableRecord, match=UNREADABLE):
         source.read_snapshot("a")
+
+
+def test_reference_to_what_is_no_message_is_no_snapshot(client: Any) -> None:
+    source = RedisSessionStore(client)
+    save(source, "a", message())
+    client.zadd(session_keys("a").messages, {"another": 1})
+
+    with pytest.raises(UnreadableRecord, match=UNREADABLE):
+        source.read_snapshot("a")
+
+
+def test_unreadable_record_of_a_copy_is_named_and_written_over(
+    source: RedisSessionStore, copy: RedisSessionStore, client: Any, layout: Layout
+) -> None:
+    wanted = filled(source, "a")
+    copy.apply_snapshot("a", wanted, epoch=1, driver=1)
+    spoil(client, layout, 2, prefix="to:")
+
+    assert copy.read_copy("a")[1] == (2,)
+    assert copy.apply_snapshot("a", wanted, epoch=1, driver=1) == ApplyReport(written=1, removed=0)
+    assert copy.read_copy("a") == (wanted, ())
 
 
 def test_copy_of_a_session_that_is_redis_s_is_refused(source: RedisSessionStore, copy: RedisSessionStore) -> None:
@@ -289,6 +344,109 @@ def test_outboxes_of_many_sessions_are_read_at_once(copy: RedisSessionStore) -> 
     assert copy.read_outboxes([]) == {}
 
 
+def test_every_change_of_a_mirrored_session_is_noted_and_counted(client: Any, layout: Layout) -> None:
+    store = RedisSessionStore(client, layout=layout, rules=StoreRules(limit=6))
+    store.set_owner("a", epoch=3, owner="redis", mirrored=True)
+    noted = []
+
+    def note(change: object) -> None:
+        outbox = store.read_outbox("a")
+        noted.append(None if outbox is None else outbox.serials)
+        if outbox is not None:
+            store.trim_outbox("a", epoch=3, version=outbox.version)
+
+    note(save(store, "a", *(message() for _ in range(6)), source="p0", offset=1))
+    note(save(store, "a", message(), message()))
+    note(store.mark_delivered("a", serial=3))
+    note(store.mark_delivered("a", serial=2))
+    note(store.mark_released("a", packet_id=3))
+    note(store.ack("a", [Ack(packet_id=4), Ack(packet_id=5), Ack(packet_id=60)]))
+    note(store.ack("a", [Ack(packet_id=4)]))
+    note(store.reserve_packet_ids("a", count=2))
+    note(store.set_last_packet_id("a", packet_id=99, expected=10))
+    note(store.set_last_packet_id("a", packet_id=98, expected=10))
+    note(save(store, "a", message(life_s=0), source="p0", offset=2))
+    spoil(client, layout, 6)
+    note(store.fetch_pending("a"))
+
+    assert noted == [
+        (1, 2, 3, 4, 5, 6), (1, 2, 7, 8), (), None, (3,), (4, 5), None, (), (), None, (), (6,),
+    ]  # fmt: skip
+    view = store.inspect("a")
+    assert (view.messages, [each.serial for each in view.page]) == (3, [3, 7, 8])
+    store.set_owner("a", epoch=4, owner="redis")
+    assert store.inspect("a").messages == 3
+    save(store, "a", message())
+    assert store.read_outbox("a") is None
+
+
+def test_purge_of_a_mirrored_session_leaves_owner_and_note_and_what_came_meanwhile(client: Any, layout: Layout) -> None:
+    store = RedisSessionStore(client, layout=layout)
+    store.set_owner("a", epoch=3, owner="redis", mirrored=True)
+    save(store, "a", *(message() for _ in range(600)), source="p0", offset=1)
+    outbox = store.read_outbox("a")
+    assert outbox is not None
+    store.trim_outbox("a", epoch=3, version=outbox.version)
+    answer, steps = store.answer, 0
+
+    def meanwhile(step: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        replies = answer(step)
+        if steps == 4:
+            save(RedisSessionStore(client, layout=layout), "a", message(b"new"))
+        return replies
+
+    store.answer = meanwhile  # type: ignore[method-assign]
+    assert store.purge_session("a") == PurgeReport(client_id="a", messages=600, kept=1, dry_run=False)
+    assert [each.payload for each in store.fetch_pending("a").messages] == [b"new"]
+    assert store.purge_session("a").messages == 1
+    outbox = store.read_outbox("a")
+    assert outbox is not None
+    assert outbox.serials is None
+    view = store.inspect("a")
+    assert (view.exists, view.messages, view.owner, view.epoch) == (False, 0, "redis", 3)
+    # It begins anew: nothing is known of batches and packet ids.
+    report = save(store, "a", message(), source="p0", offset=1)
+    assert (report.packet_ids, report.serials, report.replayed) == ((1,), (1,), False)
+    store.set_owner("a", epoch=4, owner="redis")
+    assert store.purge_session("a").messages == 1
+    assert everything(client) == {}
+
+
+def test_mirrored_session_does_not_expire_until_its_mirror_ends(client: Any, layout: Layout) -> None:
+    store = RedisSessionStore(client, layout=layout, rules=StoreRules(session_expiry_s=3_600))
+    save(store, "a", message())
+    key = (session_keys("a") if layout is Layout.TBMQ else packed_keys("a")).session
+    assert client.pexpiretime(key) > 0
+    store.set_owner("a", epoch=3, owner="redis", mirrored=True)
+    store.reserve_packet_ids("a", count=1)
+    assert client.pexpiretime(key) == -1
+    store.set_owner("a", epoch=4, owner="redis")
+    assert client.pexpiretime(key) > 0
+
+
+def test_export_that_is_restored_into_a_mirrored_session_is_noted(client: Any, layout: Layout) -> None:
+    epochs = {"a": 3}
+    store = RedisSessionStore(client, layout=layout, epoch_of=epochs.get)
+    save(RedisSessionStore(client, prefix="from:"), "a", message(), message())
+    lines = RedisSessionStore(client, prefix="from:").export_session("a").lines
+    store.set_owner("a", epoch=3, owner="redis", mirrored=True)
+
+    assert store.import_session("a", lines).stored == 2
+
+    outbox = store.read_outbox("a")
+    assert outbox is not None
+    assert outbox.serials is None
+    store.trim_outbox("a", epoch=3, version=outbox.version)
+    save(store, "a", message())
+    outbox = store.read_outbox("a")
+    assert outbox is not None
+    assert outbox.serials == (3,)
+    epochs["a"] = 4
+    assert isinstance(store.save_messages([SessionSave(client_id="a", messages=(message(),))])[0].error, StaleEpoch)
+
+
 # Callers who know epochs.
 
 WRITES: dict[str, Callable[[RedisSessionStore], Any]] = {
@@ -313,9 +471,9 @@ def epochs() -> dict[str, int | None]:
 
 
 @pytest.fixture
-def knowing(client: Any, epochs: dict[str, int | None]) -> RedisSessionStore:
+def knowing(client: Any, epochs: dict[str, int | None], layout: Layout) -> RedisSessionStore:
     """A store of a caller who knows epochs, with a session of two messages."""
-    store = RedisSessionStore(client, epoch_of=epochs.get)
+    store = RedisSessionStore(client, epoch_of=epochs.get, layout=layout)
     save(store, "a", message(), message())
     return store
 
@@ -369,11 +527,11 @@ def test_refused_save_says_why_and_the_others_are_done(
 
 @pytest.mark.parametrize("owner", ["postgres", "fenced"])
 def test_session_of_postgres_can_be_read_and_is_not_cleaned_up(
-    client: Any, knowing: RedisSessionStore, owner: str
+    client: Any, knowing: RedisSessionStore, owner: str, layout: Layout
 ) -> None:
-    client.set(payload_key("a", 1), "broken", keepttl=True)
+    spoil(client, layout, 1)
     save(knowing, "a")
-    client.delete(payload_key("a", 3))
+    expire(client, layout, 3)
     knowing.set_owner("a", epoch=5, owner=owner)
     before = everything(client)
 
@@ -383,21 +541,23 @@ def test_session_of_postgres_can_be_read_and_is_not_cleaned_up(
     assert everything(client) == before
 
 
-def test_call_that_tells_redis_what_postgres_says(knowing: RedisSessionStore) -> None:
+def test_call_that_tells_redis_what_postgres_says(knowing: RedisSessionStore, layout: Layout) -> None:
     told = Ownership(client_id="a", owner="redis", epoch=4, mirrored=True)
-    operations = RedisSessionOperations()
+    operations = operations_of(layout)
 
     assert list(knowing.answer([operations.set_owner_call(told)] * 2)) == [b"set", b"unchanged"]
-    assert knowing.answer([operations.read_session_call("a")])[0][:2] == [b"2", 2]
+    call = operations.read_session_call("a")
+    fields = operations.own_fields(call, knowing.answer([call])[0])
+    assert (fields.owner, fields.epoch, fields.mirror, fields.outbox) == (b"redis", b"4", b"4", b"*")
     with pytest.raises(UsageError, match="has no epoch"):
         operations.set_owner_call(replace(told, epoch=None))
 
 
-def test_stores_for_asyncio_do_the_same(redis_cluster_url: str) -> None:
+def test_stores_for_asyncio_do_the_same(redis_cluster_url: str, layout: Layout) -> None:
     async def run() -> None:
         async with await connect_async(redis_cluster_url) as caller:
             known: dict[str, int] = {}
-            store = AsyncRedisSessionStore(caller, epoch_of=known.get)
+            store = AsyncRedisSessionStore(caller, epoch_of=known.get, layout=layout)
             await store.save_messages([SessionSave(client_id="a", messages=(message(),))])
             wanted = await store.read_snapshot("a")
             assert await store.set_owner("a", epoch=2, owner="postgres")

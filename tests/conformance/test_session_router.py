@@ -17,10 +17,9 @@ import pytest
 from queuekeeper import redis_async, redis_client
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, SessionFenced, UsageError
-from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.operation import Pause
-from queuekeeper.sessions.model import Ack, NewMessage, Owner, Release, SessionSave
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, Owner, Release, SessionSave
 from queuekeeper.sessions.reports import PendingMessage, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
 from queuekeeper.sessions.router.finding import BACKOFF
@@ -40,14 +39,16 @@ OTHERS: dict[Owner, Owner] = {"postgres": "redis", "redis": "postgres"}
 
 
 # The asyncio form has the contract of the stores, in test_session_store.py.
-@pytest.fixture(scope="module", params=["blocking", *nightly("asyncio")])
+@pytest.fixture(scope="module", params=["blocking", "packed-blocking", *nightly("asyncio", "packed-asyncio")])
 def opened_world(request: pytest.FixtureRequest) -> Iterator[RouterWorld]:
     """Routers over both stores, in one form; sessions begin in PostgreSQL."""
     postgres_server: PostgresServer = request.getfixturevalue("postgres_server")
-    name = f"router_{request.param}"
+    layout = Layout.PACKED if request.param.startswith("packed") else Layout.TBMQ
+    is_awaited = request.param.endswith("asyncio")
+    name = f"router_{request.param.replace('-', '_')}"
     url = postgres_server.create_database(name, template="template0")
     redis_url = request.getfixturevalue("redis_servers")("valkey").url
-    world = RouterWorld(redis_url, url, owner="postgres", awaited=request.param == "asyncio", patience_s=PATIENCE_S)
+    world = RouterWorld(redis_url, url, owner="postgres", awaited=is_awaited, patience_s=PATIENCE_S, layout=layout)
     yield world
     world.close()
     postgres_server.drop_database(name)
@@ -282,7 +283,7 @@ def test_writers_notice_nothing_of_a_session_that_goes_to_and_fro(world: RouterW
     def to_and_fro() -> None:
         while not ended.is_set():
             owner = world.owners.look_up([C])[C].owner
-            moves.append(world.move(C, OTHERS[owner], tells=len(moves) % 3 != 0))
+            moves.append(world.move(C, OTHERS.get(owner, "postgres"), tells=len(moves) % 3 != 0))
             ended.wait(0.02)
 
     with ThreadPoolExecutor(1) as pool:
@@ -415,7 +416,7 @@ def test_driver_that_died_before_it_told_redis_costs_nothing(world: RouterWorld)
             store = world.store()
             save(store, batch(b"a"))
             assert world.move(C, "redis", tells=False)
-            session = session_keys(C).session
+            session = world.own_key(C)
             assert world.client.hget(session, "owner") == b"postgres"
             if knows_nothing:
                 store = world.store()
@@ -432,7 +433,7 @@ def test_redis_is_told_of_a_session_that_has_gone_back(world: RouterWorld) -> No
     assert world.move(C, "redis")
     save(store, batch(b"b"))
     assert world.move(C, "postgres", tells=False)
-    session = session_keys(C).session
+    session = world.own_key(C)
     assert world.client.hget(session, "owner") == b"fenced"
     save(store, batch(b"c"))
     assert world.client.hget(session, "owner") == b"postgres"
@@ -589,7 +590,7 @@ def test_store_that_goes_on_refusing_is_named(world: RouterWorld) -> None:
     store = impatient(world)
     save(store, batch(b"a"))
     assert world.move(C, "redis")
-    world.client.hset(session_keys(C).session, mapping={"owner": "postgres", "epoch": str(2**53 - 1)})
+    world.client.hset(world.own_key(C), mapping={"owner": "postgres", "epoch": str(2**53 - 1)})
     [report] = store.save_messages([batch(b"b")])
     assert isinstance(report.error, NotOwner)
     epoch = world.owners.look_up([C])[C].epoch

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from queuekeeper.errors import MovedOn, QueuekeeperError, UsageError
-from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, Release, SessionSave, StoreRules
 from queuekeeper.sessions.reports import PendingMessage, PendingPage, Refusal, SaveReport, SessionCounts
 from tests.conformance.store_worlds import (
     PackedWorld,
@@ -47,6 +47,7 @@ SERVER_WORLDS = [
     *REDIS_WORLDS,
     "postgres-asyncio",
     "router-redis-asyncio",
+    "router-packed-asyncio",
     *nightly("postgres-blocking", "router-postgres-blocking"),
 ]
 HOSTILE_IDS = (
@@ -79,9 +80,12 @@ def opened_world(request: pytest.FixtureRequest) -> Iterator[World]:
     elif server == "router":
         postgres_server = request.getfixturevalue("postgres_server")
         owner, _, form = form.partition("-")
+        layout = Layout.TBMQ
+        if owner == "packed":
+            owner, layout = "redis", Layout.PACKED
         url = postgres_server.create_database(f"routers_{form}", template="template0")
         redis_url = request.getfixturevalue("redis_servers")("valkey").url
-        world = RouterWorld(redis_url, url, owner=owner, awaited=form == "asyncio")
+        world = RouterWorld(redis_url, url, owner=owner, awaited=form == "asyncio", layout=layout)
     else:
         kind: type[RedisWorld] = RedisWorld
         if server == "packed":

@@ -16,6 +16,7 @@ from queuekeeper.lua.scripts import packed
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.snapshot import SessionSnapshot
 from tests.conftest import REDIS_FLAVOURS
 from tests.patience import short_lives_ms
 
@@ -100,6 +101,21 @@ def test_script_touches_the_key_of_its_session_only(client: RedisClient) -> None
             ]
         ).or_raise()
         assert not client.exists(key)
+        store.set_owner(client_id, epoch=1, owner="postgres")
+        copy = SessionSnapshot(client_id=client_id, last_packet_id=7, last_serial=9, delivered_serial=3)
+        store.apply_snapshot(client_id, copy, epoch=1, driver=1)
+        store.set_owner(client_id, epoch=2, owner="redis", mirrored=True)
+        # With a mirror, every change is noted.
+        store.save_messages([SessionSave(client_id=client_id, messages=messages)])
+        assert store.mark_released(client_id, packet_id=15) == "released"
+        assert store.ack(client_id, [Ack(packet_id=15)]).removed == 1
+        assert len(store.reserve_packet_ids(client_id, count=3)) == 3
+        assert store.purge_session(client_id).messages == 5
+        outbox = store.read_outbox(client_id)
+        assert outbox is not None
+        assert outbox.serials is None
+        assert store.trim_outbox(client_id, epoch=2, version=outbox.version)
+        client.delete(key)
         used |= caller.scripts
     scripts = {name for name in lua.names() if name.startswith("packed/")}
     assert scripts - used == set()

@@ -140,9 +140,9 @@ def test_import_that_is_not_complete_stays_so(client: RedisClient) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epoch": "x"}, "3 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected"),
-        ({"epoch": -1}, "3 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected"),
-        ({"epoch": ""}, "3 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected"),
+        ({"epoch": "x"}, "an epoch of 0 or more, an owner and a mark of the mirror are expected"),
+        ({"epoch": -1}, "an epoch of 0 or more, an owner and a mark of the mirror are expected"),
+        ({"epoch": ""}, "an epoch of 0 or more, an owner and a mark of the mirror are expected"),
         ({"owner": "nobody"}, "owner is neither redis nor postgres nor fenced"),
         ({"mirror": "yes"}, "the mark of the mirror is neither 0 nor 1"),
     ],

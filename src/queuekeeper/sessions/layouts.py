@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer, check_page
@@ -166,7 +166,12 @@ S = TypeVar("S", bound=SessionState)
 
 
 class LayoutOperations(FetchOperations, Generic[S]):
-    """Base of the operations of both layouts."""
+    """Base of the operations of both layouts.
+
+    :cvar acks_per_call: most acknowledgements that one call removes, together or not at all.
+    """
+
+    acks_per_call: ClassVar[int]
 
     def __init__(self, *, prefix: str, rules: StoreRules | None, epoch_of: EpochOf | None, clock: Clock) -> None:
         self._prefix = check_prefix(prefix)

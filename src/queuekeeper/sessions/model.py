@@ -20,6 +20,7 @@ from queuekeeper.sessions.judge import (
     BrokenRuleError,
     broken_rule,
 )
+from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.reports import PendingMessage
 
 
@@ -35,6 +36,9 @@ Owner: TypeAlias = Literal["postgres", "redis", "packed"]
 
 OWNER_OF: Mapping[Layout, Owner] = {Layout.TBMQ: "redis", Layout.PACKED: "packed"}
 """Owner of the sessions of a layout."""
+
+OWNER_WORDS: Mapping[str, str] = {**STORES, "packed": "Redis, in the packed layout"}
+"""Owners in words."""
 
 StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
 """Store in which to look for a session: the one that owns it, or a store by name."""

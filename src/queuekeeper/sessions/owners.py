@@ -56,20 +56,25 @@ class Ownership:
 class OwnerOperations:
     """Operations of drivers and routers on owners; each is a transaction, or part of the caller's transaction."""
 
-    def look_up(self, client_ids: Sequence[str]) -> Operation[dict[str, Ownership]]:
+    def look_up(self, client_ids: Sequence[str], *, home: Owner = "postgres") -> Operation[dict[str, Ownership]]:
         """Return the owners of sessions; a fence whose time is over is lifted.
 
-        A client of an armed cohort gets a row at its first look-up. PostgreSQL owns a session that is missing in the
-        result; the session is in no armed cohort.
+        A client of an armed cohort gets a row at its first look-up. A session that is missing in the result belongs to
+        PostgreSQL; the session is in no armed cohort.
+
+        :param home: store that owns the other sessions. Unless it is PostgreSQL, they get a row too, so that every
+            write names an epoch: Redis cannot hold a writer back that has asked before a cohort was armed.
         """
         found: dict[str, Ownership] = {}
         for part in _parts(dict.fromkeys(client_ids)):
             parameters = {"client_ids": part}
-            _, rows = yield Step(
+            at_home = Query(name="make_home_owners", parameters=parameters | {"home": home})
+            *_, rows = yield Step(
                 begin=True,
                 end=True,
                 queries=(
                     Query(name="settle_owners", parameters=parameters),
+                    *(() if home == "postgres" else (at_home,)),
                     Query(name="look_up_owners", parameters=parameters),
                 ),
             )

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.checks import checked, checked_but
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import UsageError
 from queuekeeper.operation import Awaiting, Blocking, Both, Operation
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.by_layout import RedisOperations, operations_of
 from queuekeeper.sessions.layouts import RECENT_SESSIONS
 from queuekeeper.sessions.model import EpochOf, Layout, StoreRules
-from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.text_form import shows
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _Ops = RedisSessionOperations
-_Operations: TypeAlias = RedisSessionOperations | PackedSessionOperations
 
 
 def _both(form: Callable[Concatenate[Any, P], Operation[T]]) -> Both[P, T]:
@@ -30,14 +28,8 @@ def _both(form: Callable[Concatenate[Any, P], Operation[T]]) -> Both[P, T]:
     name = form.__name__
 
     @wraps(form)
-    def chosen(operations: _Operations, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
-        own = getattr(operations, name, None)
-        if own is None:
-            raise UsageError(
-                f"the packed layout does not have {name} yet: its sessions do not move between stores. Use "
-                "layout=Layout.TBMQ for sessions that do"
-            )
-        operation: Operation[T] = own(*args, **kwargs)
+    def chosen(operations: RedisOperations, /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]:
+        operation: Operation[T] = getattr(operations, name)(*args, **kwargs)
         return operation
 
     return Both(chosen)
@@ -67,24 +59,6 @@ class _Methods:
     read_outbox = _both(_Ops.read_outbox)
     read_outboxes = _both(_Ops.read_outboxes)
     trim_outbox = _both(_Ops.trim_outbox)
-
-
-def _operations(
-    layout: Layout,
-    *,
-    prefix: str,
-    rules: StoreRules | None,
-    recent_sessions: int,
-    epoch_of: EpochOf | None,
-    clock: Clock,
-) -> _Operations:
-    if layout is Layout.PACKED:
-        return PackedSessionOperations(
-            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
-        )
-    return RedisSessionOperations(
-        prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
-    )
 
 
 class RedisSessionStore(_Methods, Blocking):
@@ -119,7 +93,7 @@ class RedisSessionStore(_Methods, Blocking):
         clock: Clock = system_clock,
         layout: Layout = Layout.TBMQ,
     ) -> None:
-        self.operations: _Operations = _operations(
+        self.operations: RedisOperations = operations_of(
             layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = lua.ScriptCaller(
@@ -153,7 +127,7 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
         layout: Layout = Layout.TBMQ,
     ) -> None:
         check_caller(caller)
-        self.operations: _Operations = _operations(
+        self.operations: RedisOperations = operations_of(
             layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = caller

@@ -54,6 +54,11 @@ class SessionSnapshot:
         return replace(self, last_packet_id=safe_counter(self.last_packet_id, waiting))
 
 
+def empty_snapshot(client_id: str) -> SessionSnapshot:
+    """Return the snapshot of a session that does not exist."""
+    return SessionSnapshot(client_id=client_id, last_packet_id=None, last_serial=None, delivered_serial=None)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outbox:
     """Changes of a session in Redis that were not written to PostgreSQL yet.

@@ -6,6 +6,7 @@ Steps are as in ``queuekeeper.sessions.redis_operations``.
 from __future__ import annotations
 
 from queuekeeper.operation import errors_name
+from queuekeeper.sessions.packed_operations.online import PackedOnlineOperations
 from queuekeeper.sessions.packed_operations.save import SaveOperations
 from queuekeeper.sessions.packed_operations.transfer import TransferOperations
 
@@ -13,7 +14,7 @@ __all__ = ["PackedSessionOperations"]
 
 
 @errors_name(client_id="session of client")
-class PackedSessionOperations(SaveOperations, TransferOperations):
+class PackedSessionOperations(SaveOperations, TransferOperations, PackedOnlineOperations):
     """The operations of a store (:class:`SessionOperations`) in the packed layout; threads may share an instance.
 
     :param prefix: put before every key.

@@ -12,6 +12,8 @@ from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, RECENT_SESSIONS, LayoutOperations, RecentKeys, known_serial
 from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.packed_record import record_of
+from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
 
@@ -24,7 +26,7 @@ SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
 
 _STATE = struct.Struct(">17d")
-_HMGET = lua.reading("HMGET")
+HMGET = lua.reading("HMGET")
 _FIELDS_PER_LIST = 200
 _HOLES = 500
 """Places without a message that are looked through before all fields are listed instead."""
@@ -129,6 +131,8 @@ class State(NamedTuple):
 class CommonOperations(LayoutOperations[State]):
     """Base of all operations; see ``PackedSessionOperations``."""
 
+    acks_per_call = SERIALS_PER_CALL
+
     def __init__(
         self,
         *,
@@ -151,12 +155,13 @@ class CommonOperations(LayoutOperations[State]):
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
         values = [int(value) for value in _STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
-        owner, epoch, progress, plan, references, imported, used, noted_used = reply.values
+        owner, epoch, progress, plan, references, imported, used, noted_used = reply.values[:8]
         return State(
             now_ms=reply.now_ms,
             messages=reply.fields - values[12] if reply.state else 0,
             highest=values[0] if reply.fields > values[12] else FIRST_SERIAL,
-            exists=bool(reply.state),
+            # A copy of what PostgreSQL does not have either has a state.
+            exists=bool(reply.state) and (values[0] > FIRST_SERIAL or values[1] > 0 or plan != b""),
             last=values[0],
             ids=values[1],
             head=values[10],
@@ -174,6 +179,12 @@ class CommonOperations(LayoutOperations[State]):
             since=values[8],
             offset=values[9],
             is_noted_used=noted_used == b"1",
+        )
+
+    def _imported(self, message: PendingMessage) -> bytes:
+        """Return the record of a message that comes from elsewhere."""
+        return record_of(
+            message, packet_id=message.packet_id, end_ms=self._end_of_life(message), packet_type=message.packet_type
         )
 
     def _serials(self, keys: Keys, state: State, *, after: int = FIRST_SERIAL) -> Steps[Sequence[int]]:
@@ -201,7 +212,7 @@ class CommonOperations(LayoutOperations[State]):
         if len(some) * state.largest <= max_bytes:
             # Several commands in one step: others wait for one of them at most, and short replies are cheaper.
             calls = [
-                lua.Call(_HMGET, [keys.session], list(some[at : at + _SERIALS_PER_COMMAND]))
+                lua.Call(HMGET, [keys.session], list(some[at : at + _SERIALS_PER_COMMAND]))
                 for at in range(0, len(some), _SERIALS_PER_COMMAND)
             ]
             records = [record for reply in (yield calls) for record in checked(reply)]

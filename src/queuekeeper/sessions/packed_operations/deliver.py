@@ -94,7 +94,8 @@ class DeliverOperations(CommonOperations):
 
     def _ack(self, keys: Keys, client_id: str, acks: Sequence[Ack]) -> Steps[tuple[int, list[Ack]]]:
         """Acknowledge; return how many messages were removed, and what may mean older messages."""
-        parts = [acks[start : start + SERIALS_PER_CALL] for start in range(0, len(acks), SERIALS_PER_CALL)]
+        most = self.acks_per_call
+        parts = [acks[start : start + most] for start in range(0, len(acks), most)]
         if not parts:
             return 0, []
         calls = [

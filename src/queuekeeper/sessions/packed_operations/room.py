@@ -88,11 +88,11 @@ class RoomOperations(CommonOperations):
             if (number - 1) % MAX_PACKET_ID + 1 not in live:
                 ids.append(number)
         given = {(number - 1) % MAX_PACKET_ID + 1 for number in ids}
-        free = _free_after(ids[-1] if ids else state.ids, live | expired.keys() | given)
+        free = free_after(ids[-1] if ids else state.ids, live | expired.keys() | given)
         return FreeIds(state, ids, free, expired)
 
 
-def _free_after(number: int, in_use: set[int]) -> int:
+def free_after(number: int, in_use: set[int]) -> int:
     """Return up to which number all that follow one are free, if those after it are given out in turn."""
     nearest = min(((packet_id - number - 1) % MAX_PACKET_ID for packet_id in in_use), default=MAX_PACKET_ID - 1)
     return number + min(nearest, MAX_PACKET_ID - 1)

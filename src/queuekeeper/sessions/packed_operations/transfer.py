@@ -8,8 +8,8 @@ from queuekeeper import lua
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.jsonl import ExportedSession
+from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL
 from queuekeeper.sessions.packed_operations.look import LookOperations
-from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.reports import PendingMessage, PurgeProgress, PurgeReport
 from queuekeeper.sessions.steps import ask
 from queuekeeper.sessions.store import SessionOperations
@@ -34,13 +34,7 @@ class TransferOperations(LookOperations):
             until_ms = max([self._clock(), *ends_ms]) + self._session_expiry_ms
         values: list[lua.Value] = []
         for message in messages:
-            record = record_of(
-                message,
-                packet_id=message.packet_id,
-                end_ms=self._end_of_life(message),
-                packet_type=message.packet_type,
-            )
-            values += (message.serial, record)
+            values += (message.serial, self._imported(message))
         return scripts.import_session(
             self._keys(session.client_id),
             plan=plan,
@@ -58,7 +52,7 @@ class TransferOperations(LookOperations):
     def purge_session(
         self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
     ) -> Operation[PurgeReport]:
-        """One call removes everything at once.
+        """One call removes everything at once, unless changes are mirrored; then it is done page by page.
 
         :param progress: progress of an interrupted purge; it is updated.
         """
@@ -67,5 +61,19 @@ class TransferOperations(LookOperations):
         if dry_run:
             state = yield from self._read_session(keys)
             return PurgeReport(client_id=client_id, messages=state.messages, kept=0, dry_run=True)
-        progress.removed += yield from ask(scripts.purge_session(keys, epoch=self._epoch(client_id)))
-        return PurgeReport(client_id=client_id, messages=progress.removed, kept=0, dry_run=False)
+        epoch = self._epoch(client_id)
+        reply = yield from ask(scripts.purge_session(keys, epoch=epoch, up_to_serial=0, serials=()))
+        progress.removed += reply.removed
+        if reply.mirrored:
+            state = yield from self._read_session(keys)
+            if progress.up_to_serial is None:
+                progress.up_to_serial = state.last
+            serials = yield from self._serials(keys, state)
+            for start in range(0, max(len(serials), 1), SERIALS_PER_CALL):
+                call = scripts.purge_session(
+                    keys, epoch=epoch, up_to_serial=progress.up_to_serial,
+                    serials=serials[start : start + SERIALS_PER_CALL],
+                )  # fmt: skip
+                reply = yield from ask(call)
+                progress.removed += reply.removed
+        return PurgeReport(client_id=client_id, messages=progress.removed, kept=reply.remaining, dry_run=False)

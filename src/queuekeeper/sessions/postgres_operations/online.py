@@ -21,7 +21,7 @@ from queuekeeper.sessions.postgres_operations.common import (
 from queuekeeper.sessions.postgres_operations.deliver import Page, put_away
 from queuekeeper.sessions.postgres_operations.rows import messages_queries, row_of
 from queuekeeper.sessions.reports import PendingMessage
-from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, last_given
+from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, empty_snapshot, last_given
 from queuekeeper.sessions.store import FIRST_SERIAL
 from queuekeeper.sessions.wire import UnreadableError
 
@@ -212,9 +212,7 @@ class OnlineOperations(CommonOperations):
                 page = Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=unreadable)
                 yield from put_away(client_id, page)
         written, removed, latest_ms = yield from self._apply_messages(client_id, snapshot, serials)
-        if snapshot == SessionSnapshot(
-            client_id=snapshot.client_id, last_packet_id=None, last_serial=None, delivered_serial=None
-        ):
+        if snapshot == empty_snapshot(snapshot.client_id):
             # The session was purged.
             purge = Query(name="remove_empty_sessions", parameters={"client_ids": [client_id], "now_ms": None})
             yield Step(queries=(purge,))

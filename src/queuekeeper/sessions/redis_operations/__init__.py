@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from queuekeeper.operation import errors_name
 from queuekeeper.sessions.layouts import RECENT_SESSIONS
-from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL
 from queuekeeper.sessions.redis_operations.look import LookOperations
-from queuekeeper.sessions.redis_operations.online import OnlineOperations
+from queuekeeper.sessions.redis_operations.online import KeyOnlineOperations
 from queuekeeper.sessions.redis_operations.save import SaveOperations
 from queuekeeper.sessions.redis_operations.transfer import TransferOperations
 from queuekeeper.sessions.redis_operations.upkeep import UpkeepOperations
 
-__all__ = ["KEYS_PER_CALL", "RECENT_SESSIONS", "RedisSessionOperations"]
+__all__ = ["RECENT_SESSIONS", "RedisSessionOperations"]
 
 
 @errors_name(client_id="session of client")
-class RedisSessionOperations(SaveOperations, UpkeepOperations, LookOperations, TransferOperations, OnlineOperations):
+class RedisSessionOperations(SaveOperations, UpkeepOperations, LookOperations, TransferOperations, KeyOnlineOperations):
     """The operations of a store (:class:`SessionOperations`) in Redis; threads may share an instance.
 
     When several processes save to one session at once, each save is stored as a whole and in order; saves retry

@@ -148,6 +148,8 @@ class Reference(NamedTuple):
 class CommonOperations(LayoutOperations[State]):
     """Base of all operations; see ``RedisSessionOperations``."""
 
+    acks_per_call = KEYS_PER_CALL
+
     def __init__(
         self,
         *,

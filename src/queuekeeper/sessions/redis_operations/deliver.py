@@ -122,8 +122,8 @@ class DeliverOperations(CommonOperations):
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
         keys = self._keys(client_id)
         calls: Step = []
-        for start in range(0, len(acks), KEYS_PER_CALL):
-            batch = acks[start : start + KEYS_PER_CALL]
+        for start in range(0, len(acks), self.acks_per_call):
+            batch = acks[start : start + self.acks_per_call]
             calls.append(
                 scripts.ack(
                     keys,

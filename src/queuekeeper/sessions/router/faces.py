@@ -16,8 +16,8 @@ from queuekeeper.operation import Awaiting, Blocking, Both, Operation, Pause
 from queuekeeper.postgres import address_of
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.redis_operations import RECENT_SESSIONS
+from queuekeeper.sessions.layouts import RECENT_SESSIONS
+from queuekeeper.sessions.model import Layout, StoreRules
 from queuekeeper.sessions.router.finding import OWNER_AGE_S, OWNERS, PATIENCE_S
 from queuekeeper.sessions.router.pools import CONNECTIONS, AsyncConnections, Connections
 from queuekeeper.sessions.router.routing import RouterOperations
@@ -36,7 +36,7 @@ _Ops = RouterOperations
 @shows(
     redis="_caller.address",
     postgres=lambda router: address_of(router._connections.url),
-    prefix="operations._redis._prefix",
+    prefix="operations.prefix",
 )
 class _Methods:
     """Methods of the blocking and the asyncio class."""
@@ -52,7 +52,7 @@ class _Methods:
 
 
 class SessionRouter(_Methods, Blocking, Closing):
-    """Sessions that move between PostgreSQL and Redis, for blocking callers; threads may share it.
+    """Sessions that move between PostgreSQL and layouts of Redis, for blocking callers; threads may share it.
 
     Close it, or use it with ``with``. It opens connections to PostgreSQL when it needs them.
 
@@ -65,6 +65,8 @@ class SessionRouter(_Methods, Blocking, Closing):
     :param owners: sessions whose owner is cached.
     :param owner_age_s: seconds for which an owner is cached.
     :param recent_sessions: sessions in Redis whose last packet id is cached.
+    :param home: layout in Redis of the sessions whose owner PostgreSQL does not record; none when PostgreSQL holds
+        them. Sessions that move or have moved are found in either layout, whatever this says.
     :param replicas: replicas of Redis that must have a save before its report says ``replicated``; 0 waits for none.
     :param replica_timeout_ms: milliseconds to wait for the replicas.
     :param retry_for_s: seconds that a call waits for a moving slot of Redis, a failover, or a server that is loading.
@@ -84,6 +86,7 @@ class SessionRouter(_Methods, Blocking, Closing):
         owners: int = OWNERS,
         owner_age_s: float = OWNER_AGE_S,
         recent_sessions: int = RECENT_SESSIONS,
+        home: Layout | None = None,
         replicas: int = 0,
         replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
         retry_for_s: float = lua.RETRY_FOR_S,
@@ -95,6 +98,7 @@ class SessionRouter(_Methods, Blocking, Closing):
             patience_s=patience_s,
             owners=owners,
             owner_age_s=owner_age_s,
+            home=home,
         )
         self._caller = lua.ScriptCaller(
             client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
@@ -155,6 +159,7 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
         owners: int = OWNERS,
         owner_age_s: float = OWNER_AGE_S,
         recent_sessions: int = RECENT_SESSIONS,
+        home: Layout | None = None,
     ) -> None:
         check_caller(caller)
         self.operations = RouterOperations(
@@ -164,6 +169,7 @@ class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
             patience_s=patience_s,
             owners=owners,
             owner_age_s=owner_age_s,
+            home=home,
         )
         self._caller = caller
         self._connections = AsyncConnections(postgres_url, connections)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import (
@@ -19,12 +18,12 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.operation import Operation, Pause
-from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.by_layout import RedisOperations, operations_of
+from queuekeeper.sessions.layouts import RECENT_SESSIONS
+from queuekeeper.sessions.model import OWNER_OF, OWNER_WORDS, Layout, Owner, StoreRules
 from queuekeeper.sessions.owners import OwnerOperations, Ownership
-from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
-from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
-from queuekeeper.sessions.router.steps import POSTGRES, REDIS, AtRedis, by_postgres
+from queuekeeper.sessions.router.steps import POSTGRES, AtRedis, by_postgres
 
 PATIENCE_S = 3.0
 """Seconds that a call waits for a session that is moving; TBMQ 1.x gives a batch up after about the same time."""
@@ -125,6 +124,7 @@ class FindingOperations:
         owners: int = OWNERS,
         owner_age_s: float = OWNER_AGE_S,
         clock: Callable[[], float] = time.monotonic,
+        home: Layout | None = None,
     ) -> None:
         check_integer("owners", owners, 2 * SESSIONS_PER_PART, 10_000_000, "each takes about 400 bytes")
         if not patience_s >= 0 or not owner_age_s > 0:
@@ -137,9 +137,14 @@ class FindingOperations:
         self._patience_s = patience_s
         self._clock = clock
         self._unanswered_until_s = clock()
-        self._redis = RedisSessionOperations(
-            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=self._known.epoch_of
-        )
+        self.prefix = prefix
+        self._home: Owner = POSTGRES if home is None else OWNER_OF[home]
+        self._in_redis: Mapping[Owner, RedisOperations] = {
+            OWNER_OF[layout]: operations_of(
+                layout, prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=self._known.epoch_of
+            )
+            for layout in Layout
+        }
         self._postgres = PostgresSessionOperations(rules, epoch_of=self._known.epoch_of)
         self._owners = OwnerOperations()
 
@@ -158,7 +163,7 @@ class FindingOperations:
             if len(owners) == len(client_ids):
                 return owners
         try:
-            found = yield from by_postgres(self._owners.look_up(client_ids))
+            found = yield from by_postgres(self._owners.look_up(client_ids, home=self._home))
         except QueuekeeperError as error:
             if may_be_old and isinstance(error, ServerUnavailable):
                 # Another question may take as long as a connection attempt.
@@ -172,7 +177,7 @@ class FindingOperations:
         for client_id in client_ids:
             # No armed cohort has the session.
             ownership = found.get(client_id) or Ownership(client_id=client_id, owner=POSTGRES, epoch=None)
-            if ownership.owner in STORES:
+            if ownership.owner in OWNER_WORDS:
                 owners[client_id] = ownership
                 self._known.put(client_id, Known(ownership, until_s))
             else:
@@ -220,34 +225,25 @@ class FindingOperations:
     ) -> Operation[set[str]]:
         """Record the owners of sessions in Redis, as their driver would; return those that were new to Redis."""
         told = [
-            ownership
+            (ownership, self._in_redis[name])
             for client_id, ownership in fresh.items()
-            # A driver works on a fenced session. A session of PostgreSQL that Redis refused may still be fenced there.
-            if ownership.fenced_until_ms is None
-            and ownership.epoch is not None
-            and REDIS in (ownership.owner, refused[client_id].used.owner)
+            # A driver works on a fenced session. A session of another store that Redis refused may be fenced there.
+            if ownership.fenced_until_ms is None and ownership.epoch is not None
+            for name in {ownership.owner, refused[client_id].used.owner} - {POSTGRES}
         ]
         if not told:
             return set()
-        calls: list[lua.Call] = []
-        for ownership in told:
-            calls += next(
-                self._redis.set_owner(
-                    ownership.client_id,
-                    epoch=ownership.epoch or 0,
-                    owner=ownership.owner,
-                    mirrored=ownership.mirrored,
-                )
-            )
+        calls = [store.set_owner_call(ownership) for ownership, store in told]
         try:
             replies = yield AtRedis(calls)
         except QueuekeeperError as error:
             replies = [error] * len(calls)
         helped: set[str] = set()
-        for ownership, reply in zip(told, replies, strict=True):
+        for (ownership, store), reply in zip(told, replies, strict=True):
+            is_owner = ownership.owner == OWNER_OF[store.layout]
             if reply == b"set":
                 helped.add(ownership.client_id)
-            elif isinstance(reply, QueuekeeperError) and ownership.owner == REDIS and not isinstance(reply, MOVED):
+            elif isinstance(reply, QueuekeeperError) and is_owner and not isinstance(reply, MOVED):
                 failed[ownership.client_id] = reply
         return helped
 
@@ -259,7 +255,7 @@ class FindingOperations:
             )
         epoch = "" if now.epoch is None else f" (epoch {now.epoch})"
         return type(error)(
-            f"session {client_id!r} belongs to {STORES[now.owner]}{epoch} according to PostgreSQL, but was refused for "
-            f"{self._patience_s:g} s: {error}. Repeat the call; if that does not help, let the migration's driver run "
-            "again"
+            f"session {client_id!r} belongs to {OWNER_WORDS[now.owner]}{epoch} according to PostgreSQL, but was "
+            f"refused for {self._patience_s:g} s: {error}. Repeat the call; if that does not help, let the migration's "
+            "driver run again"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from queuekeeper.operation import Operation, errors_name, keeps
 from queuekeeper.sessions.model import (
     Ack,
     NewMessage,
+    Owner,
     Release,
     SessionSave,
 )
@@ -19,7 +20,6 @@ from queuekeeper.sessions.owners import Ownership
 from queuekeeper.sessions.pages import DEFAULT_PAGE
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_operations import MAX_VENDOR_TEXT
-from queuekeeper.sessions.redis_operations import KEYS_PER_CALL
 from queuekeeper.sessions.reports import (
     AckReport,
     ExportPage,
@@ -33,7 +33,7 @@ from queuekeeper.sessions.reports import (
 )
 from queuekeeper.sessions.router.finding import MOVED, SESSIONS_PER_PART, FindingOperations, Patience, Refused
 from queuekeeper.sessions.router.steps import (
-    REDIS,
+    POSTGRES,
     T,
     Together,
     by_postgres,
@@ -49,7 +49,7 @@ _Call: TypeAlias = Callable[[SessionOperations], Operation[T]]
 
 @errors_name(client_id="session of client")
 class RouterOperations(FindingOperations, FetchOperations):
-    """The operations of a store (:class:`SessionOperations`), for sessions in PostgreSQL and in Redis.
+    """The operations of a store (:class:`SessionOperations`), for sessions in PostgreSQL and in both layouts of Redis.
 
     A store refuses a call when the session has another owner, is moving, or has moved during the call. The router then
     repeats the rest of the call at the owner, until it is done or ``patience_s`` is over. When a driver has made Redis
@@ -62,6 +62,7 @@ class RouterOperations(FindingOperations, FetchOperations):
     :param owners: sessions whose owner is cached.
     :param owner_age_s: seconds for which an owner is cached. A wrong owner costs a refused call and does no harm.
     :param clock: monotonic clock, in seconds.
+    :param home: layout in Redis of the sessions whose owner PostgreSQL does not record; none when it holds them.
     :raises UsageError: for a prefix with a brace, or a number out of range.
     """
 
@@ -99,7 +100,7 @@ class RouterOperations(FindingOperations, FetchOperations):
         for message in messages:
             if message.subscription_ids or message.content_type is not None or message.response_topic is not None:
                 is_plain = False
-        if not is_plain or len(save.client_id) > MAX_VENDOR_TEXT:
+        if self._home == POSTGRES and (not is_plain or len(save.client_id) > MAX_VENDOR_TEXT):
             # The session may later be in either store.
             self._postgres.check_save(save)
         if len(messages) > MESSAGES_PER_SAVE or (size_bytes > BYTES_PER_SAVE and len(messages) > 1):
@@ -134,18 +135,15 @@ class RouterOperations(FindingOperations, FetchOperations):
         if unknown:
             found |= yield from self._look_up(list(unknown), failed)
         while part:
-            at_postgres: list[int] = []
-            at_redis: list[int] = []
+            at: dict[Owner, list[int]] = {}
             for index in part:
                 client_id = saves[index].client_id
                 if failed and client_id in failed:
                     reports[index] = SaveReport(client_id=client_id, error=failed[client_id])
-                elif found[client_id].owner == REDIS:
-                    at_redis.append(index)
                 else:
-                    at_postgres.append(index)
+                    at.setdefault(found[client_id].owner, []).append(index)
             refused: dict[str, Refused] = {}
-            part = yield from self._save_at(saves, at_postgres, at_redis, found, reports, failed, refused)
+            part = yield from self._save_at(saves, at, found, reports, failed, refused)
             if not part:
                 return
             if patience is None:
@@ -155,19 +153,23 @@ class RouterOperations(FindingOperations, FetchOperations):
     def _save_at(
         self,
         saves: Sequence[SessionSave],
-        at_postgres: Sequence[int],
-        at_redis: Sequence[int],
+        at: Mapping[Owner, Sequence[int]],
         found: dict[str, Ownership],
         reports: dict[int, SaveReport],
         failed: dict[str, QueuekeeperError],
         refused: dict[str, Refused],
     ) -> Operation[list[int]]:
-        """Send saves to their owners, to both stores at the same time; return the saves to try again."""
+        """Send saves to their owners, to all stores at the same time; return the saves to try again.
+
+        :param at: owner -> its saves.
+        """
         groups: list[tuple[Sequence[int], Operation[list[SaveReport]]]] = []
-        if at_postgres:
-            groups.append((at_postgres, self._save_at_postgres([saves[index] for index in at_postgres])))
-        if at_redis:
-            groups.append((at_redis, by_redis(self._redis.save_messages([saves[index] for index in at_redis]))))
+        for owner, indexes in at.items():
+            some = [saves[index] for index in indexes]
+            if owner == POSTGRES:
+                groups.append((indexes, self._save_at_postgres(some)))
+            else:
+                groups.append((indexes, by_redis(self._in_redis[owner].save_messages(some))))
         answers: Sequence[Any]
         if len(groups) > 1:
             answers = yield Together([operation for _, operation in groups])
@@ -236,9 +238,10 @@ class RouterOperations(FindingOperations, FetchOperations):
     @keeps(SessionOperations.ack)
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
         removed = unknown = 0
+        most = min(store.acks_per_call for store in self._in_redis.values())
         # A store does this many together, or none of them.
-        for begin in range(0, max(1, len(acks)), KEYS_PER_CALL):
-            part = acks[begin : begin + KEYS_PER_CALL]
+        for begin in range(0, max(1, len(acks)), most):
+            part = acks[begin : begin + most]
             report = yield from self._ack(client_id, part)
             removed += report.removed
             unknown += report.unknown
@@ -331,7 +334,7 @@ class RouterOperations(FindingOperations, FetchOperations):
         :param ask_first: check the owner with the first step, for calls that a store answers without being the owner.
         """
         check_client_id(client_id)
-        if len(client_id) > MAX_VENDOR_TEXT:
+        if self._home == POSTGRES and len(client_id) > MAX_VENDOR_TEXT:
             raise UsageError(
                 f"client id has {len(client_id)} characters ({client_id[:20]!r}...): TBMQ 1.x stores at "
                 f"most {MAX_VENDOR_TEXT}, so the session cannot move"
@@ -346,10 +349,13 @@ class RouterOperations(FindingOperations, FetchOperations):
         while client_id in found:
             ownership = found[client_id]
             try:
-                if ownership.owner == REDIS:
-                    operation = call(self._redis)
+                if ownership.owner != POSTGRES:
+                    in_redis = self._in_redis[ownership.owner]
+                    operation = call(in_redis)
                     if ask_first:
-                        operation = judged_at_redis(operation, ownership, was_just_asked=patience is not None)
+                        operation = judged_at_redis(
+                            operation, ownership, in_redis.own_fields, was_just_asked=patience is not None
+                        )
                     return (yield from by_redis(operation))
                 operation = call(self._postgres)
                 if ask_first:

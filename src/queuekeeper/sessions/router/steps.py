@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.errors import NotOwner, QueuekeeperError
 from queuekeeper.operation import Operation, Pause, mapped
-from queuekeeper.sessions.model import Owner
+from queuekeeper.sessions.model import OWNER_WORDS, Owner
+from queuekeeper.sessions.online import OwnFields
 from queuekeeper.sessions.owners import Ownership
-from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.postgres_operations import Query
 from queuekeeper.sessions.postgres_operations import Step as PostgresStep
 
 POSTGRES: Owner = "postgres"
-REDIS: Owner = "redis"
-FENCED = "fenced"
-"""Owner, as recorded in Redis, of a session that is moving back."""
+OWN, FENCED = "redis", "fenced"
+"""Owners, as a session's own keys in Redis record them: these keys; nobody, since the session is moving away."""
 
 T = TypeVar("T")
 
@@ -45,6 +44,8 @@ class Together(NamedTuple):
     operations: Sequence[Operation[Any]]
 
 
+_ReadOwnFields: TypeAlias = Callable[[lua.Call, Any], OwnFields]
+
 Step: TypeAlias = AtRedis | AtPostgres | Pause | Together
 
 
@@ -58,9 +59,12 @@ def by_postgres(operation: Operation[T]) -> Operation[T]:
     return mapped(operation, lambda step: AtPostgres(step, operation))
 
 
-def judged_at_redis(operation: Operation[T], ownership: Ownership, *, was_just_asked: bool) -> Operation[T]:
-    """Read in Redis, unless the session's own fields, which come first, say that it is not Redis's.
+def judged_at_redis(
+    operation: Operation[T], ownership: Ownership, own_fields: _ReadOwnFields, *, was_just_asked: bool
+) -> Operation[T]:
+    """Read in Redis, unless the session's own fields, which come first, say that another store owns it.
 
+    :param own_fields: of the layout, reads them from the first reply.
     :param ownership: what PostgreSQL says.
     :param was_just_asked: PostgreSQL has said so during this call: what is fenced has not changed since.
     :raises NotOwner: when it is another store's, or Redis does not know.
@@ -68,10 +72,10 @@ def judged_at_redis(operation: Operation[T], ownership: Ownership, *, was_just_a
     calls = next(operation)
     replies = yield calls
     if not isinstance(replies[0], QueuekeeperError):
-        fields = dict(calls[0].script.read(replies[0]).fields)
-        owner = fields.get(b"owner", b"nobody").decode("utf-8", "replace")
-        epoch = fields.get(b"epoch", b"").decode("utf-8", "replace")
-        as_told = owner == REDIS and epoch.isdecimal() and int(epoch) >= (ownership.epoch or 0)
+        fields = own_fields(calls[0], replies[0])
+        owner = fields.owner.decode("utf-8", "replace") or "nobody"
+        epoch = fields.epoch.decode("utf-8", "replace")
+        as_told = owner == OWN and epoch.isdecimal() and int(epoch) >= (ownership.epoch or 0)
         if not as_told and not (owner == FENCED and was_just_asked):
             raise NotOwner(f"{owner} owns the session (epoch {epoch or 'unknown'})")
     return (yield from mapped(operation, answer=replies))
@@ -87,5 +91,5 @@ def judged_at_postgres(client_id: str, operation: Operation[T]) -> Operation[T]:
     owners, *answer = yield replace(step, queries=(owner, *step.queries))
     for _, owner, *_ in owners:
         if owner != POSTGRES:
-            raise NotOwner(f"{STORES[owner]} owns the session")
+            raise NotOwner(f"{OWNER_WORDS[owner]} owns the session")
     return (yield from mapped(operation, answer=answer))
