@@ -11,6 +11,8 @@ pipeline        the same loop with pipelines of 1,000 rows
 foreach         rows of Spark, written one by one from foreachPartition in pipelines, as connectors of Spark to Redis do
 copy            the whole copy, with Spark already up
 packed copy     the same into packed sessions
+verify          the whole verification of a copy that was made just before
+packed verify   the same of packed sessions
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, layout, open_source
+from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
@@ -67,6 +70,7 @@ from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 
 READING, WRITING, NAIVE, COPY, PACKED_COPY = "reading limit", "writing limit", "naive", "copy", "packed copy"
+VERIFY, PACKED_VERIFY = "verify", "packed verify"
 PIPELINE, FOREACH = "pipeline of redis-py", "foreachPartition"
 _PIPELINE_ROWS = 1_000
 _BLOCK_BYTES = 1024 * 1024
@@ -144,13 +148,16 @@ class Stand:
                 ledger.set_plan_state(plan.plan_id, PlanState.APPROVED)
                 ledger.set_cohort_state(plan.plan_id, plan.chosen, CohortState.PLANNED)
 
-    def measured(self, way: Callable[[Stand], int]) -> Sample:
+    def measured(self, way: Callable[[Stand], int], before: Callable[[Stand], int] | None = None) -> Sample:
         """Run one way on an empty target.
 
         :param way: returns how many messages it has dealt with.
+        :param before: what fills the target first, unmeasured.
         """
         self.empty_target()
         self.reset_plans()
+        if before is not None:
+            before(self)
         postgres_pid, redis_pid = self.postgres.pid, self.redis.pid
         assert postgres_pid is not None
         assert redis_pid is not None
@@ -221,6 +228,26 @@ def _copy(stand: Stand, plan: MigrationPlan) -> int:
         )
     if report.messages_written != stand.plan.total("to_copy"):
         raise QueuekeeperError(f"the copy wrote {report.messages_written} of {stand.plan.total('to_copy')} messages")
+    return stand.messages
+
+
+def verify(stand: Stand) -> int:
+    """Compare a copy with its source."""
+    return _verify(stand, stand.plan)
+
+
+def packed_verify(stand: Stand) -> int:
+    """Compare packed sessions with their source."""
+    return _verify(stand, stand.packed_plan)
+
+
+def _verify(stand: Stand, plan: MigrationPlan) -> int:
+    with redirect_stdout(StringIO()):  # its progress, a line each second
+        report = verify_migration(
+            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=plan.plan_id
+        )
+    if not report.balanced:
+        raise QueuekeeperError(f"the verification of the copy has found {report.differences} differences")
     return stand.messages
 
 
@@ -378,7 +405,10 @@ WAYS: dict[str, Callable[[Stand], int]] = {
     FOREACH: foreach,
     COPY: copy,
     PACKED_COPY: packed_copy,
+    VERIFY: verify,
+    PACKED_VERIFY: packed_verify,
 }
+BEFORE = {VERIFY: copy, PACKED_VERIFY: packed_copy}
 
 
 # --- recording -------------------------------------------------------------------------------------------------
@@ -534,17 +564,19 @@ def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
         "share_of_slower_limit": round(
             statistics.median(row[0].messages_per_s / limit for row, limit in zip(together, limits, strict=True)), 3
         ),
-        "packed_over_copy": round(
-            statistics.median(
-                packed.messages_per_s / each.messages_per_s
-                for packed, each in zip(rounds[PACKED_COPY], rounds[COPY], strict=True)
-            ),
-            2,
-        ),
+        "packed_over_copy": _over(rounds, PACKED_COPY, COPY),
+        "verify_over_copy": _over(rounds, VERIFY, COPY),
+        "packed_verify_over_copy": _over(rounds, PACKED_VERIFY, PACKED_COPY),
         "factor_over_naive": round(
             statistics.median(row[0].messages_per_s / row[3].messages_per_s for row in together), 1
         ),
     }
+
+
+def _over(rounds: dict[str, list[Sample]], one: str, other: str) -> float:
+    """Return how many times as fast as another way one is."""
+    pairs = zip(rounds[one], rounds[other], strict=True)
+    return round(statistics.median(first.messages_per_s / second.messages_per_s for first, second in pairs), 2)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -595,7 +627,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         console.print("recording a copy")
         record(stand)
         rounds = bench.in_turns(
-            {name: partial(stand.measured, way) for name, way in WAYS.items()},
+            {name: partial(stand.measured, way, BEFORE.get(name)) for name, way in WAYS.items()},
             rounds=arguments.rounds,
             console=console,
             told=lambda sample: f"{sample.messages_per_s:,.0f} messages/s",

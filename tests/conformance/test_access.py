@@ -64,8 +64,8 @@ def test_migration(admin: RedisClient) -> None:
         args = ["plan", "1", "redis", "0", "1", "1", "", "7", str(end_ms), "{}"]
         caller.call(lua.load("sessions/import_session"), [*keys, payload], args)
         reader = TargetReader(client, prefix=PREFIX)
-        rows = [row for batch in reader.read({CLIENT: (0, 0)}) for row in batch.to_pylist()]
-        assert [row["serial_number"] for row in rows if row["kind"] == "message"] == [7.0]
+        scores = [score for _, pages in reader.read([CLIENT]) for page in pages for score in page["score"].to_pylist()]
+        assert scores == [7.0]
         caller.call(lua.load("sessions/drop_import"), [*keys, payload], ["plan"])
         with pytest.raises(NoPermissionError):
             holder(client).delete(keys.messages)

@@ -166,10 +166,6 @@ def test_counter_is_the_sessions_unless_a_message_is_newer(
     assert len(imported) > CLIENTS // 2
     expected = {client_id: decisions[client_id].last_packet_id for client_id in imported}
     assert imported == {client_id: "" if counter is None else str(counter) for client_id, counter in expected.items()}
-    # The verification comes to the same by a way of its own, on each row that it looks at.
-    sessions = transforms.with_safe_counters(classified).where("fate IN ('copied', 'session')").toArrow().to_pylist()
-    verified = {(row["client_id"], row["last_packet_id"]) for row in sessions if row["client_id"] in imported}
-    assert verified == set(expected.items())
 
 
 def test_rows_of_a_client_lie_together_newest_first_and_its_session_last(sent: list[dict[str, Any]]) -> None:

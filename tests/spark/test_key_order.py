@@ -89,7 +89,7 @@ def test_a_pause_leaves_every_cohort_to_be_copied_and_the_next_copy_completes_th
     assert world.verify(plan.plan_id).balanced
 
 
-def test_an_index_that_hides_rows_stops_plan_and_copy_with_the_remedy(
+def test_an_index_that_hides_rows_stops_plan_copy_and_verification_with_the_remedy(
     make_world: Callable[..., World], hostile_template: str
 ) -> None:
     world = make_world(template=hostile_template)
@@ -105,3 +105,5 @@ def test_an_index_that_hides_rows_stops_plan_and_copy_with_the_remedy(
     with pytest.raises(RefusedError, match="REINDEX TABLE device_publish_msg"):
         world.copy(plan.plan_id)
     assert set(world.ledger.cohort_states(plan.plan_id).values()) == {CohortState.COPYING}
+    with pytest.raises(RefusedError, match="the verification has read"):
+        world.verify(plan.plan_id)

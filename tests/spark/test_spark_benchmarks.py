@@ -22,7 +22,10 @@ def test_a_small_run_of_the_copy_measures_all_ways_and_writes_them_down(tmp_path
     )
     assert result["messages"] == 2_000
     assert result["naive_messages"] == 300
-    assert list(result["summary"]["ways"]) == ["reading limit", "writing limit", "naive", "copy"]
+    assert list(result["summary"]["ways"]) == [
+        "reading limit", "writing limit", "naive", "pipeline of redis-py", "foreachPartition", "copy", "packed copy",
+        "verify", "packed verify",
+    ]  # fmt: skip
     for way, (sample,) in result["rounds"].items():
         assert sample["messages"] == (300 if way == "naive" else 2_000)
         assert sample["seconds"] > 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from queuekeeper.approvals import check_release
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
-from queuekeeper.keyspace import client_slot
+from queuekeeper.keyspace import client_slot, format_cohorts
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, TaskMemory
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.postgres import Connection, address, statement, translated_errors
@@ -209,6 +209,23 @@ def check_all_read(fingerprint: str, *, messages: int, sessions: int) -> None:
         raise RefusedError(
             f"in the order of their keys the source's tables have {messages:,} messages and {sessions:,} sessions, but "
             f"{counted[0]:,} and {counted[1]:,} without an index: {REINDEX}"
+        )
+
+
+def check_cohorts_read(plan: MigrationPlan, read: Mapping[int, int], *, words: str, then: str) -> None:
+    """Check that a step has read every row that the plan has counted in the same source.
+
+    :param read: cohort -> rows that were read.
+    :param words: what has read them, as a person calls it.
+    :param then: what that means for the cohorts.
+    :raises RefusedError: when it has not.
+    """
+    counted = {cohort: plan.cohorts[cohort].messages + plan.cohorts[cohort].sessions for cohort in read}
+    if wrong := [cohort for cohort in sorted(read) if read[cohort] != counted[cohort]]:
+        found, planned = (sum(rows[cohort] for cohort in wrong) for rows in (read, counted))
+        raise RefusedError(
+            f"{words} has read {found:,} rows of cohorts {format_cohorts(wrong)}, where the plan has counted "
+            f"{planned:,} in the same source, so {then}: {REINDEX}"
         )
 
 

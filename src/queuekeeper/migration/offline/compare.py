@@ -1,340 +1,412 @@
-"""Compares what Redis should hold with what it holds, as DataFrame functions."""
+"""Compares what Redis should hold with what it holds, queue by queue, on Arrow's columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from queuekeeper.migration.ledger.model import MigrationPlan
-from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.judging import Judging
-from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, Source, Wanted
+from queuekeeper.keyspace import safe_counter
+from queuekeeper.migration.offline.expected import FATES, Queues
+from queuekeeper.migration.offline.target import FoundSession, Reader, pairs_as_text
+from queuekeeper.sessions import judge
+from queuekeeper.sessions.wire import MAX_INTERVAL_S
 
-# PostgreSQL hashes the long columns itself, so their content never leaves it.
-HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
-# Columns that an operator may have mended in the quarantine before a message was replayed, beside its place.
-MENDABLE = tuple(name for name in MESSAGE_COLUMNS if name not in ("client_id", "serial_number"))
-HASHED_EXPRESSIONS = {
-    "payload": "sha256(payload)",
-    "correlation_data": "sha256(correlation_data)",
-    # The rules judge by these whether a value is missing.
-    "payload_bytes": "octet_length(payload)",
-    "correlation_data_bytes": "octet_length(correlation_data)",
-}
-
-# Schema by which stored messages in TBMQ's format are read.
-_STORED = (
-    "clientId string, topicName string, time bigint, qos int, packetId int, packetType string, payload string, "
-    "retained boolean, userProperties struct<props: array<struct<k: string, v: string>>>, msgExpiryInterval bigint, "
-    "payloadFormatIndicator int, contentType string, responseTopic string, correlationData string"
-)
+Mask: TypeAlias = NDArray[np.bool_]
+Numbers: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = Callable[[int], Sequence[Any]]
+"""Returns what was expected and what was found, of a message."""
 
 MOVED_LATE_MS = 60_000
 """MIGRATE tells another master what is left of a life, not when it ends: each move makes it longer by its own time."""
 
+_PROPERTIES = (
+    "topic", "time", "qos", "packet_type", "retain", "msg_expiry_interval", "payload_format_indicator", "content_type",
+    "response_topic", "correlation_data", "user_properties",
+)  # fmt: skip
 
-@dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """Quarantined messages that were mended and imported.
-
-    :param mended: messages under the client id and serial of their source row.
-    :param moved: messages that got another client id or serial, so that no source row has their place; none if there
-        are no such messages.
-    :param counters: last packet ids that a replay has moved.
-    """
-
-    mended: DataFrame
-    moved: DataFrame | None
-    counters: DataFrame
+_STORED = np.dtype([("score", "<f8"), ("expires_at_ms", "<i8"), ("size_bytes", "<i8")])
+_NO_END = -3
+"""An expiry instant in place of null; Redis has -1 and -2 for others."""
 
 
-def expected_rows(source: Source, *, plan: MigrationPlan, clustered: bool, replayed: Replayed) -> DataFrame:
-    """Return what Redis should hold: every row of the source with its fate and comparable values.
+class Found(NamedTuple):
+    """A difference; see :class:`queuekeeper.migration.ledger.model.Difference`."""
 
-    Messages that got another place before they were replayed are added with ``is_moved``. A client whose messages have
-    no session row gets one, since the copy writes a counter for it.
-    """
-    judging = Judging(default_ttl_s=plan.parameters.default_ttl_s, clustered=clustered)
-    classified = source.fates(
-        messages=Wanted(columns=HASHED_COLUMNS, step=judging.messages(HASHED_COLUMNS), expressions=HASHED_EXPRESSIONS),
-        sessions=Wanted(columns=SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
-        limit=plan.parameters.limit,
-        as_of_ms=plan.as_of_ms,
-    )
-    storable = classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE))
-    joined = storable.join(F.broadcast(replayed.mended), ["client_id", "serial_number"], "left").join(
-        F.broadcast(replayed.counters), "client_id", "left"
-    )
-    was_replayed = (F.col("fate") == "quarantined") & F.col("replayed_packet_id").isNotNull()
-    placed = joined.withColumns(
-        {
-            name: F.when(was_replayed, F.col(f"replayed_{name}")).otherwise(F.col(name))
-            for name in (*MENDABLE, "expires_at_ms")
-        }
-        | {"fate": F.when(was_replayed, "copied").otherwise(F.col("fate")), "is_moved": F.lit(False)}
-    )
-    if replayed.moved is not None:
-        fixed = {"kind": transforms.MESSAGE, "fate": "copied", "is_moved": True}
-        moved = replayed.moved.withColumns({name: F.lit(value) for name, value in fixed.items()})
-        placed = placed.unionByName(moved, allowMissingColumns=True)
-    repaired = placed.withColumn("last_packet_id", F.coalesce("moved_last_packet_id", "last_packet_id"))
-    # A replay passes the packet ids in use by the same rule as the copy.
-    complete = _with_sessions(transforms.with_safe_counters(repaired))
-    return complete.select(
-        "task",
-        "cohort",
-        "client_id",
-        "kind",
-        "serial_number",
-        "fate",
-        "is_moved",
-        "expires_at_ms",
-        "last_packet_id",
-        F.col("packet_id").cast("string").alias("packet_id"),
-        F.lower(F.hex("payload")).alias("payload_hash"),
-        _properties(
-            topic=F.col("topic"),
-            time=F.col("time"),
-            qos=F.col("qos"),
-            packet_type=F.col("packet_type"),
-            retained=F.coalesce("retain", F.lit(False)),
-            # The copy uses another parser than from_json, so that a fault of one parser shows as a difference.
-            pairs=F.from_json("user_properties", "props array<struct<k: string, v: string>>")["props"],
-            interval_s=F.when(F.col("msg_expiry_interval") < 0, 2**31 - 1).otherwise(F.col("msg_expiry_interval")),
-            payload_format_indicator=F.col("payload_format_indicator"),
-            content_type=F.col("content_type"),
-            response_topic=F.col("response_topic"),
-            correlation_hash=F.lower(F.hex("correlation_data")),
-        ).alias("properties"),
-    )
+    cohort: int
+    kind: str
+    client_id: str
+    serial_number: int | None
+    expected: str
+    found: str
 
 
-def _with_sessions(classified: DataFrame) -> DataFrame:
-    """Add a session row for each client that has none but messages to copy."""
-    client = Window.partitionBy("task", "client_id")
-    numbered = classified.withColumn(
-        "copied_rank", F.row_number().over(client.orderBy(F.col("fate") != "copied", F.desc("serial_number")))
-    ).withColumn("has_session", F.max((F.col("kind") == transforms.SESSION).cast("int")).over(client))
-    lacking = (F.col("copied_rank") == 1) & (F.col("fate") == "copied") & (F.col("has_session") == 0)
-    kinds = F.when(lacking, F.array(F.lit(transforms.MESSAGE), F.lit(transforms.SESSION))).otherwise(F.array("kind"))
-    added = (F.col("kind") == transforms.MESSAGE) & (F.col("as_kind") == transforms.SESSION)
-    return (
-        numbered.withColumn("kinds", kinds)
-        .withColumn("as_kind", F.explode("kinds"))
-        .withColumn("fate", F.when(added, transforms.SESSION).otherwise(F.col("fate")))
-        .withColumn("serial_number", F.when(~added, F.col("serial_number")))
-        .withColumn("kind", F.col("as_kind"))
-    )
+class Comparison:
+    """Compares queues with what Redis holds of them, and counts what it finds.
 
-
-def _properties(*, pairs: Column, **values: Column) -> Column:
-    """Return a message's metadata as one text; equal messages of both stores have the same text."""
-    texts = [F.coalesce(value.cast("string"), F.lit("\x00")) for value in values.values()]
-    flat = F.when(F.size(pairs) > 0, F.to_json(pairs)).otherwise(F.lit("\x00"))
-    return F.concat_ws("\x1f", *texts, flat)
-
-
-def _hash_of(name: str) -> Column:
-    """Return the hash of the decoded Base64, or of the text itself where it is not valid Base64."""
-    text = F.col(name)
-    return F.sha2(F.coalesce(F.try_to_binary(text, F.lit("base64")), text.cast("binary")), 256)
-
-
-def found_rows(target: DataFrame) -> DataFrame:
-    """Return what was read from Redis in the form in which it is compared; content becomes hashes.
-
-    :param target: columns of :data:`queuekeeper.migration.offline.target.SCHEMA`.
-    """
-    return target.withColumn("stored", F.from_json("json", _STORED)).select(
-        "task",
-        F.col("cohort").alias("found_cohort"),
-        "client_id",
-        # Values that are no numbers or no Base64 must not end the comparison.
-        F.col("serial_number").try_cast("bigint").alias("serial_number"),
-        F.col("serial_number").alias("score"),
-        "kind",
-        F.col("position").alias("found_position"),
-        F.col("expires_at_ms").alias("found_expires_at_ms"),
-        "key_packet_id",
-        F.col("stored.packetId").cast("string").alias("found_packet_id"),
-        F.col("stored.clientId").alias("found_client_id"),
-        F.col("json").isNotNull().alias("has_payload"),
-        (F.col("json").isNotNull() & F.col("stored.packetId").isNull()).alias("unreadable"),
-        F.coalesce("json_hash", F.sha2("json", 256)).alias("json_hash"),
-        F.coalesce("payload_hash", _hash_of("stored.payload")).alias("found_payload_hash"),
-        _properties(
-            topic=F.col("stored.topicName"),
-            time=F.col("stored.time"),
-            qos=F.col("stored.qos"),
-            packet_type=F.col("stored.packetType"),
-            retained=F.col("stored.retained"),
-            pairs=F.col("stored.userProperties.props"),
-            interval_s=F.col("stored.msgExpiryInterval"),
-            payload_format_indicator=F.col("stored.payloadFormatIndicator"),
-            content_type=F.col("stored.contentType"),
-            response_topic=F.col("stored.responseTopic"),
-            correlation_hash=_hash_of("stored.correlationData"),
-        ).alias("found_properties"),
-        F.col("last_packet_id").alias("found_last_packet_id"),
-        "plan",
-        F.col("import").alias("import_state"),
-        "used",
-        "read_at_ms",
-    )
-
-
-def compare(expected: DataFrame, found: DataFrame, *, plan_id: str, clustered: bool) -> DataFrame:
-    """Return one row per source row or stored message, with its outcome and its differences.
-
-    :param expected: see :func:`expected_rows`.
-    :param found: see :func:`found_rows`.
     :param clustered: whether the target is a cluster, where a life may have become longer by the moves of its slot.
-    :returns: ``cohort``, ``client_id``, ``serial_number``, ``kind``, ``moved_on``, ``outcome``,
-        ``differences``, ``hash``.
+    :param counters: client id -> last packet id that a replay has moved.
+    :ivar counts: what happened how often, by cohort and name: what the ledger counts, and the kinds of differences.
+    :ivar digests: cohort -> the exclusive or of the hashes of its sessions as found.
+    :ivar messages_done: messages that were read out of Redis.
     """
-    of_session = ("found_last_packet_id", "plan", "import_state", "used", "read_at_ms")
-    sessions = found.where(F.col("kind") == transforms.SESSION).select(
-        "task", "client_id", *of_session, F.col("found_position").alias("references")
-    )
-    messages = found.where(F.col("kind") == transforms.MESSAGE).drop(*of_session)
-    joined = (
-        expected.join(messages, ["task", "client_id", "kind", "serial_number"], "full_outer")
-        .withColumn("cohort", F.coalesce("cohort", "found_cohort"))
-        .join(sessions, ["task", "client_id"], "left")
-    )
-    if clustered:
-        late_ms = F.col("found_expires_at_ms") - F.col("expires_at_ms")
-        kept = F.when(late_ms.between(0, MOVED_LATE_MS), F.col("expires_at_ms")).otherwise(F.col("found_expires_at_ms"))
-        joined = joined.withColumn("found_expires_at_ms", kept)
-    placed = _with_positions(joined)
-    exists = F.col("plan").isNotNull() | (F.col("references") > 0) | F.col("found_last_packet_id").isNotNull()
-    # A repeated copy has noted which imports of this plan were used since; other missing messages were lost.
-    moved_on = F.coalesce(((F.coalesce(F.col("plan"), F.lit("")) != plan_id) & exists) | F.col("used"), F.lit(False))
-    present = F.col("found_position").isNotNull() & F.col("has_payload")
-    expired_since = (F.col("fate") == "copied") & ~present & (F.col("expires_at_ms") <= F.col("read_at_ms"))
-    is_session = F.col("kind") == transforms.SESSION
-    judged = placed.withColumn("moved_on", moved_on).withColumn(
-        "expected_here", (F.col("fate") == "copied") & ~expired_since
-    )
-    checks = F.filter(
-        F.array(
-            _difference("missing", F.col("expected_here") & ~present, F.lit("a message"), F.lit("nothing")),
-            _difference(
-                "unexpected",
-                present & ~F.coalesce(F.col("fate") == "copied", F.lit(False)),
-                F.coalesce(F.col("fate"), F.lit("nothing")),
-                F.lit("a message"),
-            ),
-            _difference("unreadable", present & F.col("unreadable"), F.lit("TBMQ's JSON"), F.lit("something else")),
-            *(
-                _difference(kind, F.col("expected_here") & present & ~F.col("unreadable") & differs, wanted, got)
-                for kind, differs, wanted, got in _message_checks()
-            ),
-            _difference(
-                "last_packet_id",
-                is_session
-                & (
-                    F.coalesce(F.col("last_packet_id"), F.lit(0)).cast("string")
-                    != F.coalesce(F.col("found_last_packet_id"), F.lit("0"))
-                ),
-                F.coalesce(F.col("last_packet_id").cast("string"), F.lit("none")),
-                F.coalesce(F.col("found_last_packet_id"), F.lit("none")),
-            ),
-            _difference(
-                "session_missing",
-                is_session & ~F.coalesce(F.col("import_state") == "done", F.lit(False)),
-                F.lit("done"),
-                F.coalesce(F.col("import_state"), F.lit("nothing")),
-            ),
-        ),
-        lambda item: item.isNotNull(),
-    )
-    differences = F.when(F.col("moved_on"), F.lit(None)).otherwise(checks)
-    return judged.withColumn("differences", differences).select(
-        "cohort",
-        "client_id",
-        "serial_number",
-        "kind",
-        "moved_on",
-        F.when(F.col("fate").isNull() | is_session | F.col("is_moved"), None)
-        .when(F.col("moved_on") & (F.col("fate") == "copied"), "superseded")
-        .when(expired_since, "expired")
-        .when((F.col("fate") == "copied") & (~present | (F.size("differences") > 0)), "different")
-        .otherwise(F.col("fate"))
-        .alias("outcome"),
-        F.coalesce("differences", F.array()).cast("array<struct<kind: string, expected: string, found: string>>").alias(
-            "differences"
-        ),
-        F.when(
-            present | is_session,
-            F.xxhash64(
-                "client_id", "kind", "found_place", "serial_number", "key_packet_id", "json_hash",
-                "found_expires_at_ms", "found_last_packet_id",
-            ),
-        ).alias("hash"),
-    )  # fmt: skip
+
+    def __init__(self, reader: Reader, *, plan_id: str, clustered: bool, counters: Mapping[str, int]) -> None:
+        self.counts: Counter[tuple[int, str]] = Counter()
+        self.digests: dict[int, int] = {}
+        self.messages_done = 0
+        self._reader = reader
+        self._plan_id = plan_id
+        self._clustered = clustered
+        self._counters = counters
+
+    def compare(self, queues: Queues) -> Iterator[list[Found]]:
+        """Yield the differences of whole queues, some at a time."""
+        wanted = _Wanted(queues)
+        clients = [
+            at for at, name in enumerate(queues.names) if judge.client_defect(name, clustered=self._clustered) is None
+        ]
+        start = 0
+        for sessions, pages in self._reader.read([queues.names[at] for at in clients]):
+            some = _Some(wanted, np.array(clients[start : start + len(sessions)]), sessions, plan_id=self._plan_id)
+            for page in pages:
+                yield self._counted(some.differences(page, clustered=self._clustered))
+                self.messages_done += page.num_rows
+            yield self._counted(some.missing(self._reader.now_ms))
+            yield self._counted(self._sessions(some))
+            start += len(sessions)
+        for name, cohorts in wanted.outcomes():
+            self._add(name, cohorts)
+
+    def _sessions(self, some: _Some) -> Iterator[Found]:
+        for each in some.each(self._counters):
+            self.digests[each.cohort] = self.digests.get(each.cohort, 0) ^ each.digest
+            if each.is_expected:
+                self.counts[each.cohort, "sessions_seen"] += 1
+                self.counts[each.cohort, "sessions_copied"] += not (each.moved_on or each.differences)
+            if not each.moved_on:
+                yield from each.differences
+
+    def _counted(self, differences: Iterator[Found]) -> list[Found]:
+        found = list(differences)
+        self.counts.update((each.cohort, each.kind) for each in found)
+        return found
+
+    def _add(self, name: str, cohorts: Numbers) -> None:
+        """Count rows, of each of which the cohort is given."""
+        for cohort, count in zip(*np.unique(cohorts, return_counts=True), strict=True):
+            self.counts[int(cohort), name] += int(count)
 
 
-def _with_positions(joined: DataFrame) -> DataFrame:
-    """Add places to the messages that both stores have: by serial number, and in the order in which Redis delivers."""
-    both = (F.col("fate") == "copied") & F.col("found_position").isNotNull() & F.col("has_payload")
-    by_serial = Window.partitionBy("task", "client_id", "both").orderBy("serial_number")
-    by_position = Window.partitionBy("task", "client_id", "both").orderBy("found_position")
-    return (
-        joined.withColumn("both", F.coalesce(both, F.lit(False)))
-        .withColumn("place", F.when(F.col("both"), F.row_number().over(by_serial)))
-        .withColumn("found_place", F.when(F.col("both"), F.row_number().over(by_position)))
-    )
+class _Wanted:
+    """What queues of the source ought to be in Redis, ready to be compared, and what has been seen of it.
+
+    :ivar rows: the rows in the order of clients and serials.
+    :ivar is_seen: which of the messages that ought to be there have been found.
+    :ivar is_expired: which of them Redis has let expire.
+    :ivar differs: which of them were found otherwise than they ought to be.
+    :ivar is_left: which of the clients others have used in Redis since.
+    """
+
+    def __init__(self, queues: Queues) -> None:
+        self.queues = queues
+        self.rows = queues.rows[np.lexsort((queues.rows["serial"], queues.rows["client"]))]
+        self.content = _comparable(queues.copied)
+        count = len(queues.copied)
+        self.is_seen, self.is_expired, self.differs = (np.zeros(count, np.bool_) for _ in range(3))
+        self.is_left = np.zeros(len(queues.names), np.bool_)
+        self._serials = np.unique(self.rows["serial"])
+        self._keys = self._key(self.rows["client"], np.searchsorted(self._serials, self.rows["serial"]))
+        copied = self.rows[self.rows["place"] >= 0]
+        self._places = copied["place"]
+        self._starts = np.searchsorted(copied["client"], np.arange(len(queues.names) + 1))
+
+    def _key(self, client: Numbers, serial: Numbers) -> Numbers:
+        return client.astype(np.int64) * len(self._serials) + serial
+
+    def find(self, client: Numbers, serial: Numbers) -> Numbers:
+        """Return the number of the row that has each client and serial; -1 where there is none."""
+        if not len(self.rows):
+            return np.full(len(client), -1)
+        at = np.minimum(np.searchsorted(self._serials, serial), len(self._serials) - 1)
+        key = self._key(client, at)
+        row = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        return np.where((self._serials[at] == serial) & (self._keys[row] == key), row, -1)
+
+    def places(self, first: int, last: int) -> Numbers:
+        """Return the messages that clients from one to before another ought to have, in their order."""
+        found: Numbers = self._places[self._starts[first] : self._starts[last]]
+        return found
+
+    def rank(self, row: int) -> int:
+        """Return the place of a message in its queue, from 1."""
+        client = int(self.rows["client"][row])
+        return int(np.flatnonzero(self.places(client, client + 1) == self.rows["place"][row])[0]) + 1
+
+    def outcomes(self) -> Iterator[tuple[str, Numbers]]:
+        """Yield what became of the source's messages, each with the cohorts of the rows that it became of."""
+        cohort, client = self.queues.clients["cohort"], self.rows["client"]
+        place = self.rows["place"]
+        is_copied = place >= 0
+        of_source = ~is_copied
+        of_source[is_copied] = ~self.queues.is_moved[place[is_copied]]
+        yield "rows_seen", cohort[client[of_source]]
+        for number, name in enumerate(FATES):
+            if number:
+                yield name, cohort[client[~is_copied & (self.rows["fate"] == number)]]
+        counted = is_copied & of_source
+        client, place = client[counted], place[counted]
+        left, expired = self.is_left[client], self.is_expired[place]
+        yield "superseded", cohort[client[left]]
+        yield "expired", cohort[client[~left & expired]]
+        yield "copied", cohort[client[~left & self.is_seen[place] & ~self.differs[place]]]
 
 
-def _message_checks() -> list[tuple[str, Column, Column, Column]]:
-    """Return kind, condition, expected value and found value of each check of a stored message."""
-    found_expiry = F.col("found_expires_at_ms")
-    return [
-        (
+class _Session(NamedTuple):
+    """What was found of a session.
+
+    :param is_expected: whether the source has it.
+    :param moved_on: whether others have used it since.
+    """
+
+    cohort: int
+    digest: int
+    is_expected: bool
+    moved_on: bool
+    differences: list[Found]
+
+
+class _Some:
+    """Clients whose sessions are read together.
+
+    :param clients: their numbers among those that are wanted.
+    :param sessions: what Redis holds of each.
+    """
+
+    def __init__(self, wanted: _Wanted, clients: Numbers, sessions: Sequence[FoundSession], *, plan_id: str) -> None:
+        self._wanted = wanted
+        self._names = wanted.queues.names
+        self._cohorts = wanted.queues.clients["cohort"]
+        self._clients = clients
+        self._sessions = sessions
+        # A repeated copy has noted which imports of this plan were used since; other missing messages were lost.
+        wanted.is_left[clients] = [
+            each.is_used
+            or (
+                each.plan != plan_id
+                and (each.plan is not None or each.references > 0 or each.last_packet_id is not None)
+            )
+            for each in sessions
+        ]
+        self._hashes = [(hashlib.sha256(), hashlib.sha256()) for _ in sessions]
+        self._has_messages = np.zeros(len(sessions), np.bool_)
+
+    def differences(self, page: pa.RecordBatch, *, clustered: bool) -> Iterator[Found]:
+        """Yield how messages as found differ from what they ought to be."""
+        wanted = self._wanted
+        number = _numbers(page.column("client"))
+        client = self._clients[number]
+        score = page.column("score").to_numpy()
+        # A score may be no number that a serial can be.
+        is_serial = np.abs(score) < 2.0**63
+        serial = np.where(is_serial, score, 0).astype(np.int64)
+        row = np.where(is_serial, wanted.find(client, serial), -1)
+        place = np.where(row >= 0, wanted.rows["place"][row] if len(wanted.rows) else -1, -1)
+        present = _mask(pc.is_valid(page.column("stored")))
+        expected = present & (place >= 0)
+        told = ~wanted.is_left[client]
+        end_ms = _numbers(page.column("expires_at_ms"), null=_NO_END)
+
+        row, place = row[expected], place[expected]
+        ought, found = wanted.content.take(pa.array(place)), page.filter(pa.array(expected))
+        if clustered:
+            late_ms = end_ms[expected] - _numbers(ought.column("expires_at_ms"))
+            end_ms[expected] -= np.where((late_ms >= 0) & (late_ms <= MOVED_LATE_MS), late_ms, 0)
+        self._hash(page, number, present, end_ms)
+        wanted.is_seen[place] = True
+
+        def of(mask: Mask, kind: str, words: Words) -> Iterator[Found]:
+            for at in np.flatnonzero(mask & told).tolist():
+                yield self._found(client[at], kind, int(serial[at]) if is_serial[at] else None, *words(at))
+
+        def fate(at: int) -> tuple[str, str]:
+            found_at = wanted.find(client[at : at + 1], serial[at : at + 1])[0] if is_serial[at] else -1
+            return FATES[wanted.rows["fate"][found_at]] if found_at >= 0 else "nothing", "a message"
+
+        unreadable = present & _mask(pc.is_null(page.column("packet_id")))
+        yield from of(present & ~expected, "unexpected", fate)
+        yield from of(unreadable, "unreadable", lambda _: ("TBMQ's JSON", "something else"))
+        index = np.cumsum(expected) - 1
+        readable = ~unreadable[expected]
+        checks = self._checks(ought, found, row, score[expected], end_ms[expected], client[expected])
+        for kind, differs, words in checks:
+            if (differs & readable).any():
+                wanted.differs[place[differs & readable]] = True
+                mask = expected.copy()
+                mask[expected] = differs & readable
+                yield from of(mask, kind, partial(_at, words, index))
+        wanted.differs[place[~readable]] = True
+
+    def _checks(
+        self, ought: pa.RecordBatch, found: pa.RecordBatch, row: Numbers, score: Any, end_ms: Numbers, client: Numbers
+    ) -> Iterator[tuple[str, Mask, Words]]:
+        """Yield kind, where it is found, and both values, of each check of messages that ought to be there."""
+        wanted = self._wanted
+        yield (
             "order",
             # A score that is no serial may keep the order now and break it with the next message.
-            (F.col("place") != F.col("found_place")) | (F.col("score") != F.col("serial_number")),
-            F.concat_ws(" at place ", "serial_number", "place"),
-            F.concat_ws(" at place ", "score", "found_place"),
-        ),
-        (
+            score != wanted.rows["serial"][row],
+            lambda at: (
+                f"{wanted.rows['serial'][row[at]]} at place {wanted.rank(int(row[at]))}",
+                f"{score[at]:.17g} at place {found.column('position')[at].as_py() + 1}",
+            ),
+        )
+        names, numbers = np.unique(client, return_inverse=True)
+        client_id = pa.array([self._names[at] for at in names.tolist()], pa.string()).take(pa.array(numbers))
+        yield (
             "packet_id",
-            ~F.col("packet_id").eqNullSafe(F.col("found_packet_id"))
-            | ~F.col("packet_id").eqNullSafe(F.col("key_packet_id"))
-            | ~F.col("client_id").eqNullSafe(F.col("found_client_id")),
-            F.col("packet_id"),
-            F.coalesce("found_packet_id", "key_packet_id"),
-        ),
-        (
+            _differ(ought.column("packet_id"), found.column("packet_id"))
+            | _differ(pc.cast(ought.column("packet_id"), pa.string()), found.column("key_packet_id"))
+            | _differ(client_id, found.column("client_id")),
+            lambda at: (ought.column("packet_id")[at].as_py(), found.column("packet_id")[at].as_py()),
+        )
+        yield (
             "payload",
-            ~F.col("payload_hash").eqNullSafe(F.col("found_payload_hash")),
-            F.substring("payload_hash", 1, 12),
-            F.substring("found_payload_hash", 1, 12),
-        ),
-        (
+            _differ(ought.column("payload"), found.column("payload")),
+            lambda at: tuple(_short(each.column("payload")[at].as_py()) for each in (ought, found)),
+        )
+        yield (
             "properties",
-            ~F.col("properties").eqNullSafe(F.col("found_properties")),
-            F.substring(F.sha2("properties", 256), 1, 12),
-            F.substring(F.sha2("found_properties", 256), 1, 12),
-        ),
-        (
+            np.logical_or.reduce([_differ(ought.column(name), found.column(name)) for name in _PROPERTIES]),
+            lambda at: tuple(
+                _short(hashlib.sha256(repr([_raw(each.column(name), at) for name in _PROPERTIES]).encode()).digest())
+                for each in (ought, found)
+            ),
+        )
+        yield (
             "expiry",
-            ~F.col("expires_at_ms").eqNullSafe(found_expiry),
-            F.col("expires_at_ms"),
-            found_expiry,
-        ),
-    ]
+            end_ms != _numbers(ought.column("expires_at_ms"), null=_NO_END),
+            lambda at: (ought.column("expires_at_ms")[at].as_py(), None if end_ms[at] == _NO_END else end_ms[at]),
+        )
+
+    def missing(self, now_ms: Callable[[], int]) -> Iterator[Found]:
+        """Yield the messages that ought to have been found, unless they have expired since.
+
+        :param now_ms: returns the instant by which they may have.
+        """
+        wanted = self._wanted
+        places = wanted.places(self._clients[0], self._clients[-1] + 1)
+        missing = places[~wanted.is_seen[places]]
+        if not len(missing):
+            return
+        ends_ms = _numbers(wanted.content.column("expires_at_ms").take(pa.array(missing)))
+        wanted.is_expired[missing] = ends_ms <= now_ms()
+        rows = np.flatnonzero(np.isin(wanted.rows["place"], missing[~wanted.is_expired[missing]]))
+        for client, serial in zip(*(wanted.rows[name][rows].tolist() for name in ("client", "serial")), strict=True):
+            if not wanted.is_left[client]:
+                yield self._found(client, "missing", serial, "a message", "nothing")
+
+    def each(self, counters: Mapping[str, int]) -> Iterator[_Session]:
+        """Yield each session, after all its messages.
+
+        :param counters: client id -> last packet id that a replay has moved.
+        """
+        wanted = self._wanted
+        packet_ids = _numbers(wanted.content.column("packet_id"))
+        for at, (client, session) in enumerate(zip(self._clients.tolist(), self._sessions, strict=True)):
+            _, counter, has_session, own_counter = wanted.queues.clients[client].tolist()
+            places = wanted.places(client, client + 1)
+            given = max(own_counter, -1) if has_session and own_counter >= 0 else counter
+            given = counters.get(self._names[client], given)
+            last = safe_counter(None if given < 0 else given, packet_ids[places].tolist())
+            is_expected = bool(has_session or len(places))
+            differences = []
+            if is_expected:
+                if str(last or 0) != (session.last_packet_id or "0"):
+                    differences.append(self._found(client, "last_packet_id", None, last, session.last_packet_id))
+                if session.progress != "done":
+                    found = session.progress or "nothing"
+                    differences.append(self._found(client, "session_missing", None, "done", found))
+            digest = self._digest(at, client, session) if is_expected or self._has_messages[at] else 0
+            yield _Session(int(self._cohorts[client]), digest, is_expected, bool(wanted.is_left[client]), differences)
+
+    def _found(self, client: int, kind: str, serial: int | None, expected: Any, found: Any) -> Found:
+        words = ("none" if value is None else str(value) for value in (expected, found))
+        return Found(int(self._cohorts[client]), kind, self._names[client], serial, *words)
+
+    def _hash(self, page: pa.RecordBatch, number: Numbers, present: Mask, end_ms: Numbers) -> None:
+        """Add messages to the hashes of their sessions, which do not depend on how pages are cut."""
+        values = page.column("stored")
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values) + 1]
+        stored = np.zeros(len(values), _STORED)
+        stored["score"], stored["expires_at_ms"], stored["size_bytes"] = page.column("score"), end_ms, np.diff(ends)
+        bounds = np.flatnonzero(np.diff(number, prepend=-1, append=-1))
+        content = memoryview(b"" if data is None else data)
+        for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            of_content, of_rest = self._hashes[number[first]]
+            of_content.update(content[ends[first] : ends[last]])
+            of_rest.update(stored[first:last][present[first:last]].tobytes())
+            self._has_messages[number[first]] |= present[first:last].any()
+
+    def _digest(self, at: int, client: int, session: FoundSession) -> int:
+        parts = [repr((self._names[client], session.last_packet_id)).encode()]
+        whole = hashlib.sha256(b"".join(parts + [each.digest() for each in self._hashes[at]]))
+        return int.from_bytes(whole.digest()[:8], "big", signed=True)
 
 
-def _difference(kind: str, condition: Column, expected: Column, found: Column) -> Column:
-    return F.when(
-        F.coalesce(condition, F.lit(False)),
-        F.struct(
-            F.lit(kind).alias("kind"),
-            F.coalesce(expected.cast("string"), F.lit("none")).alias("expected"),
-            F.coalesce(found.cast("string"), F.lit("none")).alias("found"),
-        ),
-    )
+def _at(words: Words, index: Numbers, at: int) -> Sequence[Any]:
+    return words(int(index[at]))
+
+
+def _comparable(copied: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages of the source in the form in which those of Redis are read."""
+    interval_s = pc.cast(copied.column("msg_expiry_interval"), pa.int64())
+    given = {
+        "retain": pc.fill_null(copied.column("retain"), fill_value=False),
+        # An unsigned interval in a signed column: TBMQ's JSON knows no longer one than this.
+        "msg_expiry_interval": pc.if_else(pc.less(interval_s, 0), MAX_INTERVAL_S, interval_s),
+        "user_properties": _pairs(copied.column("user_properties")),
+    }
+    return pa.RecordBatch.from_pydict({name: given.get(name, copied.column(name)) for name in copied.schema.names})
+
+
+def _pairs(texts: pa.Array) -> pa.Array:
+    encoded = texts.dictionary_encode()
+    distinct = pa.array(map(pairs_as_text, encoded.dictionary.to_pylist()), pa.string(), size=len(encoded.dictionary))
+    return distinct.take(encoded.indices)
+
+
+def _differ(one: pa.Array, other: pa.Array) -> Mask:
+    """Return where values differ; a null is equal to a null."""
+    same = pc.equal(one, other)
+    if same.null_count:
+        same = pc.or_(pc.fill_null(same, fill_value=False), pc.and_(pc.is_null(one), pc.is_null(other)))
+    return ~_mask(same)
+
+
+def _mask(values: pa.Array) -> Mask:
+    found: Mask = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(values: pa.Array, *, null: int = 0) -> Numbers:
+    found: Numbers = pc.fill_null(pc.cast(values, pa.int64()), null).to_numpy(zero_copy_only=False).copy()
+    return found
+
+
+def _raw(values: pa.Array, at: int) -> Any:
+    """Return a value, a text as bytes: what Redis holds may be no UTF-8."""
+    value = values[at]
+    return value.cast(pa.binary()).as_py() if pa.types.is_string(values.type) else value.as_py()
+
+
+def _short(hash_: bytes | None) -> str | None:
+    return None if hash_ is None else hash_.hex()[:12]

@@ -9,7 +9,6 @@ from dataclasses import asdict, fields
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import redis
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
@@ -34,8 +33,10 @@ from queuekeeper.migration.offline.source import (
     ARROW_TYPES,
     MESSAGE_COLUMNS,
     SESSION_COLUMNS,
+    Part,
     Source,
     Wanted,
+    counting,
     layout,
     open_source,
     part_name,
@@ -128,14 +129,7 @@ def _copy_until_paused(
         source = stack.enter_context(
             open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks if by_key else None)
         )
-        # Each task's cohorts: all of them where a task has a range of clients.
-        groups = placement.groups if source.bounds is None else (tuple(sorted(wanted)),) * (len(source.bounds) + 1)
-        if source.bounds is None:
-            names, totals = placement.names, [plan.total_of(group, "to_copy") for group in groups]
-        else:
-            whole = plan.total_of(wanted, "to_copy")
-            names = [f"{part_name(groups[0])}-{number:05d}" for number in range(len(groups))]
-            totals = [whole * (at + 1) // len(groups) - whole * at // len(groups) for at in range(len(groups))]
+        parts = source.parts(partial(plan.total_of, name="to_copy"))
         before = masters(client) if isinstance(client, redis.RedisCluster) else []
         # Checked in the snapshot that is copied.
         preflight.check_same_source(source.connection, plan)
@@ -143,7 +137,7 @@ def _copy_until_paused(
         _check_values(client, source, plan, wanted)
         ledger.begin_copy(plan)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
-        for group in groups:
+        for group in {part.cohorts for part in parts}:
             ledger.clear_progress(plan_id, "copy", part_name(group))
         prefix, mode, limit = plan.parameters.key_prefix, plan.parameters.mode, plan.parameters.limit
         as_of_ms, target_layout = plan.as_of_ms, plan.parameters.layout
@@ -151,15 +145,22 @@ def _copy_until_paused(
         def import_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
-            part = context.partitionId()
+            number = context.partitionId()
             yield _import_task(
                 decided(batches, limit=limit, as_of_ms=as_of_ms), postgres_url=postgres_url, redis_url=redis_url,
-                plan_id=plan_id, prefix=prefix, part=names[part], number=part, total=totals[part], mode=mode,
+                plan_id=plan_id, prefix=prefix, part=parts[number], number=number, mode=mode,
                 target_layout=target_layout,
             )  # fmt: skip
 
         with (
-            reported(postgres_url, plan_id=plan_id, step="copy", parts=names, total=sum(totals), clock=clock),
+            reported(
+                postgres_url,
+                plan_id=plan_id,
+                step="copy",
+                parts=[part.name for part in parts],
+                total=sum(part.total for part in parts),
+                clock=clock,
+            ),  # fmt: skip
             our_errors(),
         ):
             judging = _judging(plan, client)
@@ -170,19 +171,25 @@ def _copy_until_paused(
                 schema=schema_of(_RESULT_COLUMNS),
             ).collect()
         broken_off = {_task_of(row["cohort"]) for row in results if row["cohort"] < 0}
-        missing_yet = {cohort for task in broken_off for cohort in groups[task]}
+        missing_yet = {cohort for task in broken_off for cohort in parts[task].cohorts}
         torn = _torn(client, before, plan, wanted)
         missing_yet |= torn
         copied = [cohort for cohort in wanted if cohort not in missing_yet]
         if mode is Mode.OFFLINE:
-            _check_read(plan, copied, results)
+            read = _by_cohort(results, "rows_read")
+            preflight.check_cohorts_read(
+                plan,
+                {cohort: read.get(cohort, 0) for cohort in copied},
+                words="the copy",
+                then="these are to be undone",
+            )
         # An import that was undone, or lost with its server, was copied again without the rows replayed into it.
         if opened := reopen_lost(ledger, client, plan, copied):
             warn([f"{opened:,} rows of the quarantine that were replayed are open again: replay them once more"])
         ledger.set_cohort_state(plan_id, copied, CohortState.COPIED)
         for task in broken_off:
             # The run that continues cuts the rest into other tasks.
-            ledger.clear_progress(plan_id, "copy", names[task])
+            ledger.clear_progress(plan_id, "copy", parts[task].name)
         states = ledger.cohort_states(plan_id)
         if all(states[cohort] in _THERE for cohort in plan.chosen):
             ledger.set_plan_state(plan_id, PlanState.COPIED)
@@ -270,21 +277,6 @@ def _by_cohort(results: Sequence[Row], name: str) -> dict[int, int]:
     return found
 
 
-def _check_read(plan: MigrationPlan, copied: Sequence[int], results: Sequence[Row]) -> None:
-    """Check that the copy has read every row that the plan has counted in the same source.
-
-    :raises RefusedError: when it has not.
-    """
-    read = _by_cohort(results, "rows_read")
-    counted = {cohort: plan.cohorts[cohort].messages + plan.cohorts[cohort].sessions for cohort in copied}
-    if wrong := [cohort for cohort in copied if read.get(cohort, 0) != counted[cohort]]:
-        raise RefusedError(
-            f"the copy has read {sum(read.get(cohort, 0) for cohort in wrong):,} rows of cohorts "
-            f"{format_cohorts(wrong)}, where the plan has counted {sum(counted[cohort] for cohort in wrong):,} in the "
-            f"same source, so these cohorts are to be undone: {preflight.REINDEX}"
-        )
-
-
 def _import_task(
     batches: Iterator[pa.RecordBatch],
     *,
@@ -292,9 +284,8 @@ def _import_task(
     redis_url: str,
     plan_id: str,
     prefix: str,
-    part: str,
+    part: Part,
     number: int,
-    total: int,
     mode: Mode,
     target_layout: Layout,
 ) -> pa.RecordBatch:
@@ -311,7 +302,12 @@ def _import_task(
 
         def report() -> float | None:
             ledger.record_progress(
-                plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
+                plan_id=plan_id,
+                step="copy",
+                part=part.name,
+                done=importer.messages_done,
+                total=part.total,
+                at_ms=system_clock(),
             )
             nonlocal halted
             control = ledger.control(plan_id)
@@ -322,17 +318,10 @@ def _import_task(
         pace = Pace(report, SharedBucket(connection, plan_id))
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=pace, mode=mode, layout=target_layout)
         stack.callback(importer.close)
-        done, broken_off = total, False
+        done, broken_off = part.total, False
         read: dict[int, int] = {}
-
-        def counted() -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for found in pc.value_counts(batch.column("cohort")).to_pylist():
-                    read[found["values"]] = read.get(found["values"], 0) + found["counts"]
-                yield batch
-
         between = True  # whether the importer is between two sessions
-        for chunk in chunks(sent(counted())):
+        for chunk in chunks(sent(counting(batches, read))):
             if between and halted:
                 broken_off = True
                 break
@@ -342,7 +331,9 @@ def _import_task(
         if broken_off:
             importer.counts[_task_of(number)] = Counts()
             done = importer.messages_done
-        ledger.record_progress(plan_id=plan_id, step="copy", part=part, done=done, total=total, at_ms=system_clock())
+        ledger.record_progress(
+            plan_id=plan_id, step="copy", part=part.name, done=done, total=part.total, at_ms=system_clock()
+        )
     counts = {cohort: Counts() for cohort in read} | importer.counts
     rows = [{"cohort": cohort, "rows_read": read.get(cohort, 0)} | asdict(counts[cohort]) for cohort in sorted(counts)]
     return pa.RecordBatch.from_pylist(

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -83,11 +83,6 @@ class Layout:
     def tasks(self) -> int:
         """Number of tasks, each with one partition."""
         return len(self.groups)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the tasks in the record of progress."""
-        return [part_name(group) for group in self.groups]
 
     def place(self, client_id: str) -> tuple[int, int]:
         """Return cohort and task label of a client."""
@@ -305,6 +300,19 @@ def _none(columns: Mapping[str, str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: pa.array([], ARROW_TYPES[kind]) for name, kind in columns.items()})
 
 
+class Part(NamedTuple):
+    """What one task works on.
+
+    :param name: in the record of progress.
+    :param cohorts: of which it may have clients.
+    :param total: number of messages, as far as it is known.
+    """
+
+    name: str
+    cohorts: tuple[int, ...]
+    total: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """One consistent view of the source database.
@@ -396,6 +404,21 @@ class Source:
 
         return self.queues(messages=messages, sessions=sessions, each=decide, schema=schema_of(columns))
 
+    def parts(self, total_of: Callable[[Iterable[int]], int]) -> list[Part]:
+        """Return what each task of :meth:`queues` works on: all cohorts where it has a range of clients.
+
+        :param total_of: returns how many messages there are to deal with in some cohorts.
+        """
+        groups = self.layout.groups
+        if self.bounds is None:
+            return [Part(part_name(group), group, total_of(group)) for group in groups]
+        cohorts, count = tuple(sorted(itertools.chain(*groups))), len(self.bounds) + 1
+        whole = total_of(cohorts)
+        return [
+            Part(f"{part_name(cohorts)}-{at:05d}", cohorts, whole * (at + 1) // count - whole * at // count)
+            for at in range(count)
+        ]
+
     def partitioned(self, rows: DataFrame) -> DataFrame:
         """Return the rows partitioned by task: one partition per task, in hash slot order."""
         return rows.repartition(self.layout.tasks, "task")
@@ -440,6 +463,14 @@ def _bounds(connection: Connection, ranges: int) -> tuple[str, ...] | None:
     row = connection.execute(statement("sessions/key_bounds"), sample).fetchone()
     assert row is not None
     return tuple(dict.fromkeys(row[0] or ()))
+
+
+def counting(batches: Iterator[pa.RecordBatch], read: dict[int, int]) -> Iterator[pa.RecordBatch]:
+    """Pass batches on, and count their rows by cohort in ``read``."""
+    for batch in batches:
+        for found in pc.value_counts(batch.column("cohort")).to_pylist():
+            read[found["values"]] = read.get(found["values"], 0) + found["counts"]
+        yield batch
 
 
 def task_count(spark: SparkSession, *, rows: int) -> int:

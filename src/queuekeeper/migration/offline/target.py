@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from base64 import b64decode
-from collections.abc import Iterator, Mapping, Sequence
+from binascii import a2b_base64
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import orjson
 import pyarrow as pa
 
@@ -19,44 +20,49 @@ from queuekeeper.lua import scripts
 from queuekeeper.operation import Operation
 from queuekeeper.portions import portions
 from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, redis_errors
-from queuekeeper.sessions import packed_record
+from queuekeeper.sessions import judge, packed_record
 from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.packed_operations.common import Keys, State
 from queuekeeper.sessions.steps import Steps, together
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, UnreadableError
 
-SCHEMA = pa.schema(
-    [
-        ("task", pa.int32()),
-        ("cohort", pa.int32()),
-        ("client_id", pa.string()),
-        ("kind", pa.string()),
-        ("position", pa.int32()),
-        ("serial_number", pa.float64()),
-        ("key_packet_id", pa.string()),
-        ("json", pa.string()),
-        ("json_hash", pa.string()),
-        ("payload_hash", pa.string()),
-        ("expires_at_ms", pa.int64()),
-        ("last_packet_id", pa.string()),
-        ("plan", pa.string()),
-        ("import", pa.string()),
-        ("used", pa.bool_()),
-        ("read_at_ms", pa.int64()),
-    ]
-)
-"""A row per reference (``kind`` message) and one per session, whose ``position`` is the number of references.
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-A large message, and each of a packed session, comes without its payload, but with the hashes of payload and of what is
-stored, since Spark's JSON reader takes no text beyond 20 MB.
-"""
 
-SPARK_SCHEMA = (
-    "task int, cohort int, client_id string, kind string, position int, serial_number double, key_packet_id string, "
-    "json string, json_hash string, payload_hash string, expires_at_ms bigint, last_packet_id string, plan string, "
-    "`import` string, used boolean, read_at_ms bigint"
-)
+class _Pair(msgspec.Struct):
+    k: str
+    v: str
+
+
+class _Pairs(msgspec.Struct):
+    props: list[_Pair] = []
+
+
+class _Stored(msgspec.Struct, rename="camel", gc=False):
+    """A message in TBMQ's format.
+
+    The copy and the stores read and write it by other code, so that a fault of one shows as a difference.
+    """
+
+    client_id: str | None = None
+    topic_name: str | None = None
+    time: _Number | None = None
+    qos: _Number | None = None
+    packet_id: _Number | None = None
+    packet_type: str | None = None
+    payload: str | None = None
+    retained: bool | None = None
+    user_properties: _Pairs | None = None
+    msg_expiry_interval: _Number | None = None
+    payload_format_indicator: _Number | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: str | None = None
+
+
+_STORED, _PROPERTIES = msgspec.json.Decoder(_Stored), msgspec.json.Decoder(_Pairs)
+_NOTHING = _Stored()
 
 _SESSIONS_PER_TRIP = 128
 _REFERENCES_PER_PAGE = 500
@@ -67,24 +73,122 @@ _MOST_KEYS_PER_TRIP = 2_000
 # A message this many times larger than those before it is read in a call of its own.
 _ANY_BYTES = 2**53 - 1
 _SURPLUS = 4
-_LARGE_BYTES = 1_000_000
 _LEFT_OUT = -3
 
-T = TypeVar("T")
+
+class FoundSession(NamedTuple):
+    """A session as Redis holds it.
+
+    :param references: number of messages that it refers to.
+    :param progress: how far its import has come.
+    :param is_used: whether it was used since its import.
+    """
+
+    references: int
+    last_packet_id: str | None
+    plan: str | None
+    progress: str | None
+    is_used: bool
 
 
 @dataclass
-class _Rows:
-    """Columns in the making."""
+class _Page:
+    """Messages in the making, column by column.
 
-    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in SCHEMA.names})
+    :param clients: number of each one's client among those that are read together.
+    :param positions: places in their queues, from 0.
+    :param stored: what is stored, as it is; none for a reference to nothing.
+    :param lines: the same as TBMQ's JSON, where it can be read.
+    :param payloads: hash of each payload, where the lines do not have it.
+    """
 
-    def add(self, **values: Any) -> None:
-        for name, column in self.columns.items():
-            column.append(values.get(name))
+    clients: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    ends_ms: list[int | None] = field(default_factory=list)
+    key_packet_ids: list[str | None] = field(default_factory=list)
+    stored: list[bytes | None] = field(default_factory=list)
+    lines: list[bytes | None] = field(default_factory=list)
+    payloads: list[bytes | None] | None = None
 
     def batch(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict(self.columns, schema=SCHEMA)
+        """Return the page; see :data:`PAGE`."""
+        found = [_NOTHING if line is None else _decoded(line) for line in self.lines]
+        payloads = self.payloads or [_hash(each.payload) for each in found]
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(values, kind)
+                for values, kind in zip(
+                    [
+                        self.clients, self.positions, self.scores, self.ends_ms, self.key_packet_ids, self.stored,
+                        [each.client_id for each in found],
+                        [each.packet_id for each in found],
+                        payloads,
+                        [each.topic_name for each in found],
+                        [each.time for each in found],
+                        [each.qos for each in found],
+                        [each.packet_type for each in found],
+                        [each.retained for each in found],
+                        [each.msg_expiry_interval for each in found],
+                        [each.payload_format_indicator for each in found],
+                        [each.content_type for each in found],
+                        [each.response_topic for each in found],
+                        [_hash(each.correlation_data) for each in found],
+                        [each.user_properties and _as_text(each.user_properties) for each in found],
+                    ],
+                    PAGE.types, strict=True,
+                )
+            ],
+            schema=PAGE,
+        )  # fmt: skip
+
+
+PAGE = pa.schema(
+    [
+        ("client", pa.int32()), ("position", pa.int32()), ("score", pa.float64()), ("expires_at_ms", pa.int64()),
+        ("key_packet_id", pa.string()), ("stored", pa.binary()), ("client_id", pa.string()), ("packet_id", pa.int64()),
+        ("payload", pa.binary()), ("topic", pa.string()), ("time", pa.int64()), ("qos", pa.int64()),
+        ("packet_type", pa.string()), ("retain", pa.bool_()), ("msg_expiry_interval", pa.int64()),
+        ("payload_format_indicator", pa.int64()), ("content_type", pa.string()), ("response_topic", pa.string()),
+        ("correlation_data", pa.binary()), ("user_properties", pa.string()),
+    ]
+)  # fmt: skip
+"""Columns of a page: content by the names of the source's columns, with hashes in place of what may be long.
+
+``packet_id`` is null where a message cannot be read.
+"""
+
+
+def _decoded(line: bytes) -> _Stored:
+    with suppress(ValueError, RecursionError):
+        return _STORED.decode(line)
+    return _NOTHING
+
+
+def pairs_as_text(text: str) -> str | None:
+    """Return user properties of the source's column as one text, in which no other pairs have the same.
+
+    They are read by other code than the copy's, except for what is no JSON throughout and TBMQ takes nevertheless.
+    """
+    with suppress(ValueError, RecursionError):
+        return _as_text(_PROPERTIES.decode(text))
+    pairs = judge.pairs_of(text)
+    return None if pairs is judge.UNREADABLE else _as_text(_Pairs([_Pair(*pair) for pair in pairs]))
+
+
+def _as_text(pairs: _Pairs) -> str | None:
+    return "".join(f"{len(pair.k)}:{pair.k}{len(pair.v)}:{pair.v}" for pair in pairs.props) or None
+
+
+def _hash(text: str | None) -> bytes | None:
+    """Return the hash of the decoded Base64, or of the text itself where it is not valid Base64."""
+    if text is None:
+        return None
+    try:
+        content = a2b_base64(text, strict_mode=True)
+    except ValueError:
+        content = text.encode()
+    return hashlib.sha256(content).digest()
 
 
 class Reader(ABC):
@@ -98,23 +202,38 @@ class Reader(ABC):
         self._prefix = prefix
         self._caller = lua.ScriptCaller(client)
 
-    def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Yield what Redis holds of some clients.
+    def read(self, clients: Sequence[str]) -> Iterator[tuple[list[FoundSession], Iterator[pa.RecordBatch]]]:
+        """Yield what Redis holds of clients, some after the other: their sessions, and pages of their messages.
 
-        :param clients: client id -> (task, cohort).
+        The pages (:data:`PAGE`) are to be read before what follows. They are in the order of each client's queue.
         """
-        names = list(clients)
-        for start in range(0, len(names), _SESSIONS_PER_TRIP):
-            yield from self._sessions(names[start : start + _SESSIONS_PER_TRIP], clients)
+        for start in range(0, len(clients), _SESSIONS_PER_TRIP):
+            yield self._some(clients[start : start + _SESSIONS_PER_TRIP])
+
+    def now_ms(self) -> int:
+        """Return the instant by which messages that were not found may have expired."""
+        return max(clocks_ms(self._client))
 
     @abstractmethod
-    def _sessions(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        """Yield what Redis holds of the named ones among the clients."""
+    def _some(self, names: Sequence[str]) -> tuple[list[FoundSession], Iterator[pa.RecordBatch]]:
+        """Return the sessions of some clients, and what reads their messages."""
 
 
 def reader_of(layout: Layout) -> type[Reader]:
     """Return what reads sessions of a layout."""
     return TargetReader if layout is Layout.TBMQ else PackedReader
+
+
+class _Reference(NamedTuple):
+    """A message that a session refers to.
+
+    :param client: number of its client among those that are read together.
+    """
+
+    client: int
+    position: int
+    key: bytes
+    score: float
 
 
 class TargetReader(Reader):
@@ -124,73 +243,64 @@ class TargetReader(Reader):
         super().__init__(client, prefix=prefix)
         self._keys_per_trip = _KEYS_PER_CALL
 
-    def _sessions(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
+    def _some(self, names: Sequence[str]) -> tuple[list[FoundSession], Iterator[pa.RecordBatch]]:
         commands: list[tuple[Any, ...]] = []
         for name in names:
             keys = session_keys(name, prefix=self._prefix)
             commands += [
-                ("ZRANGE", keys.messages, 0, _REFERENCES_PER_PAGE - 1, "WITHSCORES"),
+                self._references(name, 0),
                 ("ZCARD", keys.messages),
                 ("GET", keys.last_packet_id),
                 ("HMGET", keys.session, "plan", "import", "used"),
             ]
         answers = self._pipeline(commands)
-        rows = _Rows()
-        references: list[tuple[str, int, bytes, float]] = []
-        for index, name in enumerate(names):
-            page, count, last_packet_id, (plan, state, used) = answers[4 * index : 4 * index + 4]
-            task, cohort = clients[name]
-            rows.add(
-                task=task, cohort=cohort, client_id=name, kind="session", position=count,
-                last_packet_id=_text(last_packet_id), plan=_text(plan), used=used is not None,
-                **{"import": _text(state)},
-            )  # fmt: skip
-            for page_start in range(0, max(count, 1), _REFERENCES_PER_PAGE):
-                if page_start:
-                    messages = session_keys(name, prefix=self._prefix).messages
-                    (page,) = self._pipeline(
-                        [("ZRANGE", messages, page_start, page_start + _REFERENCES_PER_PAGE - 1, "WITHSCORES")]
-                    )
-                references += [
-                    (name, page_start + position, member, score)
-                    for position, (member, score) in enumerate(_pairs(page))
-                ]
-                while len(references) >= (trip := self._keys_per_trip):
-                    yield from self._messages(references[:trip], clients)
-                    references = references[trip:]
-        yield from self._messages(references, clients)
-        # Taken after the messages were read, so that every message found expired has expired at this instant.
-        rows.columns["read_at_ms"] = [max(clocks_ms(self._client))] * len(names)
-        yield rows.batch()
+        sessions = [
+            FoundSession(count, _text(last_packet_id), _text(plan), _text(progress), used is not None)
+            for count, last_packet_id, (plan, progress, used) in zip(
+                answers[1::4], answers[2::4], answers[3::4], strict=True
+            )
+        ]
+        counts = [session.references for session in sessions]
+        return sessions, self._pages(names, first=answers[::4], counts=counts)
 
-    def _messages(
-        self, references: list[tuple[str, int, bytes, float]], clients: Mapping[str, tuple[int, int]]
-    ) -> Iterator[pa.RecordBatch]:
+    def _pages(self, names: Sequence[str], *, first: Sequence[Any], counts: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        waiting: list[_Reference] = []
+        for client, (name, count) in enumerate(zip(names, counts, strict=True)):
+            for start in range(0, count, _REFERENCES_PER_PAGE):
+                page = first[client] if start == 0 else self._pipeline([self._references(name, start)])[0]
+                waiting += [
+                    _Reference(client, position, key, score)
+                    for position, (key, score) in enumerate(_pairs(page), start)
+                ]
+                while len(waiting) >= (trip := self._keys_per_trip):
+                    yield from self._messages(names, waiting[:trip])
+                    waiting = waiting[trip:]
+        yield from self._messages(names, waiting)
+
+    def _references(self, name: str, start: int) -> tuple[Any, ...]:
+        messages = session_keys(name, prefix=self._prefix).messages
+        return ("ZRANGE", messages, start, start + _REFERENCES_PER_PAGE - 1, "WITHSCORES")
+
+    def _messages(self, names: Sequence[str], references: Sequence[_Reference]) -> Iterator[pa.RecordBatch]:
         if not references:
             return
-        rows = _Rows()
-        left_out: list[tuple[tuple[str, int, bytes, float], int]] = []
-        size_bytes = 0
-        for reference, json, expires_at_ms in self._trip(references, bounded=True):
-            if expires_at_ms <= _LEFT_OUT:
-                size_bytes += _LEFT_OUT - expires_at_ms
-                left_out.append((reference, _LEFT_OUT - expires_at_ms))
-            else:
-                size_bytes += len(json)
-                self._add(rows, reference, clients, json=json, expires_at_ms=expires_at_ms)
+        found = self._trip(references, bounded=True)
+        size_bytes = sum(_LEFT_OUT - end_ms if end_ms <= _LEFT_OUT else len(json) for json, end_ms in found)
         fitting = _BYTES_PER_TRIP * len(references) // max(1, size_bytes)
         self._keys_per_trip = max(1, min(_MOST_KEYS_PER_TRIP, fitting, 4 * self._keys_per_trip))
-        yield rows.batch()
-        for batch in portions(left_out, size=lambda sized: sized[1], most=_BYTES_PER_TRIP):
-            rows = _Rows()
-            for reference, json, expires_at_ms in self._trip([left for left, _ in batch], bounded=False):
-                self._add(rows, reference, clients, json=json, expires_at_ms=expires_at_ms)
-            yield rows.batch()
+        start = 0
+        for at, (_, end_ms) in enumerate(found):
+            if end_ms <= _LEFT_OUT:
+                if start < at:
+                    yield self._page(names, references[start:at], found[start:at])
+                large = references[at : at + 1]
+                yield self._page(names, large, self._trip(large, bounded=False))
+                start = at + 1
+        if start < len(found):
+            yield self._page(names, references[start:], found[start:])
 
-    def _trip(
-        self, references: Sequence[tuple[str, int, bytes, float]], *, bounded: bool
-    ) -> Iterator[tuple[tuple[str, int, bytes, float], bytes, int]]:
-        """Read the messages that references name.
+    def _trip(self, references: Sequence[_Reference], *, bounded: bool) -> list[tuple[bytes, int]]:
+        """Return JSON and end of life of the messages that references name.
 
         :param bounded: leave out messages that are much larger than expected.
         """
@@ -199,37 +309,36 @@ class TargetReader(Reader):
         while start < len(references):
             end = start
             # A call holds keys of one session, since these share a slot.
-            while end < len(references) and end - start < _KEYS_PER_CALL and references[end][0] == references[start][0]:
+            client = references[start].client
+            while end < len(references) and end - start < _KEYS_PER_CALL and references[end].client == client:
                 end += 1
             most_bytes = _SURPLUS * _BYTES_PER_TRIP * (end - start) // len(references)
-            keys = [member for _, _, member, _ in references[start:end]]
+            keys = [reference.key for reference in references[start:end]]
             max_bytes = most_bytes if bounded else _ANY_BYTES
             calls.append(scripts.sessions.export_messages(payloads=keys, max_bytes=max_bytes))
             start = end
         replies = self._caller.execute(calls).or_raise()
-        records = (
+        return [
             record for call, reply in zip(calls, replies, strict=True) for record in call.script.read(reply).records
-        )
-        return ((reference, json, at_ms) for reference, (json, at_ms) in zip(references, records, strict=True))
+        ]
 
-    def _add(
-        self,
-        rows: _Rows,
-        reference: tuple[str, int, bytes, float],
-        clients: Mapping[str, tuple[int, int]],
-        *,
-        json: bytes,
-        expires_at_ms: int,
-    ) -> None:
-        name, position, member, score = reference
-        task, cohort = clients[name]
-        stem = payload_key(name, "", prefix=self._prefix).encode()
-        content = _without_payload(json) if len(json) > _LARGE_BYTES else {"json": _text(json) if json else None}
-        rows.add(
-            task=task, cohort=cohort, client_id=name, kind="message", position=position, serial_number=score,
-            key_packet_id=_text(member[len(stem) :]) if member.startswith(stem) else None,
-            expires_at_ms=expires_at_ms, **content,
-        )  # fmt: skip
+    def _page(
+        self, names: Sequence[str], references: Sequence[_Reference], found: Sequence[tuple[bytes, int]]
+    ) -> pa.RecordBatch:
+        page = _Page()
+        stems = {each.client: b"" for each in references}
+        for client in stems:
+            stems[client] = payload_key(names[client], "", prefix=self._prefix).encode()
+        for (client, position, key, score), (json, end_ms) in zip(references, found, strict=True):
+            stem = stems[client]
+            page.clients.append(client)
+            page.positions.append(position)
+            page.scores.append(score)
+            page.ends_ms.append(end_ms)
+            page.key_packet_ids.append(_text(key[len(stem) :]) if key.startswith(stem) else None)
+            page.stored.append(json or None)
+            page.lines.append(json or None)
+        return page.batch()
 
     def _pipeline(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         with redis_errors(address_of(self._client)):
@@ -244,10 +353,12 @@ class TargetReader(Reader):
 class _Packed:
     """A packed session as it is read.
 
+    :param number: of the client among those that are read together.
     :param serials: of the messages that are not read yet.
     :param position: number of messages that are.
     """
 
+    number: int
     name: str
     keys: Keys
     state: State
@@ -268,33 +379,28 @@ class PackedReader(Reader, PackedSessionOperations):
         Reader.__init__(self, client, prefix=prefix)
         PackedSessionOperations.__init__(self, prefix=prefix)
 
-    def _sessions(self, names: list[str], clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        sessions: list[_Packed] = []
-        self._carry_out(together(self._begin_reading(name, sessions) for name in names))
-        rows = _Rows()
-        for each in sessions:
-            task, cohort = clients[each.name]
-            last, plan, progress = each.state.given_packet_id, each.state.plan, each.state.progress
-            rows.add(
-                task=task, cohort=cohort, client_id=each.name, kind="session", position=each.state.messages,
-                last_packet_id=None if last is None else str(last), plan=_text(plan or None),
-                used=each.state.is_noted_used, read_at_ms=each.state.now_ms, **{"import": _text(progress or None)},
-            )  # fmt: skip
-        yield rows.batch()
+    def _some(self, names: Sequence[str]) -> tuple[list[FoundSession], Iterator[pa.RecordBatch]]:
+        found: list[_Packed] = []
+        self._carry_out(together(self._begin_reading(at, name, found) for at, name in enumerate(names)))
+        # Those that were answered first come first.
+        found.sort(key=lambda each: each.number)
+        return [_session_of(each.state) for each in found], self._pages(found)
+
+    def _pages(self, sessions: Sequence[_Packed]) -> Iterator[pa.RecordBatch]:
         while sessions := [each for each in sessions if each.serials]:
             for some in portions(sessions, size=lambda each: each.size_bytes, most=_BYTES_PER_TRIP):
                 self._carry_out(together(self._read_on(each) for each in some))
-                rows = _Rows()
+                page = _Page(payloads=[])
                 for each in some:
                     for serial, record in each.records:
                         if record is not None:
-                            self._add(rows, each, clients, serial=serial, record=record)
-                yield rows.batch()
+                            self._add(page, each, serial=serial, record=record)
+                yield page.batch()
 
-    def _begin_reading(self, name: str, sessions: list[_Packed]) -> Steps[None]:
+    def _begin_reading(self, number: int, name: str, sessions: list[_Packed]) -> Steps[None]:
         keys = self._keys(name)
         state = yield from self._read_session(keys)
-        sessions.append(_Packed(name, keys, state, (yield from self._serials(keys, state))))
+        sessions.append(_Packed(number, name, keys, state, (yield from self._serials(keys, state))))
 
     def _read_on(self, session: _Packed) -> Steps[None]:
         session.records = yield from self._records(
@@ -302,29 +408,28 @@ class PackedReader(Reader, PackedSessionOperations):
         )
         session.serials = session.serials[len(session.records) :]
 
-    def _add(
-        self, rows: _Rows, session: _Packed, clients: Mapping[str, tuple[int, int]], *, serial: int, record: bytes
-    ) -> None:
-        task, cohort = clients[session.name]
+    def _add(self, page: _Page, session: _Packed, *, serial: int, record: bytes) -> None:
         ends_ms = packed_record.expires_at_ms(record)
-        content: dict[str, str | None] = {"json": "{}", "payload_hash": "", "key_packet_id": None}
-        if ends_ms is not None and ends_ms <= session.state.now_ms:
-            content = {"json": None}
-        else:
+        is_over = ends_ms is not None and ends_ms <= session.state.now_ms
+        line: bytes | None = None
+        payload, packet_id = b"", None
+        if not is_over:
             with suppress(UnreadableError):
                 fields, payload = packed_record.fields_of(record)
                 # TBMQ's JSON, in which both sides are compared, knows no longer interval.
                 if "msgExpiryInterval" in fields:
                     fields["msgExpiryInterval"] = min(fields["msgExpiryInterval"], MAX_INTERVAL_S)
-                content = {
-                    "json": orjson.dumps(fields | {"clientId": session.name, "payload": ""}).decode(),
-                    "payload_hash": hashlib.sha256(payload).hexdigest(),
-                    "key_packet_id": str(fields["packetId"]),
-                }
-        rows.add(
-            task=task, cohort=cohort, client_id=session.name, kind="message", position=session.position,
-            serial_number=float(serial), expires_at_ms=ends_ms, json_hash=hashlib.sha256(record).hexdigest(), **content,
-        )  # fmt: skip
+                line = orjson.dumps(fields | {"clientId": session.name})
+                packet_id = str(fields["packetId"])
+        assert page.payloads is not None
+        page.clients.append(session.number)
+        page.positions.append(session.position)
+        page.scores.append(float(serial))
+        page.ends_ms.append(ends_ms)
+        page.key_packet_ids.append(packet_id)
+        page.stored.append(None if is_over else record)
+        page.lines.append(line)
+        page.payloads.append(hashlib.sha256(payload).digest())
         session.position += 1
 
     def _carry_out(self, operation: Operation[None]) -> None:
@@ -334,18 +439,15 @@ class PackedReader(Reader, PackedSessionOperations):
                 step = operation.send(self._caller.execute(step))
 
 
-def _without_payload(json: bytes) -> dict[str, str]:
-    """Return a large message with hashes in place of its payload; empty values when it is unreadable."""
-    found = {"json": "{}", "json_hash": hashlib.sha256(json).hexdigest(), "payload_hash": ""}
-    try:
-        fields = orjson.loads(json)
-    except orjson.JSONDecodeError:
-        return found
-    if isinstance(fields, dict):
-        with suppress(KeyError, TypeError, ValueError):
-            found["payload_hash"] = hashlib.sha256(b64decode(fields["payload"], validate=True)).hexdigest()
-        found["json"] = orjson.dumps(fields | {"payload": ""}).decode()
-    return found
+def _session_of(state: State) -> FoundSession:
+    last = state.given_packet_id
+    return FoundSession(
+        state.messages,
+        None if last is None else str(last),
+        _text(state.plan or None),
+        _text(state.progress or None),
+        state.is_noted_used,
+    )
 
 
 def _pairs(page: list[Any]) -> list[tuple[bytes, float]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 from pyspark.taskcontext import TaskContext
@@ -26,30 +28,45 @@ from queuekeeper.migration.ledger.model import (
     PlanState,
     VerifyReport,
 )
-from queuekeeper.migration.ledger.parameters import Mode
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
 from queuekeeper.migration.ledger.progress import reported
 from queuekeeper.migration.offline import transforms
-from queuekeeper.migration.offline.compare import MENDABLE, Replayed, compare, expected_rows, found_rows
-from queuekeeper.migration.offline.judging import LIFE_COLUMNS, expires_at_ms
+from queuekeeper.migration.offline.compare import Comparison
+from queuekeeper.migration.offline.expected import HASHED_COLUMNS, HASHED_EXPRESSIONS, Replayed, queues_of
+from queuekeeper.migration.offline.fates import decided
+from queuekeeper.migration.offline.judging import LIFE_COLUMNS, Judging, expires_at_ms
 from queuekeeper.migration.offline.source import (
     ARROW_TYPES,
     MESSAGE_COLUMNS,
+    SESSION_COLUMNS,
+    Part,
     Source,
+    Wanted,
+    counting,
     layout,
     open_source,
     schema_of,
     task_count,
 )
-from queuekeeper.migration.offline.target import SPARK_SCHEMA, reader_of
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS
+from queuekeeper.migration.offline.target import reader_of
 from queuekeeper.migration.spark.session import our_errors
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import statement
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
-from queuekeeper.sessions.judge import client_defect
-from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.quarantine import readable
+
+_RESULT_COLUMNS = {
+    "cohort": "int", "name": "string", "amount": "bigint", "client_id": "string", "serial_number": "bigint",
+    "expected": "string", "found": "string",
+}  # fmt: skip
+"""Columns of what tasks tell: an amount of what has this name in a cohort, or else a difference of this kind."""
+
+_READ, _DIGEST = "rows_read", "digest"
+_COUNTED = (
+    "rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined", "sessions_seen", "sessions_copied",
+)  # fmt: skip
+_NO_KINDS = {_READ, _DIGEST, *_COUNTED}
 
 
 def verify_migration(
@@ -75,57 +92,64 @@ def verify_migration(
         with connect_redis(redis_url) as client:
             preflight.check_same_target(client, plan)
             clustered = is_cluster(client)
-        total = plan.total_of(wanted, "to_copy")
+        offline = plan.parameters.mode is Mode.OFFLINE
         tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
         placement = layout(cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
-        names, totals = placement.names, [plan.total_of(group, "to_copy") for group in placement.groups]
-        ranges = tasks if plan.parameters.mode is Mode.OFFLINE else None
+        ranges = tasks if offline else None
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement, ranges=ranges))
         # Checked in the snapshot that is compared.
         preflight.check_same_source(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
-        prefix, target_layout = plan.parameters.key_prefix, plan.parameters.layout
+        parts = source.parts(partial(plan.total_of, name="to_copy"))
+        replayed = _replayed(source, ledger, plan)
+        parameters, as_of_ms = plan.parameters, plan.as_of_ms
 
-        def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def compare_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
             assert context is not None
-            part = context.partitionId()
-            return _read_target(
-                batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], total=totals[part], clustered=clustered, target_layout=target_layout,
+            return _compared(
+                decided(batches, limit=parameters.limit, as_of_ms=as_of_ms), replayed, postgres_url=postgres_url,
+                redis_url=redis_url, plan_id=plan_id, parameters=parameters, part=parts[context.partitionId()],
+                clustered=clustered,
             )  # fmt: skip
 
+        judging = Judging(default_ttl_s=parameters.default_ttl_s, clustered=clustered)
+        compared = source.queues(
+            messages=Wanted(
+                columns=HASHED_COLUMNS, step=judging.messages(HASHED_COLUMNS), expressions=HASHED_EXPRESSIONS
+            ),
+            sessions=Wanted(columns=SESSION_COLUMNS, step=judging.sessions(SESSION_COLUMNS)),
+            each=compare_task,
+            schema=schema_of(_RESULT_COLUMNS),
+        )
         with (
-            reported(postgres_url, plan_id=plan_id, step="verify", parts=names, total=total, clock=clock),
+            reported(
+                postgres_url, plan_id=plan_id, step="verify", parts=[part.name for part in parts],
+                total=sum(part.total for part in parts), clock=clock,
+            ),
             our_errors(),
-        ):
-            replayed = _replayed(source, ledger, plan)
-            expected = expected_rows(source, plan=plan, clustered=clustered, replayed=replayed)
-            # Cached, since sessions and messages are joined separately.
-            read = _clients(source).mapInArrow(read_task, SPARK_SCHEMA)
-            found = found_rows(read).persist(StorageLevel.DISK_ONLY)
-            compared = compare(expected, found, plan_id=plan_id, clustered=clustered).persist(StorageLevel.DISK_ONLY)
+        ):  # fmt: skip
+            # Kept, since counts are read before differences, of which there may be many.
+            compared.persist(StorageLevel.DISK_ONLY)
             try:
-                rows = [_ledger_row(row.asDict()) for row in _balance(compared).collect()]
-                differing = compared.where(F.size("differences") > 0).select(
-                    "cohort", "client_id", "serial_number", F.explode("differences").alias("difference")
-                )
+                counts = _sums(compared.where(F.col("amount").isNotNull()).collect())
+                if offline:
+                    preflight.check_cohorts_read(
+                        plan, {cohort: counts[cohort, _READ] for cohort in wanted}, words="the verification",
+                        then="nothing is known of what it has not read",
+                    )  # fmt: skip
+                kinds = {(cohort, name): count for (cohort, name), count in counts.items() if name not in _NO_KINDS}
                 differences = (
                     Difference(
-                        cohort=row["cohort"],
-                        client_id=row["client_id"],
-                        serial_number=row["serial_number"],
-                        kind=row["difference"]["kind"],
-                        expected=row["difference"]["expected"],
-                        found=row["difference"]["found"],
+                        cohort=row["cohort"], client_id=row["client_id"], serial_number=row["serial_number"],
+                        kind=row["name"], expected=row["expected"], found=row["found"],
                     )
-                    for row in differing.toLocalIterator()
-                )
-                ledger.replace_differences(plan_id, wanted, differences, counts=_counts(differing))
+                    for row in (compared.where(F.col("amount").isNull()).toLocalIterator() if kinds else ())
+                )  # fmt: skip
+                ledger.replace_differences(plan_id, wanted, differences, counts=kinds)
             finally:
                 compared.unpersist()
-                found.unpersist()
-        rows = _with_empty_cohorts(rows, wanted)
+        rows = [_ledger_row(cohort, counts) for cohort in sorted(wanted)]
         ledger.replace_ledger(plan_id, rows, clock())
         report = VerifyReport(
             plan_id=plan_id,
@@ -145,13 +169,6 @@ def verify_migration(
         return report
 
 
-def _clients(source: Source) -> DataFrame:
-    """Return each client of the source once, partitioned by task."""
-    only_id = {"client_id": "string"}
-    clients = source.read(MESSAGES, only_id).unionByName(source.read(SESSIONS, only_id))
-    return source.partitioned(clients).dropDuplicates(["task", "client_id"]).select("task", "cohort", "client_id")
-
-
 def _replayed(source: Source, ledger: MigrationLedger, plan: MigrationPlan) -> Replayed:
     rows = sorted(
         (
@@ -163,40 +180,21 @@ def _replayed(source: Source, ledger: MigrationLedger, plan: MigrationPlan) -> R
     )
     keys = {"client_ids": [row.client_id for row in rows], "serial_numbers": [row.serial_number for row in rows]}
     moved = set(source.connection.execute(statement("migration/moved_keys"), keys).fetchall())
-    counters = {row.client_id: row.assigned_packet_id for row in rows if row.assigned_packet_id is not None}
-    known = MESSAGE_COLUMNS | {"expires_at_ms": "bigint"}
 
-    def columns_of(rows: list[QuarantinedRow]) -> dict[str, list[Any]]:
-        values = {name: [getattr(row, name) for row in rows] for name in MESSAGE_COLUMNS}
-        times = {name: pa.array(values[name], ARROW_TYPES[MESSAGE_COLUMNS[name]]) for name in LIFE_COLUMNS}
-        ends = expires_at_ms(pa.record_batch(times), default_ttl_s=plan.parameters.default_ttl_s)
-        return {**values, "expires_at_ms": ends.to_pylist()}
+    def content(rows: list[QuarantinedRow]) -> pa.RecordBatch:
+        values = {
+            name: pa.array([getattr(row, name) for row in rows], ARROW_TYPES[kind])
+            for name, kind in MESSAGE_COLUMNS.items()
+        }
+        life = pa.RecordBatch.from_pydict({name: values[name] for name in LIFE_COLUMNS})
+        ends = expires_at_ms(life, default_ttl_s=plan.parameters.default_ttl_s)
+        return pa.RecordBatch.from_pydict(values | {"expires_at_ms": ends})
 
-    mended = columns_of([_mended(row) for row in rows])
-    placed = [
-        (cohort, task, counters.get(row.client_id), row)
-        for row in map(_mended, rows)
-        if (row.client_id, row.serial_number) in moved
-        for cohort, task in [source.layout.place(row.client_id)]
-        if task >= 0
-    ]
-    elsewhere: dict[str, list[Any]] = {
-        "cohort": [cohort for cohort, _, _, _ in placed],
-        "task": [task for _, task, _, _ in placed],
-        "moved_last_packet_id": [counter for _, _, counter, _ in placed],
-        **columns_of([row for _, _, _, row in placed]),
-    }
-    places = {"cohort": "int", "task": "int", "moved_last_packet_id": "int"}
+    mended = [_mended(row) for row in rows]
     return Replayed(
-        mended=_given(source.spark, mended, known).withColumnsRenamed(
-            {name: f"replayed_{name}" for name in (*MENDABLE, "expires_at_ms")}
-        ),
-        moved=_given(source.spark, elsewhere, places | known) if placed else None,
-        counters=_given(
-            source.spark,
-            {"client_id": list(counters), "moved_last_packet_id": list(counters.values())},
-            {"client_id": "string", "moved_last_packet_id": "int"},
-        ),
+        mended=content(mended),
+        moved=content([row for row in mended if (row.client_id, row.serial_number) in moved]),
+        counters={row.client_id: row.assigned_packet_id for row in rows if row.assigned_packet_id is not None},
     )
 
 
@@ -212,98 +210,73 @@ def _mended(row: QuarantinedRow) -> QuarantinedRow:
     )
 
 
-def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mapping[str, str]) -> DataFrame:
-    """Return rows of the driver as a DataFrame without ``createDataFrame``, which would start other Python workers.
-
-    :param values: column name -> values.
-    :param columns: column name -> Spark type.
-    """
-    arrays = {name: pa.array(values[name], ARROW_TYPES[kind]) for name, kind in columns.items()}
-    batches = pa.table(arrays).to_batches()
-    return spark.range(0, 1, 1, 1).mapInArrow(lambda _: iter(batches), schema_of(columns))
+def _sums(rows: Iterable[Row]) -> Counter[tuple[int, str]]:
+    """Return the sum of what tasks have counted, by cohort and name, and the exclusive or of their hashes."""
+    found: Counter[tuple[int, str]] = Counter()
+    for row in rows:
+        place = row["cohort"], row["name"]
+        found[place] = found[place] ^ row["amount"] if row["name"] == _DIGEST else found[place] + row["amount"]
+    return found
 
 
-def _balance(compared: DataFrame) -> DataFrame:
-    """Return the counts of each cohort's ledger row."""
-    outcome = F.col("outcome")
-    is_session = F.col("kind") == transforms.SESSION
-    return compared.groupBy("cohort").agg(
-        F.count_if(outcome.isNotNull()).alias("rows_seen"),
-        *(
-            F.count_if(outcome == name).alias(name)
-            for name in ("copied", "expired", "trimmed", "superseded", "quarantined")
-        ),
-        F.count_if(is_session).alias("sessions_seen"),
-        F.count_if(is_session & ~F.col("moved_on") & (F.size("differences") == 0)).alias("sessions_copied"),
-        F.sum(F.size("differences")).alias("differences"),
-        F.hex(F.bit_xor("hash")).alias("digest"),
+def _ledger_row(cohort: int, counts: Counter[tuple[int, str]]) -> LedgerRow:
+    return LedgerRow(
+        cohort=cohort,
+        digest=f"{counts[cohort, _DIGEST] % 2**64:016x}",
+        differences=sum(count for (place, name), count in counts.items() if place == cohort and name not in _NO_KINDS),
+        **{name: counts[cohort, name] for name in _COUNTED},
     )
-
-
-def _counts(differing: DataFrame) -> dict[tuple[int, str], int]:
-    counted = differing.groupBy("cohort", F.col("difference.kind").alias("kind")).agg(F.count("*").alias("found"))
-    return {(row["cohort"], row["kind"]): row["found"] for row in counted.collect()}
-
-
-def _ledger_row(row: dict[str, Any]) -> LedgerRow:
-    return LedgerRow(**(row | {"digest": (row["digest"] or "0").rjust(16, "0").lower()}))
-
-
-def _with_empty_cohorts(rows: list[LedgerRow], wanted: list[int]) -> list[LedgerRow]:
-    """Return a row for every cohort, also for cohorts without rows in the source."""
-    found = {row.cohort: row for row in rows}
-    zeros = dict.fromkeys(
-        ("rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined", "sessions_seen", "sessions_copied",
-         "differences"), 0,
-    )  # fmt: skip
-    return [
-        found[cohort] if cohort in found else LedgerRow(cohort=cohort, digest="0" * 16, **zeros)
-        for cohort in sorted(wanted)
-    ]
 
 
 def _digest_of(rows: list[LedgerRow]) -> str:
     return hashlib.sha256("".join(row.digest for row in rows).encode()).hexdigest()[:16]
 
 
-def _read_target(
+def _compared(
     batches: Iterator[pa.RecordBatch],
+    replayed: Replayed,
     *,
     postgres_url: str,
     redis_url: str,
     plan_id: str,
-    prefix: str,
-    part: str,
-    total: int,
+    parameters: MigrationParameters,
+    part: Part,
     clustered: bool,
-    target_layout: Layout,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the sessions of one Spark partition out of Redis, in pages."""
+    """Compare the queues of one Spark partition; yield the differences, and at the end what was counted."""
+    read: dict[int, int] = {}
     with ExitStack() as stack:
         ledger = MigrationLedger(stack.enter_context(connect_postgres(postgres_url, autocommit=True)))
         client = connect_redis(redis_url)
         stack.callback(client.close)
-        reader = reader_of(target_layout)(client, prefix=prefix)
-        done, reported_s = 0, 0.0
+        comparison = Comparison(
+            reader_of(parameters.layout)(client, prefix=parameters.key_prefix), plan_id=plan_id, clustered=clustered,
+            counters=replayed.counters,
+        )  # fmt: skip
+        reported_s = 0.0
 
-        def report() -> None:
+        def report(done: int) -> None:
             ledger.record_progress(
-                plan_id=plan_id, step="verify", part=part, done=min(done, total), total=total, at_ms=system_clock()
-            )
+                plan_id=plan_id, step="verify", part=part.name, done=min(done, part.total), total=part.total,
+                at_ms=system_clock(),
+            )  # fmt: skip
 
-        for batch in batches:
-            place = zip(batch.column("task").to_pylist(), batch.column("cohort").to_pylist(), strict=True)
-            clients = zip(batch.column("client_id").to_pylist(), place, strict=True)
-            placed = {
-                client_id: where
-                for client_id, where in clients
-                if client_defect(client_id, clustered=clustered) is None
-            }
-            for page in reader.read(placed):
-                done += page.num_rows
-                yield page
+        for queues in queues_of(counting(batches, read), replayed):
+            for differences in comparison.compare(queues):
+                if differences:
+                    yield _results(each._asdict() | {"name": each.kind} for each in differences)
                 if time.monotonic() - reported_s >= 1:
                     reported_s = time.monotonic()
-                    report()
-        done = total
-        report()
+                    report(comparison.messages_done)
+        report(part.total)
+    counts = dict(comparison.counts)
+    counts |= {(cohort, _READ): rows for cohort, rows in read.items()}
+    counts |= {(cohort, _DIGEST): digest for cohort, digest in comparison.digests.items()}
+    yield _results({"cohort": cohort, "name": name, "amount": amount} for (cohort, name), amount in counts.items())
+
+
+def _results(rows: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
+    found = list(rows)
+    return pa.RecordBatch.from_pydict(
+        {name: pa.array([row.get(name) for row in found], ARROW_TYPES[kind]) for name, kind in _RESULT_COLUMNS.items()}
+    )
