@@ -3,7 +3,8 @@
 Spark reads the source once and plans; a person approves the plan; Spark copies it cohort by cohort. With the broker
 stopped (mode offline) Spark then reads both stores again and compares. With devices connected (mode online) each client
 is brought up to date, fenced for milliseconds, compared and moved to Redis, a canary first; every change is mirrored to
-PostgreSQL until a person commits. A report shows the ledger. Every step can be repeated.
+PostgreSQL until a person commits. A report shows the ledger. Every step can be repeated. With another source, sessions
+move from one layout of Redis to the other in the same way, without Spark.
 
 **Before**, offline: stop TBMQ and everything else that writes to its tables or to Redis. Online: every writer is a
 SessionRouter, or the trigger for other writers is installed. Start with a dry run.
@@ -101,7 +102,8 @@ with DAG(
         task_id="approve_commit",
         subject="End the mirror? After this there is no way back but a new migration.",
         body=f"Plan {PLAN_ID}: clients that can move are on Redis, and each was equal in PostgreSQL after the soak. "
-        "Unless the plan leaves them, messages of clients that no cluster can hold go into quarantine.",
+        "Unless the plan leaves them, messages of clients that no cluster can hold go into quarantine. Copies of "
+        "a source in Redis are removed.",
         plan_only=False,
         retry_delay=timedelta(seconds=1),
     )

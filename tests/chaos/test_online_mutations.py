@@ -32,7 +32,7 @@ _names = count(1)
 _EQUAL = "            if not left and not bad:\n                moved"
 _RAISED = "                if left:"
 _HELD_FIRST = """\
-        async with self._transaction():
+        async with self._transaction(limit_ms=self._mirror_ms):
             owned = await self._owners.hold(client_id, driver=None, epoch=None)
 """
 _READ_FIRST = (

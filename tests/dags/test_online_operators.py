@@ -7,13 +7,14 @@ import json
 import pkgutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
-from queuekeeper.airflow.operators.migration import PlanMigrationOperator
+from queuekeeper.airflow.operators.migration import CopySessionsOperator, PlanMigrationOperator
 from queuekeeper.airflow.operators.online import (
     ArmCohortsOperator,
     CatchUpOperator,
@@ -27,9 +28,10 @@ from queuekeeper.airflow.operators.online import (
 )
 from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
-from queuekeeper.migration.ledger.parameters import steps_of
+from queuekeeper.jobs.parameters import describe
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, Source, steps_of
 from queuekeeper.migration.online.mover import SessionMover
-from queuekeeper.sessions.model import SessionSave
+from queuekeeper.sessions.model import Layout, SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, unhurried_fences
 
 if TYPE_CHECKING:
@@ -118,6 +120,34 @@ def test_all_tasks_there_and_back(world: OnlineWorld) -> None:
     assert world.all_owners() == {"postgres"}
     actors = {actor for (actor,) in world.sql("SELECT actor FROM queuekeeper.audit WHERE action = 'apply'")}
     assert actors == {"bob (run run-1)"}
+
+
+def test_all_tasks_from_one_layout_of_redis_to_the_other_and_back(world: OnlineWorld, tmp_path: Path) -> None:
+    """Neither the plan nor the copy starts Spark: there is none."""
+    for client_id in CLIENTS:
+        save = SessionSave(client_id=client_id, messages=(message(b"secret"),))
+        (report,) = world.at_redis.save_messages([save])
+        assert report.error is None
+    wanted = MigrationParameters(from_store=Source.TBMQ, layout=Layout.PACKED, mode=Mode.ONLINE, cohort_count=3)
+    parameters = {name: getattr(wanted, name) for name in describe(MigrationParameters)}
+    planned = PlanMigrationOperator(task_id="plan", run_id="run-1", parameters=parameters, spark_jobs=str(tmp_path))
+    plan_id = planned.execute(context())["plan_id"]
+    assert world.ledger.plan_of_run("run-1") == plan_id
+    assert world.ledger.load_plan(plan_id).total("to_copy") == len(CLIENTS)
+    copied = CopySessionsOperator(task_id="copy", plan_id=plan_id, cohorts="0-2", spark_jobs=str(tmp_path))
+
+    assert run(ArmCohortsOperator, plan_id=plan_id)["clients"] == len(CLIENTS)
+    assert copied.execute(context()) == {}
+    assert run(CatchUpOperator, plan_id=plan_id)["outcomes"] == {"equal": len(CLIENTS)}
+    run(RehearseOperator, plan_id=plan_id, canary_percent="1")
+    world.ledger.approve(plan_id, "alice")
+    run(CutOverOperator, plan_id=plan_id, steps_percent="1,50,100", approval_limit_minutes="60")
+    assert world.all_owners() == {"packed"}
+    look = run(LookAtCohortsOperator, plan_id=plan_id)
+    assert look["clients"] == len(CLIENTS)
+    report = run(RollBackOperator, plan_id=plan_id, decision=YES, four_eyes="True", max_lag_s="10")
+    assert report["outcomes"] == {"moved": len(CLIENTS)}
+    assert world.all_owners() == {"redis"}
 
 
 def test_soak_waits_in_the_triggerer_and_goes_on_where_it_was(world: OnlineWorld, dag_bag: DagBag) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.integration
 SECRET = "only the device may see this"
 CLIENTS = tuple(f"meter-{number}" for number in range(12))
 ONLINE = CommandLine(group="online", secret=SECRET)
+MIGRATE = CommandLine(group="migrate", secret=SECRET)
 
 
 @pytest.fixture
@@ -79,6 +81,30 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     assert len(world.rows()) == len(CLIENTS) + 1
     assert ONLINE.as_json("disarm", PLAN_ID)["disarmed"] is True
     assert world.states() == {"planned"}
+
+
+def test_from_one_layout_of_redis_to_the_other_by_command(world: OnlineWorld, tmp_path: Path) -> None:
+    for client_id in CLIENTS:
+        world.at_redis.save_messages([SessionSave(client_id=client_id, messages=(message(SECRET.encode()),))])
+    same = ("--mode", "online", "--from-store", "packed", "--layout", "packed")
+    MIGRATE.fails("plan", *same, code=2, words="there is nothing to move; choose the layout tbmq")
+    planned = MIGRATE.as_json(
+        "plan", "--mode", "online", "--from-store", "tbmq", "--layout", "packed", "--cohort-count", "2"
+    )
+    assert (planned["sessions"], planned["to_copy"]) == (len(CLIENTS), len(CLIENTS))
+    plan_id = planned["plan_id"]
+    assert moved("arm", plan_id)["clients"] == len(CLIENTS)
+    MIGRATE.fails("copy", plan_id, "--yes", code=4, words=f"use queuekeeper online catch-up {plan_id}")
+    moved("catch-up", plan_id)
+    moved("verify", plan_id)
+    assert ONLINE.as_json("cut-over", plan_id, "--dry-run")["clients"] == len(CLIENTS)
+    assert moved("cut-over", plan_id, "--yes")["outcomes"] == {"moved": len(CLIENTS)}
+    status = ONLINE.as_json("status", plan_id)
+    assert sum(each["owners"]["packed"] for each in status["cohorts"]) == len(CLIENTS)
+    assert MIGRATE.as_json("report", plan_id, "--directory", str(tmp_path))["verdict"] == "balanced"
+    assert moved("roll-back", plan_id, "--yes")["outcomes"] == {"moved": len(CLIENTS)}
+    assert "Redis serves" in ONLINE.run("disarm", plan_id).stdout
+    MIGRATE.fails("undo", plan_id, "--yes", code=4, words="move inside Redis")
 
 
 def test_way_back_brings_the_mirror_up_to_date_first_and_says_how_far_it_was(world: OnlineWorld) -> None:

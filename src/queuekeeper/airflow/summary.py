@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 import humanize
 
 from queuekeeper.migration.ledger.model import MigrationPlan
-from queuekeeper.migration.ledger.parameters import BadRows, Mode
+from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
 from queuekeeper.report.figures import number, size
 from queuekeeper.sessions.judge import Reason
+from queuekeeper.sessions.model import OWNER_WORDS
 
 _QUARANTINED = {
     (Mode.OFFLINE, BadRows.QUARANTINE): "kept in PostgreSQL for repair",
@@ -27,6 +28,12 @@ _SCATTERED = {
     "messages to queuekeeper.session_quarantine)",
     BadRows.LEAVE: " (no cluster can hold such a client: it stays in PostgreSQL)",
 }
+
+
+def _put_aside(parameters: MigrationParameters) -> str:
+    if parameters.inside_redis:
+        return "put aside in Redis, as by a fetch; their clients move"
+    return _QUARANTINED[parameters.mode, parameters.bad_rows]
 
 
 def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
@@ -45,6 +52,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
     life = humanize.precisedelta(parameters.default_ttl_s)
     rows = [
         ("Plan", f"`{plan.plan_id}`, as of {as_of}"),
+        ("From and to", f"{OWNER_WORDS[parameters.source_owner]} to {OWNER_WORDS[parameters.target_owner]}"),
         ("Cohorts", f"{number(len(plan.chosen))} of {number(len(plan.cohorts))}"),
         ("Sessions", number(told["sessions"])),
         ("Clients with messages", f"{number(told['clients'])}, longest queue {number(told['longest_queue'])}"),
@@ -52,7 +60,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
         ("**To copy**", f"**{number(told['to_copy'])}**"),
         ("Expired", f"{number(told['expired'])} (not copied; the lifetime is {life} if the publisher set none)"),
         ("Trimmed", f"{number(told['trimmed'])} (not copied: beyond {number(parameters.limit)} per session)"),
-        ("Quarantined", f"{number(told['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
+        ("Quarantined", f"{number(told['quarantined'])} ({_put_aside(parameters)})"),
         ("Redis memory", f"{size(told['forecast_bytes'])} forecast, {size(used)} in use{limit}"),
         ("Throttle", "none" if throttle is None else f"{number(throttle)} messages/s"),
     ]

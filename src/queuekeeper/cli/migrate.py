@@ -61,6 +61,14 @@ def plan(call: OnServers, *, parameters: PlanWish, spark_master: context.SparkMa
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
     """
     source, target = context.reachable(call.postgres_url, call.redis_url)
+    wanted = parameters.part(MigrationParameters)
+    if wanted.inside_redis:
+        from queuekeeper.migration.online.inside_redis import plan_inside_redis
+
+        moved = plan_inside_redis(
+            postgres_url=source, redis_url=target, parameters=wanted, run_id=parameters.run_id or None
+        )
+        return Shown(moved, lambda: _plan(moved), then=f"Next: queuekeeper online arm {moved.plan_id}")
     with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.plan import plan_migration
 
@@ -68,7 +76,7 @@ def plan(call: OnServers, *, parameters: PlanWish, spark_master: context.SparkMa
             spark,
             postgres_url=source,
             redis_url=target,
-            parameters=parameters.part(MigrationParameters),
+            parameters=wanted,
             run_id=parameters.run_id or None,
         )
     return Shown(made, lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
@@ -86,6 +94,7 @@ def copy(
     """
     source, target = context.reachable(call.postgres_url, call.redis_url)
     planned = call.ledger.load_plan(plan_id)
+    planned.check_from_postgres(instead=f"queuekeeper online catch-up {plan_id}")
     total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
     question = f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?"
     agree(call, call.ledger, plan_id, question)
@@ -114,6 +123,7 @@ def verify(
     source, target = context.reachable(call.postgres_url, call.redis_url)
     plan_id = _newest(call, plan_id)
     planned = call.ledger.load_plan(plan_id)
+    planned.check_from_postgres(instead=f"queuekeeper online verify {plan_id}")
     total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
     with context.spark("queuekeeper migrate verify", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.verify import verify_migration

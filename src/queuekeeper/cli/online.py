@@ -20,6 +20,7 @@ from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.states import BEGINS, ends
 from queuekeeper.service.signals import stopped_by_signals
+from queuekeeper.sessions.model import OWNER_WORDS
 
 if TYPE_CHECKING:
     from queuekeeper.migration.online.driver import OnlineDriver
@@ -225,7 +226,7 @@ def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
         return _would(call, plan_id, parameters, "commit", "would stay Redis's for good")
     question = (
         "The mirror will end: there is no way back but a new migration. Unless the plan leaves them, messages of "
-        "clients that no cluster can hold go into quarantine."
+        "clients that no cluster can hold go into quarantine. Copies of a source in Redis are removed."
     )
     call.agree(plan_id, question, kind="online_commit")
     return _done(call.driver(plan_id, parameters).commit(chosen))
@@ -233,12 +234,13 @@ def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, asks=_asks())
 def disarm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """End a migration whose clients are all in PostgreSQL. Writers no longer look up owners.
+    """End a migration whose clients are all in the source. Writers no longer look up owners.
 
     Example: `queuekeeper online disarm 0123456789abcdef`
     """
     call.driver(plan_id, parameters).disarm(call.chosen(plan_id, parameters))
-    words = f"Plan {plan_id}: PostgreSQL serves, nobody looks for owners any more."
+    source = call.ledger.load_plan(plan_id).parameters.source_owner
+    words = f"Plan {plan_id}: {OWNER_WORDS[source]} serves, nobody looks for owners any more."
     return Shown({"plan_id": plan_id, "disarmed": True}, lambda: [words])
 
 
@@ -266,6 +268,7 @@ def status(call: OnPostgres, plan_id: PlanId) -> Shown:
             "state": lambda each: cell(str(each.state), style=_TONES.get(str(each.state), "")),
             "PostgreSQL's": lambda each: counts[each.cohort].postgres,
             "Redis's": lambda each: counts[each.cohort].redis,
+            "packed": lambda each: counts[each.cohort].packed,
             "fenced": lambda each: counts[each.cohort].fenced,
             "verified": lambda each: instant(each.verified_at_ms),
             "to be verified again": lambda each: each.dirty_reason or None,
@@ -282,7 +285,8 @@ runs.add_aliases(app, "online_migration", {name: name for name in ("pause", "res
 def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) -> Shown:
     """Return what a step would work on; it is refused as the step would be."""
     online, cohorts = OnlineCohorts(call.connection), call.chosen(plan_id, wish)
-    leaves_clients = call.ledger.load_plan(plan_id).parameters.bad_rows is BadRows.LEAVE
+    chosen_plan = call.ledger.load_plan(plan_id).parameters
+    leaves_clients = chosen_plan.bad_rows is BadRows.LEAVE
     done = ends(verb, leaves_clients=leaves_clients)
     chosen = online.chosen(plan_id, cohorts, BEGINS[verb], verb=verb, done=done)
     found = [each for each in chosen if each.state not in done]
@@ -290,8 +294,8 @@ def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) ->
         # Those that were left behind come when no other has to.
         found = found or chosen
     counts = {each.cohort: each for each in online.owner_counts(plan_id)}
-    owner = "postgres" if verb == "cut over" else "redis"
-    clients = sum(getattr(counts[each.cohort], owner) for each in found)
+    owner = chosen_plan.source_owner if verb == "cut over" else chosen_plan.target_owner
+    clients = sum(counts[each.cohort].of(owner) for each in found)
     would: dict[str, Any] = {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True}
     if verb == "commit":
         aside = call.driver(plan_id, wish).without_place(cohorts)

@@ -32,6 +32,7 @@ def undo(
 
     ledger, plan_id = MigrationLedger(stores.connection), run.maintenance_run_id
     found = ledger.load_plan(plan_id)
+    found.check_from_postgres(instead=f"queuekeeper online roll-back {plan_id}")
     wanted = found.choose(cohorts)
     check_same_target(stores.client, found)
     if not dry_run:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.forms import reject_unknown_of, template
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
 from queuekeeper.airflow.operators.asked import AskedOperator, argument
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.waits import PausableOperator
+from queuekeeper.facts import brief
 from queuekeeper.jobs.pace import RunPaused, control_of
 from queuekeeper.jobs.parameters import Parameters, describe
 from queuekeeper.jobs.resources import REDIS_CONNECTION
@@ -25,6 +26,7 @@ from queuekeeper.migration.ledger.parameters import (
     PlanChoice,
     PlanRequest,
 )
+from queuekeeper.migration.online.inside_redis import plan_inside_redis
 from queuekeeper.migration.preflight import SOURCE_TABLES
 
 if TYPE_CHECKING:
@@ -44,6 +46,20 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
     models = (MigrationParameters,)
     job = "plan_migration.py"
     run_id: str = argument("{{ run_id }}")
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Plan by Spark, or without it where sessions move inside Redis."""
+        self.wishes(context)
+        wanted = self.read(MigrationParameters)
+        if not wanted.inside_redis:
+            return super().execute(context)
+        plan = plan_inside_redis(
+            postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+            redis_url=QueuekeeperRedisHook(redis_conn_id=self.redis_conn_id or REDIS_CONNECTION).url,
+            parameters=wanted,
+            run_id=self.run_id,
+        )
+        return brief(plan)
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Check the parameters of later steps, and return the requester and the parameters of the plan."""
@@ -69,9 +85,14 @@ class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """Return what the copy did since the last pause; while the migration is paused, Spark is not started.
 
+        Where sessions move inside Redis there is nothing to do: ``catch_up`` copies them.
+
         :raises RunPaused: when the migration is paused.
         """
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+            if ledger.load_plan(self.plan_id).parameters.inside_redis:
+                self.log.info("Sessions move inside Redis: the next step copies them")
+                return {}
             control_of(ledger, self.plan_id, paused=lambda: None, stays=False)
         report = QueuekeeperSparkOperator.execute(self, context)
         if report.get("paused"):

@@ -134,6 +134,15 @@ class MigrationPlan:
         if self.state is PlanState.REFUSED:
             raise RefusedError(f"plan {self.plan_id} was refused: {self.state_reason}")
 
+    def check_from_postgres(self, *, instead: str) -> None:
+        """Check that sessions come from PostgreSQL, for a step of Spark, which reads it.
+
+        :param instead: command of the step for sessions that move inside Redis.
+        :raises RefusedError: when they do not.
+        """
+        if self.parameters.inside_redis:
+            raise RefusedError(f"sessions of plan {self.plan_id} move inside Redis, client by client: use {instead}")
+
     @property
     def chosen_cohorts(self) -> tuple[CohortPlan, ...]:
         """The cohorts that will be copied."""

@@ -23,6 +23,14 @@ class Mode(StrEnum):
     ONLINE = "online"  # every writer asks who owns a session
 
 
+class Source(StrEnum):
+    """Where sessions are before they move."""
+
+    POSTGRES = "postgres"  # the tables of TBMQ 1.x
+    TBMQ = "tbmq"  # the keys of TBMQ 2.x in Redis
+    PACKED = "packed"  # one hash per session in the same Redis
+
+
 class BadRows(StrEnum):
     """What an online migration does with rows that nobody can deliver."""
 
@@ -49,12 +57,24 @@ class MigrationParameters(SessionRules):
             "online": "online: devices are connected, writers ask who owns a session",
         },
     )
+    from_store: Source = parameter(
+        Source.POSTGRES,
+        title="Where sessions are",
+        help="Where the sessions are. postgres: the tables of TBMQ 1.x. tbmq or packed: this layout of the same Redis, "
+        "from which sessions move to the other layout; online only, and PostgreSQL records the owners.",
+        section=Section.RULES,
+        choices={
+            "postgres": "postgres: the tables of TBMQ 1.x",
+            "tbmq": "tbmq: the keys of TBMQ 2.x in Redis",
+            "packed": "packed: one hash per session in Redis",
+        },
+    )
     layout: Layout = parameter(
         Layout.TBMQ,
         title="Layout in Redis",
         help="How sessions are laid out in Redis. tbmq: the keys that TBMQ 2.x reads and writes. packed: one hash per "
         "session, which takes half of the memory, for brokers that use Queuekeeper's store with this layout; offline "
-        "only.",
+        "only, unless from_store is tbmq.",
         section=Section.RULES,
         choices={
             "tbmq": "tbmq: the keys that TBMQ 2.x reads and writes",
@@ -101,10 +121,32 @@ class MigrationParameters(SessionRules):
 
     @model_validator(mode="after")
     def _moves_into_one_layout(self) -> Self:
-        if self.layout is Layout.PACKED and self.mode is Mode.ONLINE:
+        if self.layout is Layout.PACKED and self.mode is Mode.ONLINE and not self.inside_redis:
             raise UsageError(
                 "layout is 'packed', and the mode is online: packed sessions have no mirror and no outbox yet, so "
                 "there would be no way back; choose the mode offline, or the layout tbmq"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _moves_to_another_store(self) -> Self:
+        if not self.inside_redis:
+            return self
+        if self.from_store.value == self.layout.value:
+            other = Layout.PACKED if self.layout is Layout.TBMQ else Layout.TBMQ
+            raise UsageError(
+                f"from_store and layout are both {self.layout.value!r}: there is nothing to move; choose the layout "
+                f"{other}"
+            )
+        if self.mode is Mode.OFFLINE:
+            raise UsageError(
+                f"from_store is {self.from_store.value!r}, and the mode is offline: sessions move from one layout of "
+                "Redis to the other client by client, with devices connected or not; choose the mode online"
+            )
+        if self.bad_rows is BadRows.LEAVE:
+            raise UsageError(
+                f"bad_rows is 'leave', and from_store is {self.from_store.value!r}: a message in Redis that nobody can "
+                "read is put aside, as by a fetch; choose quarantine"
             )
         return self
 
@@ -118,9 +160,14 @@ class MigrationParameters(SessionRules):
         return self
 
     @property
+    def inside_redis(self) -> bool:
+        """Whether sessions move from one layout of Redis to the other."""
+        return self.from_store is not Source.POSTGRES
+
+    @property
     def source_owner(self) -> Owner:
         """Store that owns sessions before they move."""
-        return "postgres"
+        return OWNER_OF[Layout(self.from_store.value)] if self.inside_redis else "postgres"
 
     @property
     def target_owner(self) -> Owner:

@@ -110,6 +110,7 @@ def _copy_until_paused(
         connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
         ledger = MigrationLedger(connection)
         plan = ledger.load_plan(plan_id)
+        plan.check_from_postgres(instead=f"queuekeeper online catch-up {plan_id}")
         wanted = plan.choose(cohorts)
         plan.check_accepted()
         ledger.check_current(plan_id, now_ms=system_clock())

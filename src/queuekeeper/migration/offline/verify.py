@@ -88,6 +88,7 @@ def verify_migration(
         connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
         ledger = MigrationLedger(connection)
         plan = ledger.load_plan(plan_id)
+        plan.check_from_postgres(instead=f"queuekeeper online verify {plan_id}")
         wanted = plan.choose(cohorts)
         with connect_redis(redis_url) as client:
             preflight.check_same_target(client, plan)

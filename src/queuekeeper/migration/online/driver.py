@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from queuekeeper import audit
 from queuekeeper.clock import Clock
-from queuekeeper.errors import (
-    CheckFailed,
-    RefusedError,
-)
+from queuekeeper.errors import CheckFailed, MovedOn, NotOwner, RefusedError, StaleEpoch
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -33,6 +30,7 @@ from queuekeeper.migration.online.checks import (
 from queuekeeper.migration.online.clients import clients_of
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.crew import PUT_ASIDE, Crew, all_clients, pages
+from queuekeeper.migration.online.inside_redis import clients_to_move
 from queuekeeper.migration.online.mover import SessionMover, rules_of
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
 from queuekeeper.migration.online.states import BEGINS, MIRRORED, OnlineState, ends
@@ -40,10 +38,11 @@ from queuekeeper.postgres import Connection, connect
 from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import client_defect
-from queuekeeper.sessions.owners import OwnerStore
+from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.owners import Ownership, OwnerStore
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
-from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.snapshot import empty_snapshot
 
 _USUAL = StepWish()
 _ON_THE_WAY_BACK = (OnlineState.ROLLING_BACK, OnlineState.COPYING, OnlineState.CAUGHT_UP)
@@ -107,8 +106,11 @@ class OnlineDriver:
             online.arm(plan, wanted, actor=self._actor)
             owners = OwnerStore(connection)
             owners.wait_for_writers()
-            with connect(self._postgres_url) as reader:
-                made = owners.make_owners(clients_of(reader, plan, wanted))
+            if plan.parameters.inside_redis:
+                made = owners.make_owners(clients_to_move(client, plan, wanted))
+            else:
+                with connect(self._postgres_url) as reader:
+                    made = owners.make_owners(clients_of(reader, plan, wanted))
         tally = Tally(clients=made)
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
 
@@ -253,12 +255,11 @@ class OnlineDriver:
         with self._opened() as (connection, client, online, plan):
             owners = OwnerStore(connection)
             store = _target(client, plan)
-            operations = RedisSessionOperations(prefix=plan.parameters.key_prefix)
             for each in cohorts:
                 for page in pages(online, each, plan.parameters.target_owner):
                     settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
                     # Redis refuses a smaller epoch than it has: another caller has told it a newer owner.
-                    store.answer([operations.set_owner_call(known) for known in settled])
+                    store.answer([store.operations.set_owner_call(known) for known in settled])
 
     def cut_over_share(self, percent: int) -> StepReport | None:
         """Give clients to Redis until at least this percent of the chosen clients is there, the canary first.
@@ -328,7 +329,7 @@ class OnlineDriver:
         """End the mirror; from here on only a new migration leads back. A repeated call finishes an interrupted one.
 
         Clients that no cluster can hold were served from PostgreSQL until now; their messages go to the quarantine.
-        Nothing reads or writes the tables in PostgreSQL from here on.
+        Nothing reads or writes the tables in PostgreSQL from here on. Copies of a source in Redis are removed.
 
         :raises RefusedError: when a cohort is not soaking, or has to be verified again.
         """
@@ -341,14 +342,15 @@ class OnlineDriver:
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COMMITTED, actor=self._actor)
             owners = OwnerStore(connection)
             store = _target(client, plan)
+            source = _source(client, plan)
             tally = Tally()
             for each in found:
                 for client_id in all_clients(online, each, plan.parameters.target_owner):
                     ended = owners.end_mirror(client_id)
                     if ended is not None and ended.epoch is not None:
-                        store.set_owner(
-                            client_id, epoch=ended.epoch, owner=ended.as_told(plan.parameters.layout), mirrored=False
-                        )
+                        _tell(store, ended)
+                        if source is not None:
+                            _remove_copy(source, ended, driver=driver)
                     tally.clients += 1
             sessions = PostgresSessionStore(connection, rules=rules_of(plan))
             emptied = 0
@@ -462,12 +464,21 @@ class OnlineDriver:
             ]
 
     def disarm(self, cohorts: Sequence[int] | None = None) -> None:
-        """End the check of owners; PostgreSQL owns all clients, and the copies in Redis stay as they are."""
+        """End the check of owners; the source owns all clients.
+
+        Copies in Redis stay as they are, unless the source is in Redis, too: then they are removed.
+        """
         states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
-        with self._opened() as (_, _, online, _plan):
+        with self._opened() as (connection, client, online, plan):
             found = online.chosen(self._plan_id, cohorts, states, verb="disarm")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
+            if plan.parameters.inside_redis:
+                owners, store = OwnerStore(connection), _target(client, plan)
+                for each in found:
+                    for page in pages(online, each, plan.parameters.source_owner):
+                        for known in owners.look_up(page).values():
+                            _remove_copy(store, known, driver=driver)
             online.disarm(self._plan_id, numbers, driver=driver, actor=self._actor)
 
     # --- canary ------------------------------------------------------------------------------------------------
@@ -572,7 +583,9 @@ class OnlineDriver:
     def _check_values(
         self, connection: Connection, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]
     ) -> None:
-        """Check that Redis takes the largest message that the source holds now."""
+        """Check that Redis takes the largest message that the source holds now; one in Redis, it has taken before."""
+        if plan.parameters.inside_redis:
+            return
         now_ms = self._now_ms(connection, client)
         preflight.check_values(client, largest_bytes=preflight.largest_value(connection, plan, cohorts, now_ms=now_ms))
 
@@ -584,7 +597,8 @@ class OnlineDriver:
         cohorts: Sequence[OnlineCohort],
     ) -> Iterator[str]:
         """Yield the clients that this Redis cannot hold, unless the plan leaves them in PostgreSQL."""
-        if plan.parameters.bad_rows is BadRows.LEAVE or not is_cluster(client):
+        leaves = plan.parameters.bad_rows is BadRows.LEAVE
+        if leaves or plan.parameters.inside_redis or not is_cluster(client):
             return
         for each in cohorts:
             for client_id in all_clients(online, each, plan.parameters.source_owner):
@@ -623,6 +637,26 @@ def _target(client: RedisClient, plan: MigrationPlan) -> RedisSessionStore:
     """Return the store to which the sessions of a plan move."""
     chosen = plan.parameters
     return RedisSessionStore(client, chosen.key_prefix, rules_of(plan), layout=chosen.layout)
+
+
+def _source(client: RedisClient, plan: MigrationPlan) -> RedisSessionStore | None:
+    """Return the store in Redis from which the sessions of a plan move; none when they come from PostgreSQL."""
+    chosen = plan.parameters
+    if not chosen.inside_redis:
+        return None
+    return RedisSessionStore(client, chosen.key_prefix, rules_of(plan), layout=Layout(chosen.from_store.value))
+
+
+def _tell(store: RedisSessionStore, owned: Ownership) -> None:
+    store.answer([store.operations.set_owner_call(owned)])
+
+
+def _remove_copy(store: RedisSessionStore, owned: Ownership, *, driver: int) -> None:
+    """Remove the copy of a session that another store owns; what says so stays, for writers that have not heard."""
+    # A session that somebody has used here, or that a later plan has given back, is no copy.
+    with suppress(MovedOn, NotOwner, StaleEpoch):
+        _tell(store, owned)
+        store.apply_snapshot(owned.client_id, empty_snapshot(owned.client_id), epoch=owned.epoch or 0, driver=driver)
 
 
 def _write_ledger(

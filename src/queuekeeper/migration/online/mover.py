@@ -68,6 +68,8 @@ class SessionMover:
         self._driver = driver
         self._lease_ms = lease_ms
         self._clock = clock
+        # A mirror between layouts holds a row in PostgreSQL while it works in Redis alone; the owner's writers go on.
+        self._mirror_ms = 10 * LEASE_MS if isinstance(source, RedisSide) else LEASE_MS
 
     # --- copying without a fence ---------------------------------------------------------------------------------
 
@@ -333,7 +335,7 @@ class SessionMover:
         store = self._target.store
         if await store.read_outbox(client_id) is None:
             return False
-        async with self._transaction():
+        async with self._transaction(limit_ms=self._mirror_ms):
             owned = await self._owners.hold(client_id, driver=None, epoch=None)
             if not owned or owned.owner != self._target.owner or not owned.mirrored:
                 return False
@@ -379,15 +381,17 @@ class SessionMover:
         return differences(expected, found, as_of_ms=self._clock())
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[None]:
+    async def _transaction(self, *, limit_ms: int | None = None) -> AsyncIterator[None]:
         """Open a transaction that the server ends when this process stands still, since others wait for its locks.
 
         The lease may be shorter than that: when the owner changes too late, everything is rolled back.
+
+        :param limit_ms: milliseconds that it may stand still; none for the longest lease.
         """
         with translated_errors(self._connection):
             async with self._connection.transaction():
                 await self._connection.execute(
-                    statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": LEASE_MS}
+                    statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": limit_ms or LEASE_MS}
                 )
                 yield
 
@@ -416,15 +420,15 @@ class _LostFence(Exception):
     """Rolls back a transaction that must leave nothing behind."""
 
 
-def target_of(caller: AsyncScriptCaller, plan: MigrationPlan) -> RedisSide:
-    """Return the store to which the sessions of a plan move."""
-    chosen = plan.parameters
-    store = AsyncRedisSessionStore(caller, chosen.key_prefix, rules_of(plan), layout=chosen.layout)
-    return RedisSide(store=store, layout=chosen.layout)
+def _in_redis(caller: AsyncScriptCaller, plan: MigrationPlan, layout: Layout) -> RedisSide:
+    store = AsyncRedisSessionStore(caller, plan.parameters.key_prefix, rules_of(plan), layout=layout)
+    return RedisSide(store=store, layout=layout)
 
 
-def source_of(connection: AsyncConnection, plan: MigrationPlan) -> Side:
+def source_of(connection: AsyncConnection, caller: AsyncScriptCaller, plan: MigrationPlan) -> Side:
     """Return the store from which the sessions of a plan move."""
+    if plan.parameters.inside_redis:
+        return _in_redis(caller, plan, Layout(plan.parameters.from_store.value))
     return PostgresSide(
         store=AsyncPostgresSessionStore(connection, rules=rules_of(plan)), bad_rows=plan.parameters.bad_rows
     )
@@ -452,7 +456,7 @@ async def movers(
     """
     async with AsyncExitStack() as opened:
         caller = await opened.enter_async_context(await redis_async.connect(redis_url))
-        target = target_of(caller, plan)
+        target = _in_redis(caller, plan, plan.parameters.layout)
         found: list[SessionMover] = []
         for _ in range(count):
             connection = await connect_async(postgres_url, autocommit=True)
@@ -460,7 +464,7 @@ async def movers(
             found.append(
                 SessionMover(
                     connection=connection,
-                    source=source_of(connection, plan),
+                    source=source_of(connection, caller, plan),
                     target=target,
                     driver=driver,
                     lease_ms=lease_ms,

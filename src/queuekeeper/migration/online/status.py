@@ -29,7 +29,8 @@ class OnlineStatus:
 
     :param states: how many armed cohorts are in each state.
     :param on_postgres: clients that PostgreSQL owns.
-    :param on_redis: clients that Redis owns.
+    :param on_redis: clients that Redis owns in TBMQ's layout.
+    :param packed: clients that Redis owns in the packed layout.
     :param fenced: clients that change over at this moment.
     :param dirty: reason by cohort why it has to be verified again.
     :param clients_per_s: most clients to move per second; none for no limit.
@@ -41,6 +42,7 @@ class OnlineStatus:
     states: Mapping[OnlineState, int]
     on_postgres: int
     on_redis: int
+    packed: int
     fenced: int
     dirty: Mapping[int, str]
     paused: bool
@@ -64,7 +66,8 @@ class OnlineStatus:
     def in_words(self) -> str:
         """What a migration at which no step is at work waits for, who owns the clients, and what held it back."""
         held = f"; held back: {self.held_back}" if self.held_back else ""
-        clients = f"{self.on_postgres:,} clients are on PostgreSQL, {self.on_redis:,} on Redis"
+        packed = f", {self.packed:,} packed" if self.packed else ""
+        clients = f"{self.on_postgres:,} clients are on PostgreSQL, {self.on_redis:,} on Redis{packed}"
         return f"it waits for {self.ahead or 'nothing'}; {clients}{held}"
 
 
@@ -80,6 +83,7 @@ def online_status(connection: Connection, plan_id: str) -> OnlineStatus | None:
         states=dict(sorted(Counter(each.state for each in cohorts).items())),
         on_postgres=sum(each.postgres for each in counts),
         on_redis=sum(each.redis for each in counts),
+        packed=sum(each.packed for each in counts),
         fenced=sum(each.fenced for each in counts),
         dirty={each.cohort: each.dirty_reason for each in cohorts if each.dirty_reason},
         paused=control.paused,

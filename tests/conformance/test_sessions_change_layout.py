@@ -1,0 +1,336 @@
+"""Sessions move from one layout of a Redis to the other and back while their devices are connected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from queuekeeper.errors import NotOwner, UsageError
+from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode, Source
+from queuekeeper.migration.online.driver import OnlineDriver
+from queuekeeper.migration.online.inside_redis import plan_inside_redis
+from queuekeeper.redis_client import is_cluster
+from queuekeeper.sessions.model import Ack, Layout, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sessions.router import SessionRouter
+from tests.conformance.online_worlds import DEFAULT_TTL_S, OnlineWorld, message, until_none_is_late
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.conformance
+
+C = "meter-7"
+BUSY = (C, "смарт-😀")
+CLIENTS = (*BUSY, "in{the}middle", "%percent", "}first")
+OTHER = {Layout.TBMQ: Layout.PACKED, Layout.PACKED: Layout.TBMQ}
+
+
+class LayoutWorld(OnlineWorld):
+    """A Redis whose sessions are in TBMQ's layout, and PostgreSQL, which holds none."""
+
+    def fill_redis(self, *, layout: Layout = Layout.TBMQ) -> None:
+        """Give every client of a hostile sample a session; some messages were delivered, some received."""
+        self.fill(messages=400, sessions=30, hostile=True)
+        store = self.store(layout)
+        cannot = {each for each in self.clients() if is_cluster(self.client) and each.startswith("}")}
+        for number, client_id in enumerate(sorted(self.clients().keys() - cannot)):
+            snapshot = self.at_postgres.read_snapshot(client_id).for_redis()
+            store.apply_snapshot(client_id, snapshot, epoch=1, driver=0)
+            store.set_owner(client_id, epoch=2, owner="redis")
+            for each in snapshot.messages[: number % 3]:
+                store.mark_delivered(client_id, serial=each.serial)
+                store.mark_released(client_id, packet_id=each.packet_id, serial=each.serial)
+        self.sql("TRUNCATE device_publish_msg, device_session_ctx")
+
+    def store(self, layout: Layout) -> RedisSessionStore:
+        """Return a store that asks for no owner."""
+        return RedisSessionStore(self.client, self._prefix, self.rules, layout=layout)
+
+    def plan_from(self, source: Layout, **chosen: Any) -> None:
+        """Plan as the command does."""
+        parameters = MigrationParameters(
+            from_store=Source(source.value),
+            layout=OTHER[source],
+            mode=Mode.ONLINE,
+            cohort_count=4,
+            limit=self.rules.limit,
+            default_ttl_s=DEFAULT_TTL_S,
+            key_prefix=self._prefix,
+            **chosen,
+        )
+        self.plan_made = plan_inside_redis(
+            postgres_url=self.postgres_url, redis_url=self.redis_url, parameters=parameters, run_id=None
+        )
+        self.plan_id = self.plan_made.plan_id
+
+    def to_other_layout(self, source: Layout) -> OnlineDriver:
+        """Plan, and give all clients to the other layout."""
+        self.plan_from(source)
+        return self.to_redis()
+
+    def commit(self, driver: OnlineDriver) -> None:
+        """End the mirror of all clients."""
+        driver.soak(minutes=0)
+        driver.verify()
+        driver.commit()
+
+    def answers(self, router: SessionRouter) -> dict[str, tuple[Any, ...]]:
+        """Return what a device and a broker get to know of every session."""
+        found = {}
+        for (client_id,) in self.sql("SELECT client_id FROM queuekeeper.session_owners ORDER BY client_id"):
+            view = router.inspect(client_id)
+            found[client_id] = (
+                tuple(pending(router, client_id)),
+                router.get_last_packet_id(client_id),
+                view.last_serial,
+                view.delivered_serial,
+            )
+        return found
+
+    def payload_keys(self) -> int:
+        """Return how many keys of messages there are in TBMQ's layout."""
+        return sum(1 for _ in self.client.scan_iter(match="{*}_messages_*"))
+
+
+def pending(store: Any, client_id: str) -> Iterator[PendingMessage]:
+    """Yield all messages of a session, page by page."""
+    page = store.fetch_pending(client_id, limit=50)
+    yield from page.messages
+    while page.more:
+        page = store.fetch_pending(
+            client_id, limit=50, after_serial=page.after_serial, backlog_serial=page.backlog_serial
+        )
+        yield from page.messages
+
+
+def save(store: Any, client_id: str, *payloads: bytes) -> None:
+    """Save messages, which has to succeed."""
+    for each in payloads:
+        (report,) = store.save_messages([SessionSave(client_id=client_id, messages=(message(each),))])
+        assert report.error is None, report.error
+
+
+def payloads(store: Any, client_id: str) -> list[bytes]:
+    """Return what waits, in order."""
+    return [each.payload for each in pending(store, client_id)]
+
+
+@pytest.fixture
+def world(postgres_url: str, valkey_url: str, control_schema: None) -> Iterator[LayoutWorld]:
+    """An empty Valkey."""
+    world = LayoutWorld(postgres_url, valkey_url)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def few(world: LayoutWorld) -> LayoutWorld:
+    """The same with some sessions of three messages in TBMQ's layout, whose owner is not recorded."""
+    for client_id in CLIENTS:
+        save(world.store(Layout.TBMQ), client_id, b"1", b"2", b"3")
+    return world
+
+
+def check_there_and_back(world: LayoutWorld) -> None:
+    """Move hostile sessions to the packed layout and back, each time for good, and compare all answers."""
+    world.fill_redis()
+    with world.router(home=Layout.TBMQ) as router:
+        world.plan_from(Layout.TBMQ)
+        world.driver().arm()
+        before = world.answers(router)
+        assert len(before) > 30
+        waiting = sum(len(messages) for messages, *_ in before.values())
+        assert world.plan_made.total("to_copy") == waiting > 300
+
+        driver = world.to_redis()
+        assert world.all_owners() == {"packed"}
+        assert world.answers(router) == before
+        world.commit(driver)
+        assert world.answers(router) == before
+        assert world.payload_keys() == 0
+        assert sum(row.copied for row in world.ledger.ledger(world.plan_id)) == waiting
+
+    # A router that knows nothing yet finds them, whatever layout it takes for home.
+    with world.router(home=Layout.PACKED) as router:
+        driver = world.to_other_layout(Layout.PACKED)
+        assert world.plan_made.total("to_copy") == waiting
+        assert world.all_owners() == {"redis"}
+        after = world.answers(router)
+        assert {name: each[0] for name, each in after.items()} == {name: each[0] for name, each in before.items()}
+        assert after == before
+        world.commit(driver)
+        assert world.answers(router) == before
+        for client_id, (messages, *_) in before.items():
+            assert not world.store(Layout.PACKED).inspect(client_id).messages
+            assert len(world.in_redis(client_id)) == len(messages)
+
+
+def test_sessions_answer_the_same_in_either_layout(postgres_url: str, redis_url: str, control_schema: None) -> None:
+    """Order, packet ids, properties, expiry, DUP, PUBREL and counters are the same, there and back."""
+    world = LayoutWorld(postgres_url, redis_url)
+    try:
+        check_there_and_back(world)
+    finally:
+        world.close()
+
+
+def test_on_a_cluster_sessions_answer_the_same_in_either_layout(
+    postgres_url: str, redis_cluster_url: str, control_schema: None
+) -> None:
+    world = LayoutWorld(postgres_url, redis_cluster_url, prefix="tbmq:")
+    try:
+        check_there_and_back(world)
+    finally:
+        world.close()
+
+
+def test_writers_at_work_lose_and_reorder_nothing(few: LayoutWorld) -> None:
+    sent: dict[str, list[bytes]] = {client_id: [b"1", b"2", b"3"] for client_id in CLIENTS}
+    got: dict[str, list[bytes]] = {client_id: [] for client_id in CLIENTS}
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def publish(client_id: str) -> None:
+        with few.router(home=Layout.TBMQ, patience_s=PATIENCE_S) as router:
+            while not stop.is_set():
+                if len(sent[client_id]) - len(got[client_id]) > 50:
+                    # No queue reaches the limit.
+                    time.sleep(0.01)
+                    continue
+                payload = b"%d" % (len(sent[client_id]) + 1)
+                save(router, client_id, payload)
+                sent[client_id].append(payload)
+
+    def receive(client_id: str) -> None:
+        with few.router(home=Layout.TBMQ, patience_s=PATIENCE_S) as router:
+            while not stop.is_set():
+                for each in router.fetch_pending(client_id, limit=3).messages:
+                    router.mark_delivered(client_id, serial=each.serial)
+                    report = router.ack(client_id, [Ack(packet_id=each.packet_id, serial=each.serial)])
+                    assert report.removed == 1
+                    got[client_id].append(each.payload)
+
+    def guarded(work: Any, client_id: str) -> None:
+        try:
+            work(client_id)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [
+        threading.Thread(target=guarded, args=(work, client_id)) for client_id in BUSY for work in (publish, receive)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        driver = few.to_other_layout(Layout.TBMQ)
+        assert few.all_owners() == {"packed"}
+        driver.mirror()
+        assert until_none_is_late(driver.roll_back).left == {}
+        assert few.all_owners() == {"redis"}
+        few.to_redis(driver)
+        assert few.all_owners() == {"packed"}
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    with few.router(home=Layout.TBMQ) as router:
+        for client_id in CLIENTS:
+            assert got[client_id] + payloads(router, client_id) == sent[client_id], client_id
+    assert all(len(got[client_id]) > 3 for client_id in BUSY)
+
+
+def test_mover_killed_in_the_middle_is_resumed_with_the_same_result(world: LayoutWorld) -> None:
+    world.fill_redis()
+    world.plan_from(Layout.TBMQ)
+    world.driver().arm()
+    with world.router(home=Layout.TBMQ) as router:
+        before = world.answers(router)
+        driver = world.driver()
+        driver.catch_up()
+        driver.verify()
+        code = (
+            "import sys\n"
+            "from queuekeeper.migration.online.driver import OnlineDriver\n"
+            "postgres_url, redis_url, plan_id = sys.argv[1:]\n"
+            "OnlineDriver(postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, actor='x').cut_over()\n"
+        )
+        words = [sys.executable, "-c", code, world.postgres_url, world.redis_url, world.plan_id]
+        with subprocess.Popen(words) as mover:
+            ends_s = time.monotonic() + PATIENCE_S
+            while "packed" not in world.all_owners():
+                assert time.monotonic() < ends_s
+                assert mover.poll() is None
+            mover.kill()
+        # All sessions answer, wherever they are.
+        assert world.answers(router) == before
+        assert until_none_is_late(world.driver().cut_over).left == {}
+        assert world.all_owners() == {"packed"}
+        assert world.answers(router) == before
+
+
+def test_way_back_brings_everything_that_was_done_in_the_other_layout(few: LayoutWorld) -> None:
+    with few.router(home=Layout.TBMQ) as router:
+        driver = few.to_other_layout(Layout.TBMQ)
+        save(router, C, b"4")
+        first, second, *_ = pending(router, C)
+        router.ack(C, [Ack(packet_id=first.packet_id, serial=first.serial)])
+        router.mark_delivered(C, serial=second.serial)
+        save(router, "newcomer", b"new")
+        assert few.owner("newcomer").owner == "packed"
+        few.driver().mirror()
+        # The copy is up to date while its owner is the other layout.
+        assert few.store(Layout.TBMQ).read_snapshot(C) == few.store(Layout.PACKED).read_snapshot(C)
+
+        assert until_none_is_late(driver.roll_back).left == {}
+        assert few.all_owners() == {"redis"}
+        assert payloads(router, C) == [b"2", b"3", b"4"]
+        assert [each.redelivery for each in pending(router, C)] == [True, False, False]
+        assert payloads(router, "newcomer") == [b"new"]
+        few.driver().disarm()
+        # Nothing is left of the copies, and the store serves as before, also those that ask for no owner.
+        assert all(few.store(Layout.PACKED).inspect(client_id).messages == 0 for client_id in CLIENTS)
+        assert payloads(router, C) == [b"2", b"3", b"4"]
+        save(few.store(Layout.TBMQ), C, b"5")
+        assert payloads(router, C) == [b"2", b"3", b"4", b"5"]
+
+
+def test_nobody_writes_to_the_layout_that_does_not_own_a_session(few: LayoutWorld) -> None:
+    few.to_other_layout(Layout.TBMQ)
+    (report,) = few.store(Layout.TBMQ).save_messages([SessionSave(client_id=C, messages=(message(b"4"),))])
+    assert isinstance(report.error, NotOwner)
+    with few.router() as router:
+        assert router.inspect(C).store == "redis"
+        assert payloads(router, C) == [b"1", b"2", b"3"]
+
+
+def test_router_that_has_asked_before_the_first_step_writes_nothing_to_the_wrong_layout(few: LayoutWorld) -> None:
+    """Its client comes for the first time when all others have moved."""
+    with few.router(home=Layout.TBMQ) as early, few.router(home=Layout.TBMQ) as late:
+        assert payloads(early, "newcomer") == []
+        few.to_other_layout(Layout.TBMQ)
+        save(late, "newcomer", b"1")
+        save(early, "newcomer", b"2")
+        save(late, "newcomer", b"3")
+        assert payloads(early, "newcomer") == payloads(late, "newcomer") == [b"1", b"2", b"3"]
+    assert few.owner("newcomer").owner == "packed"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"from_store": Source.TBMQ, "layout": Layout.TBMQ}, "there is nothing to move; choose the layout packed"),
+        ({"from_store": Source.PACKED, "layout": Layout.PACKED}, "there is nothing to move; choose the layout tbmq"),
+        ({"from_store": Source.TBMQ, "layout": Layout.PACKED, "mode": Mode.OFFLINE}, "choose the mode online"),
+        ({"from_store": Source.PACKED, "bad_rows": BadRows.LEAVE}, "choose quarantine"),
+    ],
+)
+def test_wrong_pairs_are_refused_in_words(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        MigrationParameters(**({"mode": Mode.ONLINE} | wrong))
