@@ -45,7 +45,8 @@ COPY queuekeeper.queue_profiles (
     duplicate_packet_ids, duplicate_messages, foreign_references, orphans, last_packet_id, counter_missing,
     counter_invalid, counter_behind, without_ttl, ttl_too_long, payload_bytes, largest_bytes, oversized, unreadable,
     mismatched, bad_qos, qos_0, bad_packet_types, wrong_type_keys, bad_tag, odd_characters, idle_keys,
-    missing_session, earliest_expires_at_ms, latest_expires_at_ms, next_in_use
+    missing_session, earliest_expires_at_ms, latest_expires_at_ms, next_in_use, layout,
+    state_faults
 ) FROM STDIN (FORMAT csv);
 
 -- name: delete_queue_profiles
@@ -64,6 +65,16 @@ WHERE
 -- rows: none
 -- index: none
 COPY queuekeeper.expiry_hours (profile_id, hour_ms, messages, payload_bytes) FROM STDIN;
+
+-- name: profiled_layouts
+-- List the layouts of the sessions of a profile.
+-- params: profile_id
+-- rows: (layout)
+-- index: queue_profiles_pkey
+SELECT DISTINCT layout
+FROM queuekeeper.queue_profiles
+WHERE profile_id = %(profile_id)s
+ORDER BY layout;
 
 -- name: expiry_hours
 -- Read the hours in which the messages of a profile expire.

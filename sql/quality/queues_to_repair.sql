@@ -15,7 +15,9 @@ WHERE
         OR CASE %(remedy)s::text
             WHEN 'repair_counter' THEN queue.counter_missing + queue.counter_invalid + queue.counter_behind > 0
             WHEN 'repair_ttl' THEN queue.without_ttl > 0 OR queue.ttl_too_long > 0
-            WHEN 'reorder_from_source' THEN queue.tied_serials + queue.bad_serials + queue.step_errors > 0
+            WHEN 'repair_state' THEN queue.layout = 'packed' AND queue.state_faults + queue.bad_serials > 0
+            WHEN 'reorder_from_source'
+                THEN queue.layout = 'tbmq' AND queue.tied_serials + queue.bad_serials + queue.step_errors > 0
             WHEN 'unlink_orphans' THEN queue.orphans > 0
             WHEN 'remove_duplicates' THEN queue.duplicate_messages > 0
             WHEN 'rekey_clients' THEN queue.bad_tag > 0
@@ -24,7 +26,7 @@ WHERE
                 THEN
                     queue.bad_packet_ids > 0 OR queue.foreign_references > 0 OR queue.unreadable > 0
                     OR queue.mismatched > 0 OR queue.bad_qos > 0 OR queue.bad_packet_types > 0
-                    OR queue.wrong_type_keys > 0
+                    OR queue.wrong_type_keys > 0 OR queue.duplicate_packet_ids > 0
             -- A profile does not look for rows in quarantine.
             WHEN 'replay_quarantined' THEN TRUE
             ELSE FALSE

@@ -35,6 +35,11 @@ _REMEDIES = (
     "remove_references", "reorder_messages", "restore_message", "set_expiry", "set_last_packet_id", "trim_messages",
     "unlink_copied", "unlink_orphan",
 )  # fmt: skip
+_OF_REMEDIES = ("repair_state", "restore_message", "set_aside", "set_expiry")
+_PACKED_REMEDIES = (
+    *(f"packed/{verb}" for verb in ("read_session", "remove_expired", "trim_messages", *_OF_REMEDIES)),
+    "quality/profile_packed",
+)
 _COMPACTED_UPKEEP = ("collect", "find_due", "heartbeat", "repair")
 _FANOUT_UPKEEP = ("reap", "repair")
 
@@ -111,7 +116,7 @@ def redis_users() -> Mapping[str, RedisUser]:
             job="sessions",
             purpose="the broker's store of persistent sessions in Redis, and queuekeeper sessions",
             keys=(*_SESSION_KEYS, "{*}_quarantined_*", _PACKED_KEY),
-            scripts=(*_sessions(*_SESSION_STORE), *_area("packed", "drop_import")),
+            scripts=(*_sessions(*_SESSION_STORE), *_area("packed", "drop_import", *_OF_REMEDIES)),
         ),
         RedisUser(
             job="migration",
@@ -130,9 +135,10 @@ def redis_users() -> Mapping[str, RedisUser]:
         RedisUser(
             job="cleanup",
             purpose="expired_reference_cleanup: removes what has expired, and adds no message",
-            keys=_SESSION_KEYS,
+            keys=(*_SESSION_KEYS, _PACKED_KEY),
             scripts=(
                 *_sessions("find_orphans", "list_references", "remove_dead_references"),
+                *(f"packed/{verb}" for verb in ("list_serials", "read_session", "remove_expired")),
                 *_area("maintenance", "finish_registry", "hold_registry", "rearm_queues", "restore_references"),
             ),
             commands=("exists", "hget", "hmget", "memory|usage", "mget", "scan", "type", "zscore"),
@@ -141,7 +147,7 @@ def redis_users() -> Mapping[str, RedisUser]:
             job="repair",
             purpose="session_repair: the remedies",
             keys=("{*}_*",),
-            scripts=(*_sessions(*_REMEDIES), "maintenance/refused_commands"),
+            scripts=(*_sessions(*_REMEDIES), *_PACKED_REMEDIES, "maintenance/refused_commands"),
             commands=("scan",),
         ),
         RedisUser(
@@ -152,6 +158,22 @@ def redis_users() -> Mapping[str, RedisUser]:
             commands=("dbsize", "hexists", "pexpiretime", "scan", "strlen", "type", "zcard", "zmscore", "zrange"),
             narrowed=(("get", "{*}_last_packet_id"),),
             reads_payloads=False,
+        ),
+        RedisUser(
+            job="quality-packed",
+            purpose="queue_quality where sessions are packed: their records, which it could read, hold the payloads",
+            keys=("{*}_*",),
+            scripts=(
+                "quality/profile_messages",
+                "quality/profile_packed",
+                "quality/profile_references",
+                "sessions/find_orphans",
+            ),
+            commands=("dbsize", "hexists", "pexpiretime", "scan", "strlen", "type", "zcard", "zmscore", "zrange"),
+            narrowed=(
+                ("get", "{*}_last_packet_id"),
+                *((command, _PACKED_KEY) for command in ("hget", "hlen", "hscan")),
+            ),
         ),
         RedisUser(
             job="compacted",

@@ -385,14 +385,25 @@ def raw_session_keys(stem: bytes) -> RawSessionKeys:
     return RawSessionKeys(stem + b"_messages", stem + b"_last_packet_id", stem + b"_session")
 
 
-_SESSION_KEY = re.compile(rb"(\{.+\})_(?:messages(?:_([0-9]+))?|(last_packet_id|session))", re.DOTALL)
+class RawPackedKeys(NamedTuple):
+    """:class:`PackedKeys` of an id that need be no text."""
+
+    session: bytes
+
+
+def raw_packed_keys(stem: bytes) -> RawPackedKeys:
+    """Return the key of the packed session whose key begins so, as :func:`split_session_key` tells."""
+    return RawPackedKeys(stem + b"_packed")
+
+
+_SESSION_KEY = re.compile(rb"(\{.+\})_(?:messages(?:_([0-9]+))?|(last_packet_id|session|packed))", re.DOTALL)
 
 
 def split_session_key(name: bytes, *, prefix: bytes) -> tuple[bytes, str] | None:
     """Return prefix and tag of a DEVICE session's key, and of which kind it is; none for any other key.
 
-    :returns: kind ``messages``, ``payload``, ``last_packet_id`` or ``session``; what stands before it is the same for
-        all keys of a session, so that their names can be put together without knowing the client id.
+    :returns: kind ``messages``, ``payload``, ``last_packet_id``, ``session`` or ``packed``; what stands before it is
+        the same for all keys of a session, so that their names can be put together without knowing the client id.
     """
     if not name.startswith(prefix):
         return None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import redis
 from lua_sessions import Session, messages, served_by
+from planted_queues import PackedQueue, faults, profiled
 
 from queuekeeper import approvals, lua, postgres
 from queuekeeper.embedded import PostgresServer
@@ -25,9 +26,13 @@ from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import Step
 from queuekeeper.jobs.store import RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
+from queuekeeper.keyspace import packed_keys
+from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup, acl_rules
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupParameters
 from queuekeeper.redis_client import RedisClient, connect, facts
+from queuekeeper.sessions.model import Layout, NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
@@ -119,6 +124,114 @@ def fill(world: World) -> None:
     world.device("lost").orphan(3, age_ms=3 * HOUR_MS)
     world.device("drained").add()
     world.device("drained").acknowledge(1)
+    for number in range(1, 20):
+        queue = PackedQueue(client=world.client, client_id=f"packed-{number}")
+        queue.fill(20 * number)
+        over(queue, *range(1_001, 1_001 + 30 * (number % 5)))
+    sparse = PackedQueue(client=world.client, client_id="packed-sparse")
+    for serial in (1, 7, 9_000):
+        sparse.put(serial, serial)
+    over(sparse, 1, 7)
+    imported(world, "packed-import", lives_ms=(-1, -1))
+
+
+def over(queue: PackedQueue, *serials: int) -> None:
+    """Let lives of messages be over, as far as there are such."""
+    for serial in serials:
+        if queue.client.hexists(queue.key, serial):
+            queue.end(serial, now_ms() - 1_000)
+    queue.settle(ids=queue.state.ids if queue.client.hexists(queue.key, "s") else 9_000)
+
+
+PLAN = "0123456789abcdef"
+
+
+def imported(world: World, client_id: str, *, lives_ms: Sequence[int]) -> PackedQueue:
+    """Import a packed session whose lives end so much later, by the script of migrations; past ones are over."""
+    queue = PackedQueue(client=world.client, client_id=client_id)
+    queue.fill(len(lives_ms))
+    pairs = [each for pair in sorted(queue.client.hgetall(queue.key).items()) if pair[0] != b"s" for each in pair]
+    queue.client.delete(queue.key)
+    call = scripts.packed.import_session(
+        packed_keys(client_id), plan=PLAN, epoch=1, owner="redis", chunk=0, last=1, last_packet_id=len(lives_ms),
+        last_serial="", until_ms="", messages=pairs,
+    )  # fmt: skip
+    lua.ScriptCaller(world.client).execute([call]).or_raise()
+    for serial, life_ms in enumerate(lives_ms, 1_001):
+        queue.end(serial, now_ms() + life_ms)
+    queue.say(earliest=0)
+    return queue
+
+
+def dropped(world: World, queue: PackedQueue) -> int:
+    """Undo an import, which a use of it would refuse; return how many messages there were."""
+    call = scripts.packed.drop_import(packed_keys(queue.client_id), plan=PLAN)
+    return int(lua.ScriptCaller(world.client).execute([call]).or_raise()[0])
+
+
+def test_messages_of_packed_sessions_go_when_their_lives_are_over_and_others_stay_in_order(world: World) -> None:
+    queue = PackedQueue(client=world.client, client_id="meter-7")
+    queue.fill(350)
+    gone = {1_001, *range(1_100, 1_130), 1_350}
+    over(queue, *gone)
+    sparse = PackedQueue(client=world.client, client_id="}brace")
+    for serial in (1, 7, 9_000):
+        sparse.put(serial, serial)
+    over(sparse, 7)
+
+    planned = world.plan()
+    _, done = world.clean()
+
+    assert asdict(done) == asdict(planned)
+    assert (done.expired_messages, done.removed, done.repaired, done.sessions, done.references) == (33, 33, 0, 2, 353)
+    assert done.freed_bytes > 33 * 40
+    store = RedisSessionStore(world.client, layout=Layout.PACKED)
+    assert [each.serial for each in store.inspect("meter-7", limit=400).page] == sorted({*range(1_001, 1_351)} - gone)
+    assert [each.serial for each in store.inspect("}brace").page] == [1, 9_000]
+    assert store.inspect("meter-7").counts.expired == 32  # type: ignore[union-attr]
+    # Nothing of it contradicts the state, by which the next look has nothing to read.
+    ends_ms = [each.expires_at_ms or 0 for each in store.inspect("meter-7", limit=400).page]
+    assert faults(profiled(world.client)["meter-7"]) == {"over_limit": 298, "serial_gaps": 30}
+    assert queue.state.earliest == min(ends_ms)
+    assert world.plan().to_do == 0
+
+
+def test_packed_import_that_nobody_has_touched_is_cleaned_and_can_still_be_undone(world: World) -> None:
+    some = imported(world, "some", lives_ms=(-1, HOUR_MS, -1, HOUR_MS))
+    none = imported(world, "none", lives_ms=(-1, -1))
+
+    run_id, done = world.clean(idle_days=30)
+
+    assert (done.expired_messages, done.idle_keys) == (4, 1)
+    assert some.client.ttl(some.key) == -1
+    assert 29 * DAY_MS < none.client.pttl(none.key) <= 30 * DAY_MS
+    assert world.take_back(run_id, dry_run=True).expiries == 1
+    assert none.client.ttl(none.key) != -1
+    assert world.take_back(run_id).expiries == 1
+    assert none.client.ttl(none.key) == -1
+    assert (dropped(world, some), dropped(world, none)) == (2, 0)
+    assert not some.client.exists(some.key)
+
+
+def test_save_into_an_idle_packed_session_prolongs_it(valkey: World) -> None:
+    queue = imported(valkey, "idle", lives_ms=(-1,))
+    valkey.clean(idle_days=2)
+    assert 0 < queue.client.pttl(queue.key) <= 2 * DAY_MS
+    message = NewMessage(topic="t", payload=b"p", qos=1, time_ms=now_ms())
+    RedisSessionStore(valkey.client, layout=Layout.PACKED).save_messages(
+        [SessionSave(client_id="idle", messages=(message,))]
+    )
+    assert queue.client.pttl(queue.key) > 7 * DAY_MS
+
+
+def test_packed_session_that_belongs_to_somebody_else_is_held(world: World) -> None:
+    queue = imported(world, "meter-7", lives_ms=(-1, HOUR_MS))
+    queue.client.hset(queue.key, "owner", "postgres")
+    queue.say(guarded=1, others=queue.state.others)
+    before = world.contents()
+    _, done = world.clean()
+    assert (done.to_do, done.held_sessions) == (0, 1)
+    assert world.contents() == before
 
 
 def test_reference_that_expires_between_plan_and_cleanup_goes_and_one_that_came_back_stays(world: World) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planted_queues import PackedQueue, faults, profiled
 from tbmq_broker import Broker
 
 from queuekeeper import assets, lua, postgres
@@ -23,7 +24,7 @@ from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameter
 from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.patience import PATIENCE_S
 from tests.remedies_world import (
@@ -52,6 +53,7 @@ class Bench:
         self.client = client
         self.folder = folder
         self.undo_files: dict[str, Path] = {}
+        self.spoilt = C
         self.store = RedisSessionStore(client, rules=StoreRules(limit=65_000))
         self.now_ms = system_clock()
         for client_id in ("healthy-1", "healthy-2"):
@@ -77,7 +79,7 @@ class Bench:
         self, remedy: str, *client_ids: str, source: postgres.Connection | None = None, **parameters: Any
     ) -> RemedyPlan:
         """Plan for all sessions, the healthy ones too."""
-        ids = client_ids or (C, "healthy-1", "healthy-2")
+        ids = client_ids or (self.spoilt, "healthy-1", "healthy-2")
         return plan_remedy(
             self.client,
             remedy=remedy,
@@ -88,7 +90,7 @@ class Bench:
 
     def apply(self, plan: RemedyPlan, *client_ids: str, source: postgres.Connection | None = None) -> RemedyReport:
         """Do what a plan says."""
-        ids = client_ids or (C, "healthy-1", "healthy-2")
+        ids = client_ids or (self.spoilt, "healthy-1", "healthy-2")
         report = apply_remedy(
             self.client,
             plan=plan,
@@ -114,7 +116,7 @@ class Bench:
         plan = self.plan(remedy, **parameters)
         assert plan.effects == expected
         assert self.contents() == spoilt, "a plan writes nothing"
-        assert C not in json.dumps(plan.as_record())
+        assert self.spoilt not in json.dumps(plan.as_record())
         report = self.apply(plan)
         assert report.done == expected
         assert (report.changed, report.not_planned, report.refusals) == (0, 0, {})
@@ -149,8 +151,11 @@ class Bench:
 
 
 def without_marks(contents: dict[str, Any]) -> dict[str, Any]:
-    """Return contents without what only grows: counters, and the instant from which a sweep may be due."""
-    marks = {b"quarantined", b"saved_last_packet_id", b"earliest_expiry_ms", b"last_serial", b"delivered_serial"}
+    """Return contents without what only grows: counters, and the instant from which a sweep may be due.
+
+    The state of a packed session holds such numbers, and is judged as a whole elsewhere.
+    """
+    marks = {b"s", b"quarantined", b"saved_last_packet_id", b"earliest_expiry_ms", b"last_serial", b"delivered_serial"}
     return {
         key: (
             {name: text for name, text in value.items() if name not in marks} if isinstance(value, dict) else value,
@@ -158,6 +163,10 @@ def without_marks(contents: dict[str, Any]) -> dict[str, Any]:
         )
         for key, (value, end) in contents.items()
     }
+
+
+def _message(topic: str) -> NewMessage:
+    return NewMessage(topic=topic, payload=b"new", qos=1, time_ms=system_clock(), expiry_interval_s=3_600)
 
 
 @pytest.fixture
@@ -180,6 +189,129 @@ def source(database: postgres.Connection) -> postgres.Connection:
     """The same without rows."""
     database.execute("TRUNCATE device_publish_msg")
     return database
+
+
+# Packed sessions.
+
+
+def _with_lives_over(queue: PackedQueue) -> None:
+    queue.fill(10)
+    for serial in (1_002, 1_005):
+        queue.end(serial, system_clock() - 1_000)
+    queue.settle(ids=10)
+
+
+def _with_odd_records(queue: PackedQueue) -> None:
+    queue.fill(8)
+    # Once around.
+    queue.put(1_006 + 65_535, 6)
+    queue.settle(ids=6 + 65_535)
+    queue.spoil(1_002, lambda _: b"spoiled")
+    queue.spoil(1_003, lambda record: record[:20])
+    queue.put(1_004, 0)
+
+
+def _with_repetitions(queue: PackedQueue) -> None:
+    time_ms = system_clock()
+    for serial, kind in ((1, "PUBLISH"), (2, "PUBLISH"), (3, "PUBREL"), (4, "PUBLISH")):
+        queue.put(serial, serial, topic="t", time_ms=time_ms, qos=2, kind=kind)
+    queue.put(5, 5)
+    queue.settle(ids=5)
+
+
+def _with_long_lives(queue: PackedQueue) -> None:
+    queue.fill(3)
+    queue.put(1_004, 4, life_s=50 * 3_600)
+    queue.settle(ids=4)
+
+
+def _that_says(**changes: int) -> Callable[[PackedQueue], None]:
+    def plant(queue: PackedQueue) -> None:
+        queue.fill(8)
+        queue.say(**changes)
+
+    return plant
+
+
+def _without_state(queue: PackedQueue) -> None:
+    queue.fill(8)
+    queue.client.hdel(queue.key, "s")
+
+
+STATE = {"state worked out again from the messages": 1}
+OF_PACKED: dict[str, tuple[str, Callable[[PackedQueue], None], dict[str, int], dict[str, Any]]] = {
+    "over the limit": (
+        "trim_dead_first",
+        _with_lives_over,
+        {"expired message removed": 2, "message trimmed": 3},
+        {"limit": 5},
+    ),
+    "odd records": (
+        "quarantine_messages",
+        _with_odd_records,
+        {
+            "message whose packet id a newer one has set aside": 1,
+            "record that nobody can read set aside": 2,
+            "record with a packet id out of range set aside": 1,
+        },
+        {},
+    ),
+    "repetitions": ("remove_duplicates", _with_repetitions, {"repeated message set aside": 2}, {}),
+    "long lives": ("repair_ttl", _with_long_lives, {"life made shorter": 1}, {}),
+    "messages out of place": ("repair_state", _that_says(head=1_004, last=1_006), STATE, {}),
+    "wrong counts": ("repair_state", _that_says(bound=1, others=5, largest=3, earliest=2**50), STATE, {}),
+    "counter behind": ("repair_counter", _that_says(ids=3, free=3), STATE, {}),
+    "ids in use": ("repair_counter", _that_says(ids=65_535, free=65_540), STATE, {}),
+    "no state": ("repair_state", _without_state, STATE, {}),
+}
+"""What is wrong with a packed session -> remedy, how it comes about, effects, parameters."""
+
+
+@pytest.mark.parametrize("client_id", [C, "}brace"])
+@pytest.mark.parametrize("fault", OF_PACKED)
+def test_fault_of_a_packed_session_is_mended(bench: Bench, fault: str, client_id: str) -> None:
+    remedy, plant, effects, parameters = OF_PACKED[fault]
+    plant(PackedQueue(client=bench.client, client_id=client_id))
+    bench.spoilt = client_id
+
+    bench.mends(remedy, effects, without_undo=not job_of(remedy).undoes, **parameters)
+
+    if job_of(remedy).undoes:
+        bench.apply(bench.plan(remedy, **parameters))
+    assert faults(profiled(bench.client)[client_id]).keys() <= {"serial_gaps"}
+    # A broker goes on with it.
+    store = RedisSessionStore(bench.client, layout=Layout.PACKED)
+    before = store.inspect(client_id).messages
+    (report,) = store.save_messages([SessionSave(client_id=client_id, messages=(_message("t"), _message("t")))])
+    page = store.fetch_pending(client_id)
+    assert len(page.messages) == before + 2
+    assert len({each.packet_id for each in page.messages}) == before + 2
+    assert tuple(each.packet_id for each in page.messages[-2:]) == report.packet_ids
+
+
+@pytest.mark.parametrize("remedy", ["reorder_from_source", "rekey_clients", "replay_quarantined", "unlink_orphans"])
+def test_remedy_that_makes_no_sense_for_packed_sessions_says_so(
+    bench: Bench, remedy: str, source: postgres.Connection
+) -> None:
+    PackedQueue(client=bench.client, client_id=C).fill()
+
+    plan = bench.plan(remedy, C, source=source)
+
+    (refusal,) = plan.refusals
+    assert f"it is packed, for which {remedy} makes no sense: " in refusal
+
+
+def test_packed_session_that_changed_since_the_plan_is_left_alone(bench: Bench) -> None:
+    queue = PackedQueue(client=bench.client, client_id=C)
+    _with_odd_records(queue)
+    plan = bench.plan("quarantine_messages", C)
+    bench.any.hset(queue.key, "owner", "postgres")
+    queue.say(guarded=1)
+
+    report = bench.apply(plan, C)
+
+    assert report.done == {}
+    assert report.refusals == {"the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy": 1}
 
 
 # Counter.
@@ -1150,7 +1282,7 @@ def test_parameter_that_makes_no_sense_is_refused(parameters: dict[str, Any], wo
 
 
 def test_unknown_remedy_and_unfit_undo_file_are_refused(bench: Bench, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there is no job 'magic': there are .*repair_counter, repair_ttl"):
+    with pytest.raises(UsageError, match=r"there is no job 'magic': .* repair_counter, repair_state, repair_ttl"):
         bench.plan("magic")
     path = bench.undo_path("repair_ttl")
     with pytest.raises(UsageError, match="cannot be read: No such file"):

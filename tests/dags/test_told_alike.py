@@ -245,7 +245,7 @@ def test_judgement_is_the_same_record_from_task_and_command(
     report = QualityReport(
         quality_run_id="fedcba9876543210", verdict=Verdict.FAILED, mode="full", suites=("events",), profile_ids=(),
         stores=("redis",),
-        results=(found, quality_samples.result("Q1")), not_judged=("Q12",),
+        results=(found, quality_samples.result("Q1")), not_judged=("Q12",), senseless=("Q1 makes no sense",),
         overdue=quality_samples.failed().known_issues[:1], queues=3, messages=9, seconds=1.25,
     )  # fmt: skip
     monkeypatch.setattr("queuekeeper.quality.judge.run.run_quality", lambda **_: report)

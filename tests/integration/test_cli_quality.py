@@ -167,8 +167,8 @@ def test_checks_are_explained_without_any_server() -> None:
     (q9,) = as_json("checks", "Q9")
 
     assert (q9["priority"], q9["severity"], q9["remedy"]["dag_id"]) == ("P1", "warning", "expired_reference_cleanup")
-    assert len(as_json("checks")) == 37
-    assert "Q37" in run("checks").stdout
+    assert len(as_json("checks")) == 38
+    assert "Q38" in run("checks").stdout
     assert "Remove the dead references." in run("checks", "Q9").stdout
 
 

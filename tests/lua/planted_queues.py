@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +12,15 @@ import pyarrow as pa
 from lua_sessions import HOUR_MS, now_ms
 
 from queuekeeper.clock import Pace
-from queuekeeper.keyspace import Cohort, cohorts, session_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, Cohort, cohorts, packed_keys, session_keys
 from queuekeeper.quality.profile.model import FAULTS, ProfileParameters
 from queuekeeper.quality.profile.queue_reader import QueueReader
-from queuekeeper.quality.profile.scan import Scanner
+from queuekeeper.quality.profile.scan import ORDER, Scanner
 from queuekeeper.redis_client import RedisClient, is_cluster, shards
 from queuekeeper.redis_names import ALL_SLOTS
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.packed_record import record_of
+from queuekeeper.sessions.packed_state import STATE, PackedState
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json
 
@@ -61,6 +65,67 @@ class Queue:
         """Store messages whose packet ids begin again after 65535."""
         for number in range(first, first + count):
             self.put((number - 1) % 65_535 + 1, 1_000 + number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedQueue:
+    """The packed session of a client as an import leaves it."""
+
+    client: Any
+    client_id: str
+    prefix: str = ""
+
+    @property
+    def key(self) -> str:
+        return packed_keys(self.client_id, prefix=self.prefix).session
+
+    @property
+    def state(self) -> PackedState:
+        return PackedState(*map(int, STATE.unpack(self.client.hget(self.key, "s"))))
+
+    def put(
+        self, serial: int, packet_id: int, /, *, kind: str = "PUBLISH", life_s: int = LIFE_S, **fields: Any
+    ) -> None:
+        """Store one message, unlike any other in topic, and leave the state as it is."""
+        values: dict[str, Any] = {
+            "topic": f"plant/{serial}", "payload": b"\xfe is no text", "qos": 1, "time_ms": now_ms(),
+            "expiry_interval_s": LIFE_S,
+        }  # fmt: skip
+        message = NewMessage(**values | fields)
+        end_ms = message.time_ms + 1_000 * life_s
+        record = record_of(message, packet_id=packet_id, end_ms=end_ms, packet_type=kind)
+        self.client.hset(self.key, serial, record)
+
+    def fill(self, count: int = MESSAGES, *, first: int = 1) -> None:
+        """Store messages whose packet ids begin again after 65535, with a state that is right."""
+        for number in range(first, first + count):
+            self.put(1_000 + number, (number - 1) % MAX_PACKET_ID + 1)
+        self.settle(ids=first + count - 1)
+
+    def settle(self, *, ids: int) -> None:
+        """Write the state that fits what is there."""
+        fields = self.client.hgetall(self.key)
+        records = {int(name): record for name, record in fields.items() if name.isdigit()}
+        last = max(records)
+        state = PackedState(
+            last=last, ids=ids, bound=len(records), free=ids, largest=max(map(len, records.values())),
+            earliest=min(int(struct.unpack_from(">Hd", record)[1]) for record in records.values()), until_ms=-1,
+            guarded=0, since=last + 1, offset=ids - last, head=min(records), delivered=-1,
+            others=1 + len(fields) - len(records) - (b"s" in fields), trimmed=0, expired=0, refused=0, quarantined=0,
+        )  # fmt: skip
+        self.client.hset(self.key, "s", STATE.pack(*state))
+
+    def say(self, **changes: int) -> None:
+        """Change what the state says."""
+        self.client.hset(self.key, "s", STATE.pack(*self.state._replace(**changes)))
+
+    def spoil(self, serial: int, change: Callable[[bytes], bytes]) -> None:
+        """Change the bytes of a record."""
+        self.client.hset(self.key, serial, change(self.client.hget(self.key, serial)))
+
+    def end(self, serial: int, at_ms: int) -> None:
+        """Let a message end at an instant."""
+        self.spoil(serial, lambda record: record[:2] + struct.pack(">d", at_ms) + record[10:])
 
 
 def _dead(queue: Queue, count: int, *, of: int) -> None:
@@ -109,8 +174,8 @@ def _with(**fields: Any) -> Callable[[Queue], None]:
     return plant
 
 
-def _steps(*steps: Callable[[Queue], Any]) -> Callable[[Queue], None]:
-    def plant(queue: Queue) -> None:
+def _steps(*steps: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def plant(queue: Any) -> None:
         for step in steps:
             step(queue)
 
@@ -130,7 +195,7 @@ class Planted:
     :param found_in_cluster: the same where that makes a difference.
     """
 
-    plant: Callable[[Queue], None]
+    plant: Callable[[Any], None]
     found: Mapping[str, int]
     contents: bool = False
     client_id: str | None = None
@@ -243,24 +308,136 @@ PLANTED: dict[str, Planted] = {
 """What is wrong -> how it comes about and is found."""
 
 
-def client_of(name: str) -> str:
+def _filled(*steps: Callable[[PackedQueue], Any]) -> Callable[[PackedQueue], None]:
+    return _steps(PackedQueue.fill, *steps)
+
+
+def _says(**changes: int) -> Callable[[PackedQueue], None]:
+    return _filled(lambda queue: queue.say(**changes))
+
+
+def _one(**fields: Any) -> Callable[[PackedQueue], None]:
+    """Fill a queue whose last message is odd."""
+
+    def plant(queue: PackedQueue) -> None:
+        queue.fill(MESSAGES - 1)
+        queue.put(1_000 + MESSAGES, MESSAGES, **fields)
+        queue.settle(ids=MESSAGES)
+
+    return plant
+
+
+def _spoilt(change: Callable[[bytes], bytes]) -> Callable[[PackedQueue], None]:
+    return _filled(lambda queue: queue.spoil(1_002, change))
+
+
+def _over(queue: PackedQueue) -> None:
+    for serial in (1_001, 1_002):
+        queue.end(serial, now_ms() - 1_000)
+    queue.settle(ids=MESSAGES)
+
+
+def _again(queue: PackedQueue) -> None:
+    queue.fill(3)
+    time_ms = now_ms()
+    for packet_id in (4, 5):
+        queue.put(1_000 + packet_id, packet_id, topic="plant/again", time_ms=time_ms)
+    queue.settle(ids=5)
+
+
+def _taken_for_free(queue: PackedQueue) -> None:
+    queue.fill(1)
+    queue.fill(3, first=65_533)
+    queue.say(free=65_540)
+
+
+PACKED: dict[str, Planted] = {
+    "more than the limit": Planted(plant=lambda queue: queue.fill(LIMIT + 3), found={"over_limit": 3}),
+    "lives are over": Planted(plant=_filled(_over), found={"dead": 2}),
+    "packet id twice": Planted(
+        plant=_filled(lambda queue: queue.put(1_005, 4)), found={"duplicate_packet_ids": 2, "step_errors": 1}
+    ),
+    "packet id 0": Planted(plant=_filled(lambda queue: queue.put(1_002, 0)), found={"bad_packet_ids": 1}),
+    "later message went in front": Planted(
+        plant=_filled(lambda queue: queue.put(1_001, 5), lambda queue: queue.put(1_005, 1)), found={"step_errors": 2}
+    ),
+    "no state": Planted(plant=_filled(lambda queue: queue.client.hdel(queue.key, "s")), found={"counter_missing": 1}),
+    "state is none": Planted(
+        plant=_filled(lambda queue: queue.client.hset(queue.key, "s", "x")), found={"counter_invalid": 1}
+    ),
+    "counter lags": Planted(plant=_says(ids=3, free=3), found={"counter_behind": 1, "state_faults": 1}),
+    "packet ids in use count as free": Planted(
+        plant=_taken_for_free, found={"counter_behind": 1, "state_faults": 1, "serial_gaps": 65_531}
+    ),
+    "messages before the first": Planted(plant=_says(head=1_003), found={"bad_serials": 2, "state_faults": 1}),
+    "messages behind the last": Planted(plant=_says(last=1_002), found={"bad_serials": 3, "state_faults": 1}),
+    "other fields are miscounted": Planted(plant=_says(others=3), found={"state_faults": 1}),
+    "messages are miscounted": Planted(plant=_says(bound=2), found={"state_faults": 1}),
+    "a record is larger": Planted(plant=_says(largest=10), found={"state_faults": 1}),
+    "a life ends earlier": Planted(plant=_says(earliest=2**50), found={"state_faults": 1}),
+    "packet ids do not follow": Planted(plant=_says(since=1_001, offset=-999), found={"state_faults": 1}),
+    "life was given back": Planted(plant=_one(life_s=2 * LIFE_S), found={"ttl_too_long": 1}),
+    "large message": Planted(plant=_one(payload=bytes(7_000)), found={"oversized": 1}),
+    "no record": Planted(plant=_spoilt(lambda _: b"spoiled"), found={"unreadable": 1}),
+    "record is cut off": Planted(plant=_spoilt(lambda record: record[:20]), found={"unreadable": 1}),
+    "neither PUBLISH nor PUBREL": Planted(
+        plant=_spoilt(lambda record: record[:10] + b"\7" + record[11:]), found={"unreadable": 1}
+    ),
+    "end of life is no instant": Planted(
+        plant=_spoilt(lambda record: record[:2] + struct.pack(">d", float("nan")) + record[10:]),
+        found={"unreadable": 1},
+    ),
+    "properties are no JSON": Planted(
+        # One byte more belongs to what is between topic and payload.
+        plant=_spoilt(lambda record: record[:14] + bytes([record[14] + 1]) + record[15:]),
+        found={"unreadable": 1},
+    ),
+    "quality of service 3": Planted(
+        plant=_spoilt(lambda record: record[:23] + bytes([record[23] | 3]) + record[24:]), found={"bad_qos": 1}
+    ),
+    "quality of service 0": Planted(
+        plant=_spoilt(lambda record: record[:23] + bytes([record[23] & 12]) + record[24:]), found={"qos_0": 1}
+    ),
+    "PUBREL of quality 1": Planted(plant=_one(kind="PUBREL"), found={"bad_packet_types": 1}),
+    "session is a string": Planted(
+        plant=lambda queue: queue.client.set(queue.key, "x"), found={"wrong_type_keys": 1, "idle_keys": 1}
+    ),
+    "empty id": Planted(
+        plant=lambda queue: queue.client.hset("{}_packed", "1", "x"), found={"bad_tag": 1}, client_id=""
+    ),
+    "odd characters": Planted(
+        plant=lambda queue: queue.fill(), found={"odd_characters": 1}, client_id='<img src=x onerror="a[1]">'
+    ),
+    "idle session": Planted(
+        plant=_filled(lambda queue: queue.client.hdel(queue.key, *range(1_001, 1_006))), found={"idle_keys": 1}
+    ),
+    "gap": Planted(plant=_filled(lambda queue: queue.client.hdel(queue.key, 1_003)), found={"serial_gaps": 1}),
+    "same message twice": Planted(plant=_again, found={"duplicate_messages": 2}, contents=True),
+}
+"""The same of packed sessions, in which nothing but equal contents takes a look at contents to be found."""
+
+OF_LAYOUT: dict[Layout, dict[str, Planted]] = {Layout.TBMQ: PLANTED, Layout.PACKED: PACKED}
+
+
+def client_of(name: str, layout: Layout = Layout.TBMQ) -> str:
     """Return the client that has a fault."""
-    client_id = PLANTED[name].client_id
+    client_id = OF_LAYOUT[layout][name].client_id
     return name if client_id is None else client_id
 
 
-def plant(client: RedisClient) -> None:
+def plant(client: RedisClient, layout: Layout = Layout.TBMQ) -> None:
     """Put every fault into a queue of its own."""
-    for name, planted in PLANTED.items():
-        planted.plant(Queue(client=client, client_id=client_of(name)))
+    made: Any = Queue if layout is Layout.TBMQ else PackedQueue
+    for name, planted in OF_LAYOUT[layout].items():
+        planted.plant(made(client=client, client_id=client_of(name, layout)))
 
 
-def expected(client: RedisClient) -> dict[str, dict[str, int]]:
+def expected(client: RedisClient, layout: Layout = Layout.TBMQ) -> dict[str, dict[str, int]]:
     """Return what each fault is found as."""
     clustered = is_cluster(client)
     return {
         name: dict(planted.found_in_cluster if clustered and planted.found_in_cluster else planted.found)
-        for name, planted in PLANTED.items()
+        for name, planted in OF_LAYOUT[layout].items()
     }
 
 
@@ -301,14 +478,46 @@ def plant_healthy(client: RedisClient, *, prefix: str = "") -> None:
     store.mark_released("released", packet_id=1)
 
 
+HEALTHY_PACKED = ("wrapped", "saved", "passed over", "released", "trimmed", "sparse", "put aside", "}x")
+
+
+def plant_healthy_packed(client: RedisClient, *, prefix: str = "") -> None:
+    """Make packed sessions in which nothing is wrong, and that not one save alone has made."""
+    any_client: Any = client
+    store = RedisSessionStore(client, prefix=prefix, layout=Layout.PACKED)
+    store.set_last_packet_id("wrapped", packet_id=MAX_PACKET_ID - 2, expected=None)
+    for client_id in ("wrapped", "saved", "passed over", "released", "put aside", "}x"):
+        store.save_messages([save(client_id, count=5)])
+    store.ack("saved", [Ack(packet_id=2)])
+    store.save_messages([save("saved", count=2)])
+    store.reserve_packet_ids("passed over", count=7)
+    store.save_messages([save("passed over", count=2)])
+    store.mark_released("released", packet_id=1)
+    small = RedisSessionStore(client, prefix=prefix, layout=Layout.PACKED, rules=StoreRules(limit=4))
+    for _ in range(3):
+        small.save_messages([save("trimmed", count=3)])
+    PackedQueue(client=client, client_id="sparse", prefix=prefix).put(5_000_000, 19_345)
+    PackedQueue(client=client, client_id="sparse", prefix=prefix).put(1, 6)
+    PackedQueue(client=client, client_id="sparse", prefix=prefix).settle(ids=19_345)
+    any_client.hset(packed_keys("put aside", prefix=prefix).session, "3", b"spoiled")
+    assert store.fetch_pending("put aside").unreadable == 1
+
+
+_TOPICS = itertools.count()
+
+
 def save(client_id: str, *, count: int) -> SessionSave:
     return SessionSave(
         client_id=client_id,
         messages=tuple(
             NewMessage(
-                topic=f"healthy/{number}", payload=b"x", qos=2, time_ms=now_ms(), expiry_interval_s=HOUR_MS // 1_000
+                topic=f"healthy/{next(_TOPICS)}",
+                payload=b"x",
+                qos=2,
+                time_ms=now_ms(),
+                expiry_interval_s=HOUR_MS // 1_000,
             )
-            for number in range(count)
+            for _ in range(count)
         ),
     )
 
@@ -328,7 +537,7 @@ def scanned(
         pace=pace or Pace(lambda: None),
     )
     batches = list(scanner.read(client, ALL_SLOTS))
-    return all_cohorts, pa.Table.from_batches(batches).sort_by("client_id").to_batches()
+    return all_cohorts, pa.Table.from_batches(batches).sort_by(ORDER).to_batches()
 
 
 def profiled(

@@ -9,16 +9,19 @@ import pytest
 from limited_user import user_of
 from planted_queues import (
     HEALTHY,
+    HEALTHY_PACKED,
     LIMIT,
     MESSAGES,
+    OF_LAYOUT,
     PARAMETERS,
-    PLANTED,
+    PackedQueue,
     Queue,
     client_of,
     expected,
     faults,
     plant,
     plant_healthy,
+    plant_healthy_packed,
     profiled,
     save,
     scanned,
@@ -32,6 +35,7 @@ from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.preflight import check_profiled
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, connect
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cluster_slots import slot_of
 
@@ -45,16 +49,40 @@ RULES = (
 )
 
 
-def test_each_fault_is_seen_as_itself(client: RedisClient) -> None:
-    plant(client)
+@pytest.mark.parametrize("layout", Layout)
+def test_each_fault_is_seen_as_itself(client: RedisClient, layout: Layout) -> None:
+    plant(client, layout)
     rows = profiled(client, CONTENTS)
-    found = {name: faults(rows[client_of(name)]) for name in PLANTED}
-    assert found == expected(client)
-    assert rows.keys() == {client_of(name) for name in PLANTED}
+    planted = OF_LAYOUT[layout]
+    found = {name: faults(rows[client_of(name, layout)]) for name in planted}
+    assert found == expected(client, layout)
+    assert rows.keys() == {client_of(name, layout) for name in planted}
+    assert {row["layout"] for row in rows.values()} == {layout}
 
     blind = profiled(client)
-    for name, planted in PLANTED.items():
-        assert faults(blind[client_of(name)]) == ({} if planted.contents else expected(client)[name]), name
+    for name, each in planted.items():
+        assert faults(blind[client_of(name, layout)]) == ({} if each.contents else expected(client, layout)[name]), name
+
+
+def test_healthy_packed_sessions_are_clean(client: RedisClient) -> None:
+    plant_healthy_packed(client)
+    rows = profiled(client, CONTENTS)
+    assert rows.keys() == set(HEALTHY_PACKED)
+    found = {name: seen for name, row in rows.items() if (seen := faults(row))}
+    # What was acknowledged or put aside leaves a gap, and nothing more.
+    assert found == {"saved": {"serial_gaps": 1}, "put aside": {"serial_gaps": 1}, "sparse": {"serial_gaps": 4_999_998}}
+
+
+def test_client_with_a_session_in_each_layout_has_a_row_for_each(client: RedisClient) -> None:
+    Queue(client=client, client_id="moving").fill(3)
+    PackedQueue(client=client, client_id="moving").fill(2)
+    _, batches = scanned(client, PARAMETERS)
+    reader = QueueReader(client, parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None))
+    rows = [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
+    assert [(row["client_id"], row["layout"], row["live"], faults(row)) for row in rows] == [
+        ("moving", Layout.TBMQ, 3, {}),
+        ("moving", Layout.PACKED, 2, {}),
+    ]
 
 
 def test_healthy_queues_are_clean(client: RedisClient) -> None:

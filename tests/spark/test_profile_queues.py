@@ -5,27 +5,41 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 from lua_sessions import now_ms
-from planted_queues import HEALTHY, PARAMETERS, PLANTED, SHOWN, plant, plant_healthy, profiled
+from planted_queues import (
+    HEALTHY,
+    HEALTHY_PACKED,
+    PACKED,
+    PARAMETERS,
+    PLANTED,
+    SHOWN,
+    plant,
+    plant_healthy,
+    plant_healthy_packed,
+    profiled,
+)
 from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
+from queuekeeper.maintenance.remedies.model import Selection
+from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.migration.spark.job import Environment
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.parquet import judge_parquet
+from queuekeeper.quality.judge.run import QualityReport, run_quality
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
-from queuekeeper.sessions.model import Layout, NewMessage, SessionSave
-from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.model import Layout
 from tests.object_store import ObjectStore
 from tests.spark.world import World
 
@@ -40,6 +54,13 @@ def _profile(world: World, parameters: ProfileParameters, **options: Any) -> Pro
     return profile_redis(
         world.spark, redis_url=world.redis_url, postgres_url=world.postgres_url, parameters=parameters,
         now_ms=now_ms(), key=KEY, **options,
+    )  # fmt: skip
+
+
+def _judged(world: World, profile_id: str, *, quality_run_id: str) -> QualityReport:
+    return run_quality(
+        postgres_url=world.postgres_url, redis_url=world.redis_url, profile_ids=[profile_id],
+        suites=["sessions_redis"], quality_run_id=quality_run_id, now=datetime.now(UTC),
     )  # fmt: skip
 
 
@@ -180,20 +201,45 @@ def test_empty_redis_has_an_empty_profile(make_world: Callable[..., World]) -> N
     assert (report.queues, report.messages, report.faulty_queues) == (0, 0, 0)
 
 
-def test_profile_of_packed_sessions_alone_is_refused_instead_of_finding_no_fault(
-    make_world: Callable[..., World],
+@pytest.mark.parametrize("target", ["redis", "cluster"])
+def test_profile_of_packed_sessions_is_what_the_reader_finds_and_is_judged(
+    make_world: Callable[..., World], target: str
 ) -> None:
-    world = make_world()
-    message = NewMessage(topic="t", payload=b"p", qos=1, time_ms=now_ms())
-    store = RedisSessionStore(world.client, layout=Layout.PACKED)
-    store.save_messages([SessionSave(client_id="packed", messages=(message,))])
-    with pytest.raises(RefusedError, match=r"packed sessions \(keys found: 1\) and none in TBMQ's layout"):
-        _profile(world, PARAMETERS, profile_id="packed")
-    assert _rows(world.connection, "packed") == {}
+    world = make_world(target=target)
+    plant(world.client, Layout.PACKED)
+    plant_healthy_packed(world.client, prefix="")
+    report = _profile(world, PARAMETERS, profile_id="packed")
+    rows, expected = _rows(world.connection, "packed"), profiled(world.client)
+    assert {name: _bare(row) for name, row in rows.items()} == {name: _bare(row) for name, row in expected.items()}
+    assert report.queues == len(PACKED) + len(HEALTHY_PACKED)
 
-    # Beside sessions in TBMQ's layout, those are judged as before.
-    plant_healthy(world.client)
-    assert _profile(world, PARAMETERS, profile_id="both").queues == len(HEALTHY)
+    judged = _judged(world, "packed", quality_run_id="q-1")
+    checks = {each.check_id for each in judged.results}
+    assert not {"Q1", "Q10", "Q13"} & checks
+    assert [each.split(" ", 1)[0] for each in judged.senseless] == ["Q1", "Q10", "Q13"]
+    assert all("makes no sense for packed sessions: " in each for each in judged.senseless)
+    assert judged.not_judged == ("Q21",)
+    form = {"quality_run_id": "q-1", "cohorts": "all", "key_prefix": None, "dry_run": True}
+    remedies = {"Q5": "quarantine_messages", "Q14": "repair_ttl", "Q38": "repair_state", "Q11": "repair_counter"}
+    for check_id, remedy in remedies.items():
+        (finding, *_) = [each for each in judged.findings if each.check_id == check_id]
+        assert finding.remedy_conf == form | {"remedy": remedy}, finding
+    wanted = {name for name, planted in PACKED.items() if planted.found.keys() & {"state_faults", "bad_serials"}}
+    failed = failed_queues(world.connection, remedy="repair_state", selection=Selection(quality_run_id="q-1"))
+    assert {queue.client_id for queue in failed.queues} == wanted
+
+    # Beside sessions in TBMQ's layout, both are judged, and each check says for which it makes no sense.
+    plant_healthy(world.client, prefix="")
+    assert _profile(world, PARAMETERS, profile_id="both").queues == report.queues + len(HEALTHY)
+    both = _judged(world, "both", quality_run_id="q-2")
+    assert [each.split(":", 1)[0] for each in both.senseless] == [
+        "Q1 makes no sense for packed sessions",
+        "Q5 makes no sense for sessions in TBMQ's layout",
+        "Q10 makes no sense for packed sessions",
+        "Q13 makes no sense for packed sessions",
+        "Q38 makes no sense for sessions in TBMQ's layout",
+    ]
+    assert {"Q1", "Q10", "Q13"} <= {each.check_id for each in both.results if each.passed}
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------

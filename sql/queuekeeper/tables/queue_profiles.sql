@@ -10,14 +10,14 @@ CREATE TABLE queuekeeper.queue_profiles (
     shard text NOT NULL,
     messages bigint NOT NULL, -- references of the set, or rows
     live bigint NOT NULL, -- of them, messages that are there and have not expired
-    dead bigint NOT NULL, -- of them, references whose message is gone, or rows past their expiry
+    dead bigint NOT NULL, -- of them, references whose message is gone, or rows and packed messages past their expiry
     over_limit bigint NOT NULL, -- live messages beyond the limit
     dead_crowding int NOT NULL, -- 1: dead references fill a queue that is nine tenths full or more
     lowest_serial double precision,
     highest_serial double precision,
     serial_gaps bigint NOT NULL, -- serials missing between lowest and highest
     tied_serials bigint NOT NULL, -- references whose serial another one has too
-    bad_serials bigint NOT NULL, -- negative, not a whole number, or beyond 2^53
+    bad_serials bigint NOT NULL, -- negative, not a whole number, beyond 2^53; packed: not between those of the state
     step_errors bigint NOT NULL, -- neighbours whose packet ids step otherwise than serials; Redis may pass over ids
     bad_packet_ids bigint NOT NULL, -- null or outside 1 to 65,535
     duplicate_packet_ids bigint, -- rows whose packet id another one has too
@@ -46,7 +46,9 @@ CREATE TABLE queuekeeper.queue_profiles (
     earliest_expires_at_ms bigint,
     latest_expires_at_ms bigint,
     next_in_use int, -- 1: a live message has the packet id after last_packet_id; PostgreSQL's only
-    CONSTRAINT queue_profiles_pkey PRIMARY KEY (profile_id, client_id),
+    layout text NOT NULL DEFAULT 'tbmq', -- of the session's keys: tbmq or packed; of TBMQ's tables, too, tbmq
+    state_faults bigint, -- what a packed session's state says that does not hold for its messages; else null
+    CONSTRAINT queue_profiles_pkey PRIMARY KEY (profile_id, client_id, layout),
     CONSTRAINT queue_profiles_profile_id_fkey FOREIGN KEY (profile_id)
     REFERENCES queuekeeper.profiles (profile_id) ON DELETE CASCADE
 );

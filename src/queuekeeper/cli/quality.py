@@ -231,6 +231,7 @@ def _report(report: QualityReport) -> Iterator[Any]:
         "seconds": report.seconds,
     }
     yield pairs("Quality run", facts)
+    yield from report.senseless
     if report.overdue:
         yield issues_table("Known issues whose day has passed", report.overdue)
 
@@ -332,6 +333,9 @@ def _nothing_judged(run: QualityRun, check_id: str | None) -> str:
         return _NOTHING_TO_SEE
     if check_id in run.numbers.get("not_judged", ()):
         return f"{check_id} was not judged: it needs messages' contents, --contents reads them."
+    for words in run.numbers.get("senseless", ()):
+        if words.startswith(f"{check_id} "):
+            return f"{words}."
     return f"{check_id} was not judged: it is in none of the run's suites, {', '.join(run.suites)}."
 
 

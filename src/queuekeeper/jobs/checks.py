@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import UsageError
+from queuekeeper.sessions.model import Layout
 
 
 class Severity(StrEnum):
@@ -190,6 +191,7 @@ class Check:
     :param milder_remedy: remedy of the milder finding.
     :param advice: what to do, in a sentence.
     :param command: command of ``queuekeeper`` that mends the finding where no DAG does; empty for none.
+    :param senseless: layout of sessions in Redis for which the check makes no sense -> why.
     """
 
     id: str
@@ -204,6 +206,7 @@ class Check:
     remedy: Remedy | None = None
     milder_remedy: Remedy | None = None
     command: str = ""
+    senseless: Mapping[Layout, str] = field(default_factory=dict)
 
     @property
     def severity(self) -> Severity:
@@ -235,7 +238,9 @@ _ALL = (
     Check(id="Q1", title="Order", stores=_REDIS, priority=Priority.P0,
         computation="Scores of a set increase strictly and are whole numbers up to 2^53; two that tie have no order.",
         cost=_PAGE, remedy=_repair("reorder_from_source"),
-        advice="Rebuild the set from the source's serials; the run asks first."),
+        advice="Rebuild the set from the source's serials; the run asks first.",
+        senseless={Layout.PACKED: "a serial is the name of a field, so that none is there twice; Q38 says which are "
+            "out of place"}),
     Check(id="Q2", title="Serials", stores=_POSTGRES, priority=Priority.P0,
         computation="No two rows of a client have the same serial; the primary key holds it unless a restore lost it.",
         cost=_ROWS, advice="Remove the rows that are there twice, then restore the primary key."),
@@ -246,9 +251,12 @@ _ALL = (
         computation="Each packet id is there and in 1 to 65,535.",
         cost=_ROWS, remedy=QUARANTINE,
         advice="Put the messages into quarantine; replay gives them a free packet id."),
-    Check(id="Q5", title="Duplicate packet id", stores=_POSTGRES, priority=Priority.P0,
-        computation="No two waiting rows of a client have the same packet id: in Redis one would overwrite the other.",
-        cost=_ROWS, advice="Nothing before a migration: it keeps the newest and puts the others into quarantine."),
+    Check(id="Q5", title="Duplicate packet id", stores=_BOTH, priority=Priority.P0,
+        computation="No two waiting messages of a client have the same packet id: an acknowledgement could remove the "
+        "wrong one, and in TBMQ's layout one would overwrite the other.",
+        cost=_ROWS, remedy=QUARANTINE,
+        advice="Put all but the newest into quarantine; a migration does so by itself.",
+        senseless={Layout.TBMQ: "a packet id is part of a key's name, so that none is there twice"}),
     Check(id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
         computation="Highest less lowest serial, plus one, less messages: acknowledged out of order, expired, or lost.",
         cost=_PROFILE, advice="Watch the trend; a jump without deliveries is a loss."),
@@ -262,13 +270,14 @@ _ALL = (
         advice="Ask the publisher; a broker with a smaller limit cannot send such a message."),
     Check(id="Q9", title="Reference without payload", stores=_REDIS, priority=Priority.P1, milder=Priority.P2,
         computation="Each reference names a payload that is there; worse when dead ones fill a queue to nine tenths, "
-        "because the next trim then removes live messages.",
+        "because the next trim then removes live messages. A packed session keeps no message whose life is over.",
         cost=_PAGE, remedy=CLEANUP, milder_remedy=CLEANUP, advice="Remove the dead references."),
     Check(id="Q10", title="Payload without reference", stores=_REDIS, priority=Priority.P2,
         computation="Each payload key is a member of its client's set, looked up twice so that a write in between is "
         "no finding.",
         cost="one look-up per payload key", remedy=_repair("unlink_orphans"),
-        advice="Unlink the orphans: nobody will ever send them."),
+        advice="Unlink the orphans: nobody will ever send them.",
+        senseless={Layout.PACKED: "a record is a field of its session, and needs no reference"}),
     Check(id="Q11", title="Last packet id", stores=_BOTH, priority=Priority.P0, milder=Priority.P1,
         computation="Where messages wait there is a last packet id, the newest message's is not ahead of it, and no "
         "live message has the next one: the next publish would overwrite a waiting message.",
@@ -281,7 +290,8 @@ _ALL = (
         advice="Undo the import of these sessions and copy them again, before the broker starts."),
     Check(id="Q13", title="Payload without TTL", stores=_REDIS, priority=Priority.P2,
         computation="Each payload key expires; those rewritten without KEEPTTL never do.",
-        cost=_PAGE, remedy=TTL, advice="Set the expiry again from each message's own time."),
+        cost=_PAGE, remedy=TTL, advice="Set the expiry again from each message's own time.",
+        senseless={Layout.PACKED: "each record says when it ends, or cannot be read, which is Q17"}),
     Check(id="Q14", title="TTL against expiry", stores=_REDIS, priority=Priority.P1,
         computation="No payload key outlives the message's own expiry, counted from its time, or the default life.",
         cost=_CONTENTS, remedy=TTL,
@@ -387,6 +397,12 @@ _ALL = (
         computation="Fewer rows wait in quarantine than in the run before, and none for longer than a month.",
         cost="a count by reason",
         advice="Repair and replay the rows, `queuekeeper migrate quarantine` lists them, or decide to give them up."),
+    Check(id="Q38", title="Session state", stores=_REDIS, priority=Priority.P0, milder=Priority.P1,
+        computation="What a packed session's state says holds for its messages: first and last serial, what is in use, "
+        "counts, sizes and ends of lives. A message outside of these serials is never delivered, or overwritten.",
+        cost="none beside the profile", remedy=_repair("repair_state"), milder_remedy=_repair("repair_state"),
+        advice="Have the state worked out again; look who else writes to these keys.",
+        senseless={Layout.TBMQ: "its sessions have no such state"}),
 )  # fmt: skip
 
 CHECKS: Mapping[str, Check] = {check.id: check for check in _ALL}

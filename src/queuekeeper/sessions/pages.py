@@ -7,6 +7,9 @@ from collections.abc import Mapping
 STORES: Mapping[str, str] = {"redis": "Redis", "postgres": "PostgreSQL"}
 """Stores of sessions, by their names in records and commands."""
 
+LAYOUTS: Mapping[str, str] = {"tbmq": "sessions in TBMQ's layout", "packed": "packed sessions"}
+"""Sessions in Redis, by the name of their layout."""
+
 DEFAULT_PAGE = 500
 MAX_PAGE = 10_000
 """Most messages of one inspection; read longer queues page by page."""

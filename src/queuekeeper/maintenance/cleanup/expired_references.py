@@ -3,8 +3,10 @@
 What is removed, and what only gets an expiry:
 
 - references whose message is gone, and messages that no reference names and that are old enough, are removed;
+- messages of packed sessions are removed when their lives are over;
 - messages without expiry get the expiry that their own fields give;
-- packet ids and fields of sessions in which no message waits get an expiry, which the next message removes again.
+- packet ids and fields of sessions in which no message waits get an expiry, which the next message removes again, and
+  so do packed sessions that were imported.
 
 A live message with a reference is never removed: the scripts, which declare all their keys, decide again when they
 write. Other faults are counted and left to the remedies.
@@ -39,6 +41,8 @@ _READING = (
     "zscore",
 )  # fmt: skip
 _WRITING = ("hincrby", "hset", "pexpireat", "unlink", "zrem")
+# Asked for only where sessions are packed.
+_OF_PACKED = ("hdel", "hlen", "hscan")
 _GROUNDWORK = (
     "ping", "info", "time", "scan", "evalsha", "script|load", "command", "cluster|nodes", "cluster|slots",
     "client|setname",
@@ -162,8 +166,9 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
 
 def acl_rules(key_prefix: str) -> str:
     """Return the command that gives a user the rights of a cleanup, without any command that adds a message."""
-    keys = (f"~{key_prefix}{{*}}_{kind}" for kind in ("messages*", "last_packet_id", "session"))
-    return " ".join(["ACL SETUSER <user>", *keys, *(f"+{command}" for command in (*_GROUNDWORK, *_READING, *_WRITING))])
+    keys = (f"~{key_prefix}{{*}}_{kind}" for kind in ("messages*", "last_packet_id", "session", "packed"))
+    commands = (*_GROUNDWORK, *_READING, *_WRITING, *_OF_PACKED)
+    return " ".join(["ACL SETUSER <user>", *keys, *(f"+{command}" for command in commands)])
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------

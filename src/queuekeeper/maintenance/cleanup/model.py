@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters, SessionRules
 from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.pace import RunPaused, TimeIsUp
 from queuekeeper.jobs.parameters import Section, days, seconds
 from queuekeeper.report.figures import number, size
 
 KIND = "expired_reference_cleanup"
 """Name of the kind of runs."""
+
+Stop: TypeAlias = QueuekeeperError | RunPaused | TimeIsUp
+"""Errors that end a page early."""
 
 
 class CleanupParameters(SessionRules, RunParameters):
@@ -55,8 +60,10 @@ class CleanupCounts(Counts):
     :ivar dead_references: references whose message is gone; removed.
     :ivar crowded_queues: queues, nine tenths full or more, in which dead references take places of live messages.
     :ivar orphans: messages that no reference names; removed.
+    :ivar expired_messages: messages of packed sessions whose lives are over; removed.
     :ivar expiries_repaired: messages without expiry that get one.
-    :ivar idle_keys: packet ids and fields of sessions without messages; given an expiry.
+    :ivar idle_keys: packet ids and fields of sessions without messages, and packed sessions that were imported and
+        hold none; given an expiry.
     :ivar shared_subscriptions: abandoned groups of shared subscriptions among the sessions of the idle keys.
     :ivar young_orphans: messages without reference that are too young to judge; left alone.
     :ivar unreadable: records that nobody can read; left to the remedies.
@@ -67,7 +74,7 @@ class CleanupCounts(Counts):
     :ivar held_sessions: idle sessions without an end, and sessions that are being imported or belong to PostgreSQL;
         left alone.
     :ivar freed_bytes: memory of what is removed, by MEMORY USAGE; of a set, the share of its dead references.
-    :ivar later_bytes: memory of the idle keys, which is freed when they expire.
+    :ivar later_bytes: memory of the idle keys in TBMQ's layout, which is freed when they expire.
     """
 
     looked_at: ClassVar[frozenset[str]] = frozenset(
@@ -83,6 +90,7 @@ class CleanupCounts(Counts):
     dead_references: int = 0
     crowded_queues: int = 0
     orphans: int = 0
+    expired_messages: int = 0
     expiries_repaired: int = 0
     idle_keys: int = 0
     shared_subscriptions: int = 0
@@ -98,7 +106,7 @@ class CleanupCounts(Counts):
     @property
     def removed(self) -> int:
         """Keys and references that are removed."""
-        return self.dead_references + self.orphans
+        return self.dead_references + self.orphans + self.expired_messages
 
     @property
     def repaired(self) -> int:
@@ -135,6 +143,7 @@ class CleanupCounts(Counts):
                 f"{number(self.dead_references)}, crowding out live messages in {number(self.crowded_queues)} queues",
             ),
             ("Messages without reference", number(self.orphans)),
+            ("Expired messages of packed sessions", number(self.expired_messages)),
             ("Messages that get an expiry", number(self.expiries_repaired)),
             (
                 "Keys of idle sessions that get an expiry",

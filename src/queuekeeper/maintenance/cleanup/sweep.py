@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import redis
 
@@ -16,7 +16,8 @@ from queuekeeper.jobs.model import World
 from queuekeeper.jobs.pace import RunPaused, TimeIsUp
 from queuekeeper.keyspace import raw_session_keys, split_session_key
 from queuekeeper.lua import scripts
-from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters
+from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters, Stop
+from queuekeeper.maintenance.cleanup.packed import PackedSweep
 from queuekeeper.maintenance.cleanup.undo import REFERENCES_PER_CALL, name_of
 from queuekeeper.portions import portions
 
@@ -32,9 +33,6 @@ RECORD_COST = 10
 WORST_QUEUES = 10
 CROWDED_SHARE = 0.9
 """Share of the limit from which dead references may push live messages out of a queue."""
-
-_Stop: TypeAlias = QueuekeeperError | RunPaused | TimeIsUp
-"""Errors that end a page early."""
 
 
 def _positions(text: bytes) -> list[int]:
@@ -94,11 +92,14 @@ class Sweep:
         self._prefix = parameters.key_prefix.encode()
         # An empty hash tag scatters a session's keys over slots, and no script may touch two slots of a cluster.
         self._scattered = self._prefix + b"{}" if isinstance(world.client, redis.RedisCluster) else None
+        self._keep_ms = parameters.idle_days * 86_400_000
+        self._packed = PackedSweep(world, call=self._call_until_error, note=self._note, keep_ms=self._keep_ms)
         self._default_ttl_ms, self._grace_ms = parameters.default_ttl_s * 1_000, parameters.grace_s * 1_000
 
     def page(self, names: Iterable[bytes], counts: CleanupCounts) -> None:
         """Clean a page of keys, and add each change to the counts as soon as it is made."""
         queues: set[bytes] = set()
+        packed: set[bytes] = set()
         payloads: dict[bytes, list[bytes]] = defaultdict(list)
         idle: dict[bytes, set[str]] = defaultdict(set)
         for name in names:
@@ -107,7 +108,9 @@ class Sweep:
                 continue
             stem, kind = found
             counts.keys += 1
-            if self._scattered is not None and stem.startswith(self._scattered):
+            if kind == "packed":
+                packed.add(stem)
+            elif self._scattered is not None and stem.startswith(self._scattered):
                 counts.scattered_keys += 1
             elif kind == "messages":
                 queues.add(stem)
@@ -121,6 +124,8 @@ class Sweep:
         self._idle({stem: {"last_packet_id", "session"} for stem in emptied}, counts, all_dead=True)
         # Sessions whose set is gone meanwhile were judged above.
         self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
+        dead = self._packed.sessions(sorted(packed), counts)
+        self.worst = nlargest(WORST_QUEUES, [*self.worst, *dead])
 
     def _pace(self, amount: int = 0) -> None:
         """Note how long the last trip took, and wait until the next one may be sent."""
@@ -151,14 +156,14 @@ class Sweep:
 
     def _call_until_error(
         self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None
-    ) -> tuple[list[lua.Reply], _Stop | None]:
+    ) -> tuple[list[lua.Reply], Stop | None]:
         """Return the replies and the first error; the caller counts what was done before it raises the error.
 
         :returns: none in place of a reply where a key is of another type, Redis does not own the session, or the call
             failed.
         """
         replies: list[lua.Reply] = []
-        error: _Stop | None = None
+        error: Stop | None = None
         for trip in self._trips(calls, cost):
             try:
                 self._pace()
@@ -416,13 +421,12 @@ class Sweep:
         :param sessions: sessions, each with the kinds of keys to count; SCAN meets their other keys separately.
         :param all_dead: whether the sets hold, or held, only dead references.
         """
-        keep_ms = self._parameters.idle_days * 86_400_000
         stems = list(sessions)
 
         def call(stem: bytes, said_ms: int = 0) -> lua.Call:
             return scripts.maintenance.expire_idle_session(
                 raw_session_keys(stem),
-                keep_ms=keep_ms,
+                keep_ms=self._keep_ms,
                 said_ms=said_ms,
                 all_dead=int(all_dead and self._writer.counts_only),
             )

@@ -30,6 +30,7 @@ from queuekeeper.maintenance.remedies.model import (
     RemedyParameters,
     UndoReport,
 )
+from queuekeeper.maintenance.remedies.packed import PackedPart
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.postgres import Connection
@@ -46,6 +47,8 @@ _NOT_TREATED = (QueueRefused, MovedOn, NotOwner, PacketIdInUse)
 
 _THROUGH = " is done"
 _LOOKING = ("read_session", "list_references", "judge_messages")
+# Every remedy finds out whether a session is packed.
+_RECOGNISING = "packed/read_session"
 _GROUNDWORK = (
     "evalsha", "script|load", "scan", "info", "time", "command", "cluster|nodes", "cluster|slots", "client|setname",
 )  # fmt: skip
@@ -78,6 +81,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     :cvar looks_by: scripts that it reads with, besides the scripts of all remedies.
     :cvar writes_by: scripts that it writes with.
     :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
+    :cvar packed: the part that works on packed sessions, or why the remedy makes no sense for them.
     :cvar whole: whether :meth:`change` and :meth:`restore` get all effects of a queue at once, and only if all of them
         were planned. The remedy then makes them step by step, and stops at the first that no longer fits.
     """
@@ -89,6 +93,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     way_back: ClassVar[str]
     looks_by: ClassVar[frozenset[str]] = frozenset()
     writes_by: ClassVar[frozenset[str]]
+    packed: ClassVar[type[PackedPart] | str]
     reads_source: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 
@@ -165,7 +170,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             allow them.
         """
         check_servers(client)
-        used = [lua.load(f"sessions/{name}") for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
+        names = [f"sessions/{name}" for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
+        names += [_RECOGNISING, *(() if isinstance(cls.packed, str) else cls.packed.scripts)]
+        used = [lua.load(name) for name in names]
         # A user who may write may also read.
         ways = (True, False) if writing else (True,)
         called = (lua.commands_called(script, counts_only=way) for script in used for way in ways)
@@ -209,7 +216,8 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         client_id = visit.queue.client_id
         self.world.writer.note({"client_id": client_id, "effect": asdict(each)} for each in batch)
         try:
-            fitted = self.change(visit.queue, batch)
+            part = self._packed_part(visit.queue)
+            fitted = part.change(visit.queue, batch) if part else self.change(visit.queue, batch)
         except _NOT_TREATED as error:
             visit.refused = str(error)
             return RemedyCounts()
@@ -253,7 +261,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
                 effects.reverse()
             for batch in self._batches(effects):
                 try:
-                    left.update(reason for reason in self.restore(queue, batch) if reason)
+                    part = self._packed_part(queue)
+                    reasons = part.restore(queue, batch) if part else self.restore(queue, batch)
+                    left.update(reason for reason in reasons if reason)
                 except _NOT_TREATED as error:
                     left[str(error)] += len(batch)
         return UndoReport(
@@ -353,6 +363,17 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             raise UsageError(f"{len(missing):,} sessions of this run are not among those named: name all of them again")
         return [queue for queue in found if queue.client_hash in planned]
 
+    def _packed_part(self, queue: Queue) -> PackedPart | None:
+        """Return what works on a queue if it is packed.
+
+        :raises QueueRefused: when the remedy makes no sense for packed sessions.
+        """
+        if not self.sessions.is_packed(queue):
+            return None
+        if isinstance(self.packed, str):
+            raise QueueRefused(f"it is packed, for which {self.kind} makes no sense: {self.packed}")
+        return self.packed(self.sessions)
+
     def _visit(self, queue: Queue, *, is_begun: bool) -> _Visit:
         """Begin a queue, or continue in it."""
         limit: Counter[str] | None = None
@@ -366,7 +387,8 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     def _effects(self, visit: _Visit, surveyed: Sequence[int]) -> list[Effect]:
         """Return the effects that are to be made in a queue: no more of any kind than is left of its plan."""
         try:
-            found = self.look(visit.queue, surveyed)
+            part = self._packed_part(visit.queue)
+            found = part.look(visit.queue) if part else self.look(visit.queue, surveyed)
         except _NOT_TREATED as error:
             visit.refused = str(error)
             return []

@@ -9,6 +9,7 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import bring_back, is_serial, put_aside
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, text_of
+from queuekeeper.maintenance.remedies.packed import QuarantinePacked
 from queuekeeper.maintenance.remedies.sessions import Reference, Verdict
 
 _FOREIGN = "reference that names no key of its session removed"
@@ -18,6 +19,7 @@ class QuarantineMessages(Remedy):
     """Put misplaced or unreadable records into the session's quarantine."""
 
     kind = "quarantine_messages"
+    packed = QuarantinePacked
     writes_by = frozenset({"quarantine_message", "remove_references", "restore_message"})
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
@@ -68,6 +70,7 @@ class ReplayQuarantined(Remedy):
     """Put records of the session's quarantine back at their serials."""
 
     kind = "replay_quarantined"
+    packed = "its store puts aside only what nobody can read, and an undo brings back what a remedy did"
     writes_by = frozenset({"restore_message", "quarantine_message"})
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:

@@ -60,6 +60,7 @@ class RekeyClients(Remedy):
     """
 
     kind = "rekey_clients"
+    packed = "builds before release 0.1, which encoded ids, had no packed sessions"
     looks_by = frozenset({"export_messages"})
     writes_by = frozenset({"mark_delivered", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
     undoes = False

@@ -8,7 +8,7 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import aside_key, bring_back, is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
-from queuekeeper.maintenance.remedies.repair_ttl import TOLERANCE_MS
+from queuekeeper.maintenance.remedies.packed import TOLERANCE_MS, DuplicatesOfPacked
 from queuekeeper.maintenance.remedies.sessions import Reference, Verdict
 
 
@@ -16,6 +16,7 @@ class RemoveDuplicates(Remedy):
     """Put messages that repeat an older message of their session into its quarantine."""
 
     kind = "remove_duplicates"
+    packed = DuplicatesOfPacked
     writes_by = frozenset({"quarantine_duplicate", "restore_message"})
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:

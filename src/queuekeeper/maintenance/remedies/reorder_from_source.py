@@ -25,6 +25,7 @@ class ReorderFromSource(Remedy):
     """
 
     kind = "reorder_from_source"
+    packed = "its messages are in the order of their serials, which are the names of their fields"
     writes_by = frozenset({"reorder_messages"})
     reads_source = True
     whole = True

@@ -8,6 +8,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
+from queuekeeper.maintenance.remedies.packed import CounterOfPacked
 
 _SET = "counter set where there was none"
 _MOVED = "counter moved forward"
@@ -17,6 +18,7 @@ class RepairCounter(Remedy):
     """Move a last packet id forward that is missing or lies behind the newest message."""
 
     kind = "repair_counter"
+    packed = CounterOfPacked
     writes_by = frozenset({"set_last_packet_id"})
     undoes = False
 

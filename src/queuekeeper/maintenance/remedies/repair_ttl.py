@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
+from queuekeeper.maintenance.remedies.packed import TOLERANCE_MS, LivesOfPacked
 from queuekeeper.maintenance.remedies.sessions import Sessions, Verdict
 from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, expires_at_ms
-
-TOLERANCE_MS = 60_000
-"""Tolerance in milliseconds: TBMQ counts the life from storing the message, moments after the message's time."""
 
 _MAX_INTEGER = 2**53 - 1
 _NEVER = -1
@@ -24,6 +22,7 @@ class RepairTtl(Remedy):
     """Set the expiry of messages that have none, or a later one than they should have."""
 
     kind = "repair_ttl"
+    packed = LivesOfPacked
     writes_by = frozenset({"set_expiry"})
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:

@@ -13,11 +13,13 @@ from queuekeeper.jobs.shares import scan_names
 from queuekeeper.keyspace import (
     SessionKeys,
     key_stem,
+    packed_keys,
     payload_key,
     session_keys,
     session_scan_pattern,
     suffix_packet_id,
 )
+from queuekeeper.lua.scripts import packed
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
 from queuekeeper.redis_names import KEYS_PER_PAGE
@@ -102,6 +104,18 @@ class Sessions:
 
     # Reading.
 
+    def is_packed(self, queue: Queue) -> bool:
+        """Return whether a session is packed; while it moves, the layout with messages decides."""
+        prefix = self.parameters.key_prefix
+        try:
+            fields = self.ask(packed.read_session(packed_keys(queue.client_id, prefix=prefix))).fields
+        except QueueRefused:
+            return True
+        try:
+            return bool(fields) and not self.ask(scripts.read_session(self.keys(queue))).references
+        except QueueRefused:
+            return True
+
     def ask(self, call: lua.Call) -> Any:
         """Make one call at the run's pace; see :meth:`ask_each`."""
         return self.ask_each([call])[0]
@@ -137,12 +151,7 @@ class Sessions:
         fields = {each.field.decode("utf-8", "replace"): each.value.decode("utf-8", "replace") for each in reply.fields}
         # The script returns the state without a field's value.
         fields.pop("sent_up_to", None)
-        if fields.get("owner") == "postgres":
-            raise QueueRefused("the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy")
-        if fields.get("owner") == "fenced":
-            raise QueueRefused("the session is on its way to PostgreSQL")
-        if fields.get("import", "done") != "done":
-            raise QueueRefused("its import is not complete")
+        check_owned(fields.get("owner", ""), fields.get("import", ""))
         last_packet_id = reply.last_packet_id.decode("utf-8", "replace")
         return State(last_packet_id, reply.references, reply.highest.decode(), reply.now_ms, fields)
 
@@ -198,6 +207,19 @@ class Sessions:
     def batches(self, items: Iterable[T]) -> Iterator[list[T]]:
         """Cut items of one key each into batches of one call."""
         return self.world.batches(items, KEYS_PER_CALL)
+
+
+def check_owned(owner: str, progress: str) -> None:
+    """Refuse a session that Redis does not own as a whole.
+
+    :raises QueueRefused: when it belongs to PostgreSQL or moves there, or its import is not complete.
+    """
+    if owner == "postgres":
+        raise QueueRefused("the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy")
+    if owner == "fenced":
+        raise QueueRefused("the session is on its way to PostgreSQL")
+    if progress not in {"", "done"}:
+        raise QueueRefused("its import is not complete")
 
 
 def _reference(member: bytes, score: str, stem: bytes) -> Reference:

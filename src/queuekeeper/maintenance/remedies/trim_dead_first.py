@@ -8,6 +8,7 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, text_of
+from queuekeeper.maintenance.remedies.packed import TrimPacked
 
 _DEAD = "dead reference removed"
 _TRIMMED = "message trimmed"
@@ -17,6 +18,7 @@ class TrimDeadFirst(Remedy):
     """Trim a queue that holds more than the limit, dead references first."""
 
     kind = "trim_dead_first"
+    packed = TrimPacked
     writes_by = frozenset({"remove_dead_references", "trim_messages"})
     undoes = False
 

@@ -22,6 +22,7 @@ class UnlinkOrphans(Remedy):
     """Rename records without a reference, and keep them for a while."""
 
     kind = "unlink_orphans"
+    packed = "a record is a field of its session, and needs no reference"
     looks_by = frozenset({"find_orphans"})
     writes_by = frozenset({"unlink_orphan", "restore_message"})
 

@@ -10,10 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.checks import Store
 from queuekeeper.migration.spark.parquet import parquet_of
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.judge.validation import SuiteReport, validate
 from queuekeeper.quality.profile.model import PROFILES, profile_folder
+from queuekeeper.sessions.model import Layout
 
 
 def judge_parquet(
@@ -47,7 +49,9 @@ def judge_parquet(
     # Each expectation reads the rows several times.
     frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
     try:
-        asked = chosen if contents else chosen.without_contents()
+        layouts = {Layout(row["layout"]) for row in frame.select("layout").distinct().collect()}
+        asked = chosen.for_layouts(layouts or {Layout.TBMQ}) if Store.REDIS in chosen.stores else chosen
+        asked = asked if contents else asked.without_contents()
         report = validate(asked, frame=frame, show_client_ids=show_client_ids, data_docs=data_docs)
     finally:
         frame.unpersist()
@@ -58,6 +62,9 @@ def judge_parquet(
 
 def _with_neighbours(queues: DataFrame, *, is_clustered: bool) -> DataFrame:
     """Add the columns of ``sql/quality/redis_queues.sql``, by the same rules."""
+    if "layout" not in queues.columns:
+        # Of a profile that read no packed sessions yet.
+        queues = queues.withColumns({"layout": F.lit(str(Layout.TBMQ)), "state_faults": F.lit(None).cast("bigint")})
     tag = F.substring_index("client_id", "}", 1)
     tags = queues.where(F.instr("client_id", "}") > 1).groupBy(tag.alias("tag")).agg(F.count("*").alias("clients"))
     shared = (F.col("clients") > 1) | (F.col("tag") == F.col("client_id"))

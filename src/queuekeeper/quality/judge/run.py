@@ -30,6 +30,7 @@ from queuekeeper.quality.judge.suites import Suite, load
 from queuekeeper.quality.judge.validation import SHOWN_VALUES, check_expectations, validate
 from queuekeeper.quality.profile.servers import read_servers, redis_target
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.model import Layout
 
 SERVERS_SUITE = "redis_servers"
 COMPARISON_SUITE = "source_against_target"
@@ -49,6 +50,7 @@ class QualityReport:
     :param stores: stores whose profiles were judged.
     :param results: every expectation that was judged, worst first.
     :param not_judged: checks that ran only in part, because the profiles had read no contents.
+    :param senseless: which checks make no sense for sessions of a layout that is there, and why.
     :param overdue: known issues of failed checks whose last day has passed, so that they excuse nothing.
     """
 
@@ -60,6 +62,7 @@ class QualityReport:
     stores: tuple[str, ...]
     results: tuple[Finding, ...]
     not_judged: tuple[str, ...]
+    senseless: tuple[str, ...]
     overdue: tuple[KnownIssue, ...]
     queues: int
     messages: int
@@ -210,6 +213,13 @@ def run_quality(
             )
             numbers["queues"] += sums.queues
             numbers["messages"] += sums.messages
+        in_redis = profiles.get(Store.REDIS)
+        layouts = {
+            Layout(layout)
+            for (layout,) in (
+                rows_of(connection, "quality/profiled_layouts", {"profile_id": in_redis.profile_id}) if in_redis else ()
+            )
+        }
         waiting = {}
         if QUEUE_SUITES.keys() & set(suites):
             rows = rows_of(connection, "quality/waiting_queues", {"quality_run_id": quality_run_id})
@@ -218,6 +228,8 @@ def run_quality(
     judge = _Judge(
         postgres_url=postgres_url,
         profiles=profiles,
+        # An empty store is judged as it was before there was another layout.
+        layouts=layouts or {Layout.TBMQ},
         quality_run_id=quality_run_id,
         key_prefix=key_prefix,
         issues=issues,
@@ -238,7 +250,8 @@ def run_quality(
         for suite in chosen:
             Incidents(connection).note(
                 looks[suite.name],
-                by_suite[suite.name],
+                # Where a layout has no sessions any more, nothing is left of what was wrong with them.
+                (*by_suite[suite.name], *judge.of_no_session(suite)),
                 quality_run_id=quality_run_id,
                 at=now,
                 not_judged=not_judged,
@@ -250,6 +263,7 @@ def run_quality(
             numbers={
                 "unexpected": unexpected,
                 "not_judged": not_judged,
+                "senseless": judge.senseless,
                 "queues": numbers["queues"],
                 "messages": numbers["messages"],
                 **waiting,
@@ -265,6 +279,7 @@ def run_quality(
         stores=tuple(profiles),
         results=tuple(results),
         not_judged=tuple(not_judged),
+        senseless=tuple(judge.senseless),
         overdue=tuple(
             issue
             for issue in issues
@@ -378,6 +393,7 @@ class _Judge:
         *,
         postgres_url: str,
         profiles: Mapping[Store, Profile],
+        layouts: Collection[Layout],
         quality_run_id: str,
         key_prefix: str,
         issues: Sequence[KnownIssue],
@@ -387,6 +403,7 @@ class _Judge:
     ) -> None:
         self._postgres_url = postgres_url
         self._profiles = profiles
+        self._layouts = layouts
         self._quality_run_id = quality_run_id
         self._key_prefix = key_prefix
         self._issues = [issue for issue in issues if not issue.is_overdue(today)]
@@ -394,9 +411,13 @@ class _Judge:
         self._data_docs = data_docs
         self.today = today
         self.not_judged: set[str] = set()
+        self.senseless: list[str] = []
 
     def judge(self, suite: Suite, *, place: str) -> list[Finding]:
         """Return the findings of a suite at a place."""
+        if Store.REDIS in suite.stores:
+            self.senseless += suite.senseless(self._layouts)
+            suite = suite.for_layouts(self._layouts)
         read = all(self._profiles[store].contents for store in suite.stores)
         self.not_judged |= {each.check for each in suite.expectations if each.needs_contents and not read}
         report = validate(
@@ -409,6 +430,17 @@ class _Judge:
             data_docs=self._data_docs,
         )
         return [self._judged(suite, found, place=place) for found in report.results]
+
+    def of_no_session(self, suite: Suite) -> list[Finding]:
+        """Return, as passed, what the suite asks of sessions in layouts of which there are none."""
+        if Store.REDIS not in suite.stores:
+            return []
+        left = suite.for_layouts(self._layouts).expectations
+        return [
+            Finding(check_id=each.check, severity=each.severity, description=each.description, status=Status.PASSED)
+            for each in suite.expectations
+            if each not in left
+        ]
 
     def _query(self, suite: Suite) -> str:
         values = {"quality_run_id": self._quality_run_id} | {

@@ -74,7 +74,8 @@ class QualityRun:
 
     :param numbers: totals: ``queues`` and ``messages`` that were judged, ``waiting`` messages of compacted and fan-out
         queues where these were read, ``unexpected`` queues by check, ``servers`` as they were read, and
-        ``not_judged``: checks that ran only in part, because contents were not read.
+        ``not_judged``: checks that ran only in part, because contents were not read, and ``senseless``: in words,
+        checks that make no sense for a layout.
     """
 
     quality_run_id: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity, Store, check
+from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import LAYOUTS
 
 OURS = "queuekeeper"
 """Field of ``meta`` that holds our own fields."""
@@ -25,6 +27,7 @@ class Expectation:
     :param description: sentence that is true when the expectation passes.
     :param check: id of the check that it belongs to, see :mod:`queuekeeper.jobs.checks`; empty for none.
     :param needs_contents: whether it needs numbers that only a profile with contents has.
+    :param layout: the only layout of sessions that it is about; none for all.
     :param worst_by: columns that tell how badly a row breaks the expectation: the higher their sum, the worse.
     """
 
@@ -35,6 +38,7 @@ class Expectation:
     description: str
     check: str = ""
     needs_contents: bool = False
+    layout: Layout | None = None
     worst_by: tuple[str, ...] = ()
 
 
@@ -62,6 +66,21 @@ class Suite:
     def without_contents(self) -> Suite:
         """Return the suite with only the expectations that need no contents of messages."""
         return replace(self, expectations=tuple(each for each in self.expectations if not each.needs_contents))
+
+    def for_layouts(self, layouts: Collection[Layout]) -> Suite:
+        """Return the suite without expectations that are only about layouts of which there are no sessions."""
+        chosen = tuple(each for each in self.expectations if each.layout is None or each.layout in layouts)
+        return replace(self, expectations=chosen)
+
+    def senseless(self, layouts: Collection[Layout]) -> tuple[str, ...]:
+        """Return, in words, which checks of the suite make no sense for sessions of some layouts, and why."""
+        checks = [check(each) for each in dict.fromkeys(each.check for each in self.expectations if each.check)]
+        return tuple(
+            f"{each.id} makes no sense for {LAYOUTS[layout]}: {each.senseless[layout]}"
+            for each in sorted(checks, key=lambda each: int(each.id[1:]))
+            for layout in sorted(layouts)
+            if layout in each.senseless
+        )
 
 
 def names() -> list[str]:
@@ -131,7 +150,8 @@ def _expectation(raw: object, number: int, where: str) -> Expectation:
         optional={"meta": dict, "id": str, "notes": (str, list), "rendered_content": list, "expectation_context": dict},
     )
     severity = _one_of(Severity, fields["severity"], where, "severity")
-    known = {"check": str, "title": str, "priority": str, "remedy": str, "needs_contents": bool, "worst_by": list}
+    known = {"check": str, "title": str, "priority": str, "remedy": str, "needs_contents": bool}
+    known |= {"layout": str, "worst_by": list}
     ours = _ours(fields, where, {}, optional=known)
     if "check" in ours:
         _check_words(ours, severity, where)
@@ -143,6 +163,7 @@ def _expectation(raw: object, number: int, where: str) -> Expectation:
         description=fields["description"],
         check=ours.get("check", ""),
         needs_contents=ours.get("needs_contents", False),
+        layout=_one_of(Layout, ours["layout"], where, "layout") if "layout" in ours else None,
         worst_by=tuple(str(column) for column in ours.get("worst_by", ())),
     )
 

@@ -54,7 +54,7 @@ FAULTS = (
     "over_limit", "dead_crowding", "tied_serials", "bad_serials", "step_errors", "bad_packet_ids",
     "duplicate_packet_ids", "foreign_references", "orphans", "counter_missing", "counter_invalid", "counter_behind",
     "without_ttl", "ttl_too_long", "oversized", "unreadable", "mismatched", "bad_qos", "qos_0", "bad_packet_types",
-    "wrong_type_keys", "bad_tag", "odd_characters", "missing_session",
+    "wrong_type_keys", "bad_tag", "odd_characters", "missing_session", "state_faults",
 )  # fmt: skip
 """Columns of ``queue_profiles`` that make a queue faulty when they are not 0.
 
@@ -283,6 +283,11 @@ class ProfileParameters(ProfileRules):
     def max_record_bytes(self) -> int:
         """Largest record in Redis that is in order: a payload in Base64, a third longer, and room for the rest."""
         return -(-self.max_payload_bytes // 3) * 4 + RECORD_ROOM_BYTES
+
+    @property
+    def max_packed_bytes(self) -> int:
+        """Largest record of a packed session that is in order: a payload as it is, and room for the rest."""
+        return self.max_payload_bytes + RECORD_ROOM_BYTES
 
     @property
     def shares(self) -> Shares:

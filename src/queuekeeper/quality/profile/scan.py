@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from queuekeeper.clock import Pace
-from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import SLOTS, client_slot, is_scattered, session_scan_pattern
 from queuekeeper.quality.profile.model import in_sample
 from queuekeeper.redis_client import RedisClient
@@ -24,30 +23,35 @@ SCHEMA = pa.schema(
         ("cohort", pa.int32()),
         ("slot", pa.int32()),
         ("client_id", pa.string()),
+        ("packed", pa.bool_()),
         ("packet_ids", pa.list_(pa.int32())),
         ("unreadable", pa.bool_()),
         ("scattered", pa.int32()),
     ]
 )
-"""A row per client, tag and window of SCAN; a client may have many rows.
+"""A row per client, layout and window of SCAN; a client may have many rows.
 
 ``packet_ids`` are those of the payload keys, with -1 for a key that does not end in a number. ``unreadable`` marks a
 client whose keys cannot be read together: the empty id, and in a cluster an id that begins with ``}``. Payload keys of
 such a client are only counted, in ``scattered``.
 """
 
-PACKED = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
-"""Rows of :data:`SCHEMA` packed for the task that reads them, so that Spark shuffles packages instead of rows."""
+ORDER = [("client_id", "ascending"), ("packed", "ascending")]
+"""Order in which a task reads the rows."""
 
-SPARK_PACKED = "task int, rows binary"
+PACKAGES = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
+"""Rows of :data:`SCHEMA` in packages for the task that reads them, so that Spark shuffles packages instead of rows."""
+
+SPARK_PACKAGES = "task int, rows binary"
 
 _KEYS_PER_PAGE = 500
 _KEYS_PER_WINDOW = 100_000
 _ROWS_PER_BATCH = 10_000
 _PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
 _PAYLOAD = "messages_"
-_SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
 _PACKED_KEY = "packed"
+_IS_PACKED, _IS_TBMQS = "p", "t"
+_SESSION_KEYS = pa.array(["messages", "last_packet_id", "session", _PACKED_KEY])
 
 
 class Scanner:
@@ -82,16 +86,13 @@ class Scanner:
         self._is_cluster = is_cluster
         self._key_share = key_share
         self._pace = pace
-        self._keys_read = self._packed_keys = 0
 
     def read(self, client: RedisClient, slots: frozenset[int]) -> Iterator[pa.RecordBatch]:
         """Yield the clients whose keys are in the given hash slots.
 
         :raises ServerUnavailable: at the end, when clients may be missing because the cluster kept moving slots.
-        :raises RefusedError: at the end, when all sessions are packed: a profile of none would say that all is well.
         """
         keys: list[bytes] = []
-        self._keys_read = self._packed_keys = 0
         names = Names(client, session_scan_pattern(self._prefix), slots=slots, count=lambda: _KEYS_PER_PAGE)
         for page in names.all_pages():
             keys += page.names
@@ -100,12 +101,6 @@ class Scanner:
                 yield self._window(keys)
                 keys = []
         yield self._window(keys)
-        if self._packed_keys and not self._keys_read:
-            raise RefusedError(
-                f"a server holds packed sessions (keys found: {self._packed_keys:,}) and none in TBMQ's layout: a "
-                "profile does not read packed sessions yet, so it could find no fault in them; whether a copy is "
-                "whole, queuekeeper migrate verify says"
-            )
 
     def _window(self, keys: list[bytes]) -> pa.RecordBatch:
         names = _texts(keys)
@@ -115,16 +110,16 @@ class Scanner:
         stems, ends = pc.list_element(parts, 0), pc.list_element(parts, 1)
         is_payload = pc.starts_with(ends, _PAYLOAD)
         ours = pc.or_(is_payload, pc.is_in(ends, _SESSION_KEYS))
-        self._keys_read += pc.sum(ours).as_py() or 0
-        self._packed_keys += pc.sum(pc.equal(ends, _PACKED_KEY)).as_py() or 0
         stems, ends, is_payload = stems.filter(ours), ends.filter(ours), is_payload.filter(ours)
         texts = pc.utf8_slice_codeunits(ends, len(_PAYLOAD))
         texts = pc.if_else(pc.match_substring_regex(texts, _PACKET_ID), texts, "-1")
         packet_ids = texts.cast(pa.int32()).to_numpy(zero_copy_only=False)
 
-        encoded = stems.dictionary_encode()
+        # The layout's mark stands behind the stem.
+        marks = pc.if_else(pc.equal(ends, _PACKED_KEY), _IS_PACKED, _IS_TBMQS)
+        encoded = pc.binary_join_element_wise(stems, marks, "").dictionary_encode()
         owners = encoded.indices.to_numpy(zero_copy_only=False)
-        clients, slots, regular = self._clients(encoded.dictionary.to_pylist())
+        clients, packed, slots, regular = self._clients(encoded.dictionary.to_pylist())
         cohorts = (np.searchsorted(self._slot_firsts, slots, side="right") - 1).astype(np.int32)
         tasks = self._labels[cohorts]
         counted = is_payload.to_numpy(zero_copy_only=False) & regular[owners]
@@ -139,6 +134,7 @@ class Scanner:
                 pa.array(cohorts),
                 pa.array(slots),
                 pa.array(clients, pa.string()),
+                pa.array(packed),
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array(packet_ids[order])),
                 pa.array(~regular),
                 pa.array(np.where(regular, 0, payloads).astype(np.int32)),
@@ -147,20 +143,23 @@ class Scanner:
         )
         return batch.filter(pa.array((tasks >= 0) & in_sample(slots, percent=self._sample_percent)))
 
-    def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
-        """Return for each stem the client id, the slot, and whether the client's keys can be read together."""
-        tags = [stem[len(self._prefix) + 1 :] for stem in stems]
+    def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any, Any]:
+        """Return for each stem with its mark the client id, the layout, the slot, and whether its keys can be read."""
+        tags = [stem[len(self._prefix) + 1 : -1] for stem in stems]
+        are_packed = np.array([stem[-1] == _IS_PACKED for stem in stems], bool)
         slots = np.fromiter((crc_hqx(tag.encode(), 0) for tag in tags), np.int32, len(tags)) % SLOTS
         regular = np.ones(len(tags), bool)
         for index, tag in enumerate(tags):
             # A rare case: the tag ends within the client id.
             if not tag or "}" in tag:
                 slots[index] = client_slot(tag) if tag else 0
-                regular[index] = bool(tag) and not (self._is_cluster and is_scattered(tag))
-        return tags, slots, regular
+                # A packed session has one key, so that it is never scattered.
+                scatters = self._is_cluster and is_scattered(tag) and not are_packed[index]
+                regular[index] = bool(tag) and not scatters
+        return tags, are_packed, slots, regular
 
 
-def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def packages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield one package per task and batch; Spark takes longer to move a row than the server takes to read it.
 
     :param batches: see :data:`SCHEMA`.
@@ -174,19 +173,19 @@ def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             ordered.slice(first, end - first).serialize().to_pybytes()
             for first, end in pairwise([*starts.tolist(), len(tasks)])
         ]
-        yield pa.RecordBatch.from_arrays([pa.array(tasks[starts]), pa.array(parcels, pa.binary())], schema=PACKED)
+        yield pa.RecordBatch.from_arrays([pa.array(tasks[starts]), pa.array(parcels, pa.binary())], schema=PACKAGES)
 
 
-def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def unpackaged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task's packages, client by client; all of them, some 100,000 keys, are held in memory.
 
-    :param batches: see :data:`PACKED`.
+    :param batches: see :data:`PACKAGES`.
     """
     rows = [
         pa.ipc.read_record_batch(parcel.as_buffer(), SCHEMA) for batch in batches for parcel in batch.column("rows")
     ]
     if rows:
-        yield from pa.Table.from_batches(rows).sort_by("client_id").to_batches(max_chunksize=_ROWS_PER_BATCH)
+        yield from pa.Table.from_batches(rows).sort_by(ORDER).to_batches(max_chunksize=_ROWS_PER_BATCH)
 
 
 def _texts(keys: list[bytes]) -> pa.Array:

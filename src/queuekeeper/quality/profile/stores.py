@@ -322,14 +322,14 @@ def _redis_queues(
             for batch in batches:
                 for number in batch.column("id").to_pylist():
                     with connect_redis(redis_url) as client:
-                        yield from scan.packed(scanner.read(client, held[number]))
+                        yield from scan.packages(scanner.read(client, held[number]))
 
     def read(batches: Batches) -> Batches:
         with connect_redis(redis_url) as client, _paced(postgres_url, profile_id, rate=rate) as pace:
             reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace)
-            yield from reader.read(scan.unpacked(batches))
+            yield from reader.read(scan.unpackaged(batches))
 
-    found = profile.spark.range(0, len(held), 1, len(held)).mapInArrow(find, scan.SPARK_PACKED)
+    found = profile.spark.range(0, len(held), 1, len(held)).mapInArrow(find, scan.SPARK_PACKAGES)
     return found.repartition(placement.tasks, "task"), read
 
 

@@ -172,7 +172,11 @@ def compose_report(
         messages=sum(profile.messages or 0 for profile in profiles),
         faulty_queues=sum(line.faulty_queues for line in cohorts),
         results=results,
-        not_run=_not_run(results, not_judged=run.numbers.get("not_judged", ())),
+        not_run=_not_run(
+            results,
+            not_judged=run.numbers.get("not_judged", ()),
+            senseless=dict(each.split(" ", 1) for each in run.numbers.get("senseless", ())),
+        ),
         known_issues=known,
         incidents=evidence.incidents,
         heat=heat_map(evidence.trend),
@@ -261,10 +265,18 @@ def _known_line(issue: KnownIssue, *, today: date) -> KnownIssueLine:
     )
 
 
-def _not_run(results: Sequence[Finding], *, not_judged: Sequence[str]) -> tuple[NotRun, ...]:
+def _not_run(
+    results: Sequence[Finding], *, not_judged: Sequence[str], senseless: Mapping[str, str]
+) -> tuple[NotRun, ...]:
+    """Return the checks that did not run, or not for all sessions.
+
+    :param senseless: number of a check -> for which sessions it makes no sense, and why.
+    """
     ran = {line.check_id for line in results}
 
     def why(check: Check) -> str:
+        if check.id in senseless:
+            return senseless[check.id]
         if check.id in not_judged:
             return "needs the messages' contents, at least in part: run queue_quality with contents"
         return "not part of the suites that were chosen"
@@ -272,7 +284,7 @@ def _not_run(results: Sequence[Finding], *, not_judged: Sequence[str]) -> tuple[
     return tuple(
         NotRun(check_id=check.id, title=check.title, priority=str(check.priority), why=why(check))
         for check in CHECKS.values()
-        if check.id not in ran or check.id in not_judged
+        if check.id not in ran or check.id in not_judged or check.id in senseless
     )
 
 

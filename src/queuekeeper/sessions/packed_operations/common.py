@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, RECENT_SESSIONS, LayoutOperations, RecentKeys, known_serial
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.packed_record import record_of
+from queuekeeper.sessions.packed_state import STATE
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Steps, ask, checked
 from queuekeeper.sessions.store import FIRST_SERIAL
@@ -25,7 +25,6 @@ _SERIALS_PER_COMMAND = 128
 SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
 
-_STATE = struct.Struct(">17d")
 HMGET = lua.reading("HMGET")
 _FIELDS_PER_LIST = 200
 _HOLES = 500
@@ -154,7 +153,7 @@ class CommonOperations(LayoutOperations[State]):
 
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
-        values = [int(value) for value in _STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
+        values = [int(value) for value in STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
         owner, epoch, progress, plan, references, imported, used, noted_used = reply.values[:8]
         return State(
             now_ms=reply.now_ms,
