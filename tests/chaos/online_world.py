@@ -27,6 +27,7 @@ from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.model import OWNER_OF, Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
@@ -67,7 +68,9 @@ def prepare(connection: Connection) -> None:
     postgres.migrate(connection)
 
 
-def save_plan(connection: Connection, clients: Sequence[str], *, count: int = COHORTS) -> MigrationPlan:
+def save_plan(
+    connection: Connection, clients: Sequence[str], *, count: int = COHORTS, layout: Layout = Layout.TBMQ
+) -> MigrationPlan:
     """Store a plan for all slots, as the job makes it, without its counts of messages."""
     slots = [client_slot(client_id) for client_id in clients]
     planned = tuple(
@@ -76,7 +79,7 @@ def save_plan(connection: Connection, clients: Sequence[str], *, count: int = CO
     )
     plan = MigrationPlan(
         plan_id=PLAN_ID,
-        parameters=MigrationParameters(cohort_count=count, mode=Mode.ONLINE),
+        parameters=MigrationParameters(cohort_count=count, mode=Mode.ONLINE, layout=layout),
         source_fingerprint="online",
         code_version=code_version(),
         as_of_ms=system_clock(),
@@ -182,6 +185,7 @@ class OnlineWorld:
     """One database, one Redis, two brokers that share all clients, and whatever drives the migration.
 
     :param seed: of all chance in the load.
+    :param layout: of the sessions in Redis.
     """
 
     def __init__(
@@ -194,7 +198,9 @@ class OnlineWorld:
         seed: int,
         clients: int = 24,
         batches_per_s: float = 4.0,
+        layout: Layout = Layout.TBMQ,
     ) -> None:
+        self.layout = layout
         self.server = server
         self.redis = redis
         self.folder = folder
@@ -251,7 +257,8 @@ class OnlineWorld:
             stack.callback(self._kill_all)
             self.await_load(0.5)
             with postgres.connect(self.postgres_url, autocommit=True) as connection:
-                save_plan(connection, [*self.brokers[0].consumes, *self.brokers[1].consumes])
+                clients = [*self.brokers[0].consumes, *self.brokers[1].consumes]
+                save_plan(connection, clients, layout=self.layout)
             yield
             self.await_load(0.3)
             self.stop()
@@ -394,7 +401,7 @@ class OnlineWorld:
     def _owner(self) -> str:
         with postgres.connect(self.postgres_url, autocommit=True) as connection:
             counts = OnlineCohorts(connection).owner_counts(PLAN_ID)
-        return "redis" if any(each.redis for each in counts) else "postgres"
+        return "redis" if any(each.redis + each.packed for each in counts) else "postgres"
 
     # Outcomes.
 
@@ -404,11 +411,14 @@ class OnlineWorld:
             return {each.state for each in OnlineCohorts(connection).load(PLAN_ID)}
 
     def owners(self) -> set[str]:
-        """Return who owns clients."""
+        """Return who owns clients: PostgreSQL, or Redis in the layout of the plan."""
         with postgres.connect(self.postgres_url, autocommit=True) as connection:
             counts = OnlineCohorts(connection).owner_counts(PLAN_ID)
         assert not any(each.fenced for each in counts), f"clients are fenced still: {counts}"
-        found = {"postgres": sum(each.postgres for each in counts), "redis": sum(each.redis for each in counts)}
+        found = {
+            "postgres": sum(each.postgres for each in counts),
+            "redis": sum(each.of(OWNER_OF[self.layout]) for each in counts),
+        }
         return {owner for owner, count in found.items() if count}
 
     def snapshots(self) -> dict[str, dict[str, SessionSnapshot]]:
@@ -419,7 +429,7 @@ class OnlineWorld:
             with postgres.connect(self.postgres_url, autocommit=True) as connection:
                 stores: dict[str, Any] = {
                     "postgres": PostgresSessionStore(connection),
-                    "redis": RedisSessionStore(client),
+                    "redis": RedisSessionStore(client, layout=self.layout),
                 }
                 return {
                     name: {each: store.read_snapshot(each) for each in sorted(clients)}

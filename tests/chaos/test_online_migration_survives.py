@@ -25,6 +25,7 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
+from queuekeeper.sessions.model import Layout
 from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step, prepare
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
@@ -71,9 +72,13 @@ def redis_homes(server_home: Path) -> Iterator[dict[Flavour, RedisServer]]:
         shutil.rmtree(server.directory, ignore_errors=True)
 
 
-@pytest.fixture
+@pytest.fixture(params=[Layout.TBMQ])
 def world(
-    postgres_server: PostgresServer, template: str, redis_homes: dict[Flavour, RedisServer], tmp_path: Path
+    request: pytest.FixtureRequest,
+    postgres_server: PostgresServer,
+    template: str,
+    redis_homes: dict[Flavour, RedisServer],
+    tmp_path: Path,
 ) -> Iterator[Callable[[int], OnlineWorld]]:
     """Make the world of one seed, with an empty database and an empty Redis."""
     made: list[str] = []
@@ -86,7 +91,9 @@ def world(
         redis.start()
         with redis.client() as client:
             client.flushall()
-        return OnlineWorld(server=postgres_server, database=made[-1], redis=redis, folder=tmp_path, seed=seed)
+        return OnlineWorld(
+            server=postgres_server, database=made[-1], redis=redis, folder=tmp_path, seed=seed, layout=request.param
+        )
 
     yield make
     postgres_server.start()
@@ -100,6 +107,7 @@ def patient(online: OnlineWorld) -> OnlineWorld:
     return online
 
 
+@pytest.mark.parametrize("world", [Layout.TBMQ, *nightly(Layout.PACKED)], indirect=True)
 def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[[int], OnlineWorld]) -> None:
     online = patient(world(0))
     with online.loaded():
@@ -207,6 +215,7 @@ def test_of_two_drivers_the_older_one_stops_at_its_next_write(world: Callable[[i
     assert online.balance(held["postgres" if step == "roll_back" else "redis"]).failures == {}
 
 
+@pytest.mark.parametrize("world", Layout, indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whoever_is_killed_no_message_is_lost_or_out_of_order(world: Callable[[int], OnlineWorld], seed: int) -> None:
     dice = random.Random(seed)

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from queuekeeper import keyspace, postgres, redis_async, redis_client
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
+from queuekeeper.keyspace import client_slot, cohorts, packed_keys, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, code_version
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
@@ -29,13 +29,14 @@ from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.sides import PostgresSide, RedisSide
-from queuekeeper.sessions import sample
-from queuekeeper.sessions.model import Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions import packed_record, sample
+from queuekeeper.sessions.model import OWNER_OF, Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership, OwnerStore
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.router import SessionRouter
 from queuekeeper.sessions.sample_parameters import SampleParameters
+from queuekeeper.sessions.wire import stored_json
 from tests.patience import PATIENCE_S
 from tests.property.migration_rules import Decision, Message, Rules, Session, decide
 
@@ -98,13 +99,24 @@ class OnlineWorld:
 
     :param prefix: put before every key in Redis.
     :param limit: most messages of a session.
+    :param layout: of the sessions in Redis.
     """
 
-    def __init__(self, postgres_url: str, redis_url: str, *, prefix: str = "", limit: int = 500) -> None:
+    def __init__(
+        self,
+        postgres_url: str,
+        redis_url: str,
+        *,
+        prefix: str = "",
+        limit: int = 500,
+        layout: Layout = Layout.TBMQ,
+    ) -> None:
         self.postgres_url = postgres_url
         self.redis_url = redis_url
         self.told: list[str] = []
         self.plan_id = PLAN_ID
+        self.layout = layout
+        self.target = OWNER_OF[layout]
         self._prefix = prefix
         self._opened = ExitStack()
         self.connection = self._opened.enter_context(postgres.connect(postgres_url, autocommit=True))
@@ -118,7 +130,7 @@ class OnlineWorld:
         self.ledger = MigrationLedger(self.connection)
         self.rules = StoreRules(limit=limit, default_ttl_s=DEFAULT_TTL_S)
         self.at_postgres = PostgresSessionStore(self.connection, rules=self.rules)
-        self.at_redis = RedisSessionStore(self.client, prefix, self.rules)
+        self.at_redis = RedisSessionStore(self.client, prefix, self.rules, layout=layout)
 
     def close(self) -> None:
         """End all connections."""
@@ -203,6 +215,18 @@ class OnlineWorld:
         """Return a client's messages by packet id: serial, JSON, end of life."""
         keys = session_keys(client_id, prefix=self._prefix)
         found = {}
+        if self.layout is Layout.PACKED:
+            for serial, record in sorted(
+                (int(name), value)
+                for name, value in self.client.hgetall(self.own_key(client_id)).items()
+                if name.isdigit()
+            ):
+                message = packed_record.message_of(record, serial=serial, redelivery=False)
+                text = stored_json(
+                    message, client_id=client_id, packet_id=message.packet_id, packet_type=message.packet_type
+                )
+                found[message.packet_id] = (serial, json.loads(text), packed_record.expires_at_ms(record) or 0)
+            return found
         for member, score in self.client.zrange(keys.messages, 0, -1, withscores=True):
             text = self.client.get(member)
             if text is not None:
@@ -213,11 +237,19 @@ class OnlineWorld:
 
     def fields(self, client_id: str) -> dict[str, str]:
         """Return the fields of a session's hash."""
-        found = self.client.hgetall(session_keys(client_id, prefix=self._prefix).session)
-        return {name.decode(): value.decode() for name, value in found.items()}
+        found = self.client.hgetall(self.own_key(client_id))
+        # Messages and state of a packed session are bytes.
+        return {name.decode(): value.decode("utf-8", "replace") for name, value in found.items()}
+
+    def own_key(self, client_id: str) -> str:
+        """Return the key that holds a session's own fields in Redis."""
+        keys = packed_keys if self.layout is Layout.PACKED else session_keys
+        return keys(client_id, prefix=self._prefix).session
 
     def last_packet_id(self, client_id: str) -> int | None:
         """Return what Redis has given out last."""
+        if self.layout is Layout.PACKED:
+            return self.at_redis.get_last_packet_id(client_id)
         found = self.client.get(session_keys(client_id, prefix=self._prefix).last_packet_id)
         return None if found is None else int(found)
 
@@ -239,6 +271,7 @@ class OnlineWorld:
             limit=self.rules.limit,
             default_ttl_s=DEFAULT_TTL_S,
             key_prefix=self._prefix,
+            layout=self.layout,
             **chosen,
         )
         plan = MigrationPlan(
@@ -317,7 +350,9 @@ class OnlineWorld:
                     source=PostgresSide(
                         store=AsyncPostgresSessionStore(connection, rules=self.rules), bad_rows=BadRows.QUARANTINE
                     ),
-                    target=RedisSide(store=store(caller, self._prefix, self.rules), layout=Layout.TBMQ),
+                    target=RedisSide(
+                        store=store(caller, self._prefix, self.rules, layout=self.layout), layout=self.layout
+                    ),
                     driver=number,
                     lease_ms=lease_ms,
                 )

@@ -31,7 +31,7 @@ from queuekeeper.migration.online.reports import MoveReport, Outcome
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import is_cluster
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
 from queuekeeper.sessions.quarantine import Stores
 from queuekeeper.sessions.quarantine import replay as put_back
 from queuekeeper.sessions.router import SessionRouter
@@ -67,11 +67,16 @@ STRANGE = ("}first", "in{the}middle", "%percent", "{}", "смарт-😀", "<b>x
 
 
 @pytest.fixture
-def world(postgres_url: str, valkey_url: str, control_schema: None) -> Iterator[OnlineWorld]:
-    """Empty tables of TBMQ 1.x and an empty Valkey."""
-    world = OnlineWorld(postgres_url, valkey_url)
+def world(
+    request: pytest.FixtureRequest, postgres_url: str, valkey_url: str, control_schema: None
+) -> Iterator[OnlineWorld]:
+    """Empty tables of TBMQ 1.x and an empty Valkey, to which sessions move in the layout of the test."""
+    world = OnlineWorld(postgres_url, valkey_url, layout=getattr(request, "param", Layout.TBMQ))
     yield world
     world.close()
+
+
+in_both_layouts = pytest.mark.parametrize("world", Layout, indirect=True)
 
 
 @pytest.fixture
@@ -121,7 +126,7 @@ def check_there_and_back(world: OnlineWorld) -> None:
     moving = {client_id: client for client_id, client in clients.items() if client_id not in staying}
     assert world.states() == {"on_redis"}
     assert {client_id: world.owner(client_id).owner for client_id in clients} == (
-        dict.fromkeys(moving, "redis") | dict.fromkeys(staying, "postgres")
+        dict.fromkeys(moving, world.target) | dict.fromkeys(staying, "postgres")
     )
     for client_id in staying:
         assert world.in_redis(client_id) == {}
@@ -154,8 +159,11 @@ def check_there_and_back(world: OnlineWorld) -> None:
     assert aside.keys().isdisjoint(after)
 
 
-def test_there_and_back_leaves_every_live_message_where_it_was(postgres_url: str, redis_url: str) -> None:
-    world = OnlineWorld(postgres_url, redis_url)
+@pytest.mark.parametrize("layout", Layout)
+def test_there_and_back_leaves_every_live_message_where_it_was(
+    postgres_url: str, redis_url: str, layout: Layout
+) -> None:
+    world = OnlineWorld(postgres_url, redis_url, layout=layout)
     try:
         world.fill(hostile=True)
         check_there_and_back(world)
@@ -163,10 +171,11 @@ def test_there_and_back_leaves_every_live_message_where_it_was(postgres_url: str
         world.close()
 
 
+@pytest.mark.parametrize("layout", Layout)
 def test_on_a_cluster_there_and_back_leaves_every_live_message_where_it_was(
-    postgres_url: str, redis_cluster_url: str
+    postgres_url: str, redis_cluster_url: str, layout: Layout
 ) -> None:
-    world = OnlineWorld(postgres_url, redis_cluster_url, prefix="tbmq:")
+    world = OnlineWorld(postgres_url, redis_cluster_url, prefix="tbmq:", layout=layout)
     try:
         world.fill(hostile=True)
         check_there_and_back(world)
@@ -259,6 +268,7 @@ def test_counter_of_a_moved_session_passes_what_waits_and_both_stores_say_so_the
     assert [each.packet_id for each in found] == [*(packet_id for _, packet_id in waiting), following]
 
 
+@in_both_layouts
 def test_client_that_comes_in_the_middle_is_in_one_store_only_and_moves_with_the_others(few: OnlineWorld) -> None:
     driver = few.driver()
     with few.router() as router:
@@ -272,7 +282,7 @@ def test_client_that_comes_in_the_middle_is_in_one_store_only_and_moves_with_the
         save(router, "newcomer-3", b"d")
         save(router, "newcomer-1", b"e")
 
-        assert few.all_owners() == {"redis"}
+        assert few.all_owners() == {few.target}
         assert payloads(router, "newcomer-1") == [b"a", b"b", b"e"]
         # Before the mirror has been at it, a client that came to Redis is there only.
         assert not [key for key in few.rows() if key[0] == "newcomer-3"]
@@ -292,6 +302,7 @@ def test_client_that_comes_in_the_middle_is_in_one_store_only_and_moves_with_the
     assert {client_id: payloads(few.at_postgres, client_id) for client_id in found} == found
 
 
+@in_both_layouts
 def test_nobody_writes_to_the_store_that_does_not_own_a_client(few: OnlineWorld) -> None:
     few.to_redis()
     (refused,) = few.at_postgres.save_messages([SessionSave(client_id=C, messages=(message(b"4"),))])
@@ -337,6 +348,7 @@ def check_mirrored(world: OnlineWorld) -> None:
         assert differences(expected, world.at_postgres.read_snapshot(client_id)) == []
 
 
+@in_both_layouts
 def test_every_change_in_redis_reaches_postgresql_and_a_repeated_mirror_changes_nothing(few: OnlineWorld) -> None:
     driver = few.to_redis()
     with few.router() as router:
@@ -351,15 +363,15 @@ def test_every_change_in_redis_reaches_postgresql_and_a_repeated_mirror_changes_
     assert driver.mirror().written == 0
     # Also when the note of what was done is lost.
     for client_id in STRANGE:
-        key = session_keys(client_id).session
-        few.client.hset(key, mapping={"outbox": "*", "outbox_ms": "1"})
-        few.client.hincrby(key, "outbox_version", 1)
+        few.client.hset(few.own_key(client_id), mapping={"outbox": "*", "outbox_ms": "1"})
+        few.client.hincrby(few.own_key(client_id), "outbox_version", 1)
     assert driver.mirror().written == len(STRANGE)
     assert few.rows() == rows
     assert few.sql("SELECT xmin, ctid FROM device_publish_msg ORDER BY ctid") == tuples
     check_mirrored(few)
 
 
+@in_both_layouts
 def test_mirrors_side_by_side_leave_the_newest_state(few: OnlineWorld) -> None:
     driver = few.to_redis()
     ends = threading.Event()
@@ -402,6 +414,7 @@ def test_an_older_snapshot_is_not_written_over_a_newer_one(few: OnlineWorld) -> 
     assert sorted(serial for client_id, serial in few.rows() if client_id == C) == [2, 3]
 
 
+@in_both_layouts
 def test_verification_of_clients_on_redis_tells_what_differs_in_postgresql(few: OnlineWorld) -> None:
     driver = few.to_redis()
     assert driver.verify().outcomes == {"equal": len(STRANGE)}
@@ -511,7 +524,7 @@ def test_commit_comes_after_the_soak_and_nothing_comes_after_the_commit(few: Onl
     for step in (driver.roll_back, driver.cut_over, driver.catch_up, driver.disarm, driver.arm):
         with pytest.raises(RefusedError, match=r"committed.*new migration"):
             step()
-    assert few.all_owners() == {"redis"}
+    assert few.all_owners() == {few.target}
 
 
 def test_soak_that_was_interrupted_goes_on_from_its_beginning_whoever_watches(few: OnlineWorld) -> None:
@@ -554,12 +567,13 @@ def test_cohorts_soak_by_themselves(world: OnlineWorld) -> None:
     assert [str(each.state) for each in world.online.load(world.plan_id)] == ["on_redis", "soaking"]
 
 
+@in_both_layouts
 def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld) -> None:
     driver = few.to_redis()
     with few.router() as router:
         save(router, C, b"4")
         save(router, "newcomer-1", b"a")
-        assert few.client.ttl(session_keys("newcomer-1").session) == -1
+        assert few.client.ttl(few.own_key("newcomer-1")) == -1
         driver.soak(minutes=0)
         driver.commit()
 
@@ -567,7 +581,7 @@ def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld)
             fields = few.fields(client_id)
             assert fields["owner"] == "redis"
             assert not fields.keys() & {"mirror", "outbox", "outbox_ms", "outbox_version"}
-        assert few.client.ttl(session_keys("newcomer-1").session) > 0
+        assert few.client.ttl(few.own_key("newcomer-1")) > 0
         rows = few.rows()
         save(router, C, b"5")
         save(router, "newcomer", b"a")
@@ -575,7 +589,7 @@ def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld)
         router.purge_session(C)
         assert payloads(router, C) == []
     assert (driver.mirror().clients, few.rows()) == (0, rows)
-    assert few.owner("newcomer").owner == "redis"
+    assert few.owner("newcomer").owner == few.target
 
 
 def test_commit_that_was_interrupted_is_finished_by_the_next_one(few: OnlineWorld) -> None:
@@ -647,13 +661,14 @@ def test_client_that_a_commit_has_left_in_postgresql_stays_there_when_a_later_pl
         assert payloads(router, "{}") == [b"1", b"2", b"3"]
 
 
+@in_both_layouts
 def test_later_plan_moves_what_a_commit_has_left_though_the_others_have_gone_on(world: OnlineWorld) -> None:
     left_behind(world)
     with world.router() as router:
         save(router, "{}", b"4")
         later = world.to_redis()
 
-        assert world.all_owners() == {"redis"}
+        assert world.all_owners() == {world.target}
         assert payloads(router, C) == [b"1", b"2", b"3"]
         # One that no mirror keeps up to date in PostgreSQL is not compared with it.
         assert later.verify().outcomes == {"equal": 1}
@@ -719,6 +734,7 @@ def test_canary_goes_first(world: OnlineWorld) -> None:
     assert world.states() == {"on_redis"}
 
 
+@in_both_layouts
 @pytest.mark.parametrize(
     ("step", "times", "rest"),
     [
@@ -766,6 +782,7 @@ def test_rehearsal_that_was_interrupted_goes_on_where_it_was(
 # --- two drivers, and drivers that die ---------------------------------------------------------------------------
 
 
+@in_both_layouts
 def test_older_of_two_drivers_stops_at_its_next_write_and_changes_nothing(world: OnlineWorld) -> None:
     world.fill(messages=200, sessions=60)
     world.plan(count=1)
@@ -777,7 +794,7 @@ def test_older_of_two_drivers_stops_at_its_next_write_and_changes_nothing(world:
     world.ledger.set_throttle(PLAN_ID, 20, actor="test")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(older.cut_over)
-        wait_for(lambda: world.all_owners() == {"postgres", "redis"})
+        wait_for(lambda: world.all_owners() == {"postgres", world.target})
         world.online.take(PLAN_ID, [0])
         with postgres.connect(world.postgres_url) as other:
             # What it had begun to write before is there by then.
@@ -795,6 +812,7 @@ def test_older_of_two_drivers_stops_at_its_next_write_and_changes_nothing(world:
     assert until_none_is_late(world.driver().cut_over).left == {}
 
 
+@in_both_layouts
 def test_client_of_a_driver_that_died_before_redis_knew_is_redis_s_and_the_next_caller_says_so(
     few: OnlineWorld,
 ) -> None:
@@ -804,7 +822,7 @@ def test_client_of_a_driver_that_died_before_redis_knew_is_redis_s_and_the_next_
     with pytest.raises(ServerUnavailable, match="has died"):
         few.move(lambda mover: mover.cut_over(C), store=DiesBeforeRedisKnows)
 
-    assert few.owner(C).owner == "redis"
+    assert few.owner(C).owner == few.target
     assert few.fields(C)["owner"] == "postgres"
     with few.router() as router:
         save(router, C, b"4")
@@ -814,6 +832,7 @@ def test_client_of_a_driver_that_died_before_redis_knew_is_redis_s_and_the_next_
     assert sorted(serial for client_id, serial in few.rows() if client_id == C) == [0, 1, 2, 3]
 
 
+@in_both_layouts
 def test_client_of_a_driver_that_died_before_redis_knew_is_completed_by_the_next_run(few: OnlineWorld) -> None:
     driver = few.driver()
     driver.arm()
@@ -829,6 +848,7 @@ def test_client_of_a_driver_that_died_before_redis_knew_is_completed_by_the_next
     assert few.fields(C)["mirror"] == few.fields(C)["epoch"]
 
 
+@in_both_layouts
 def test_client_of_a_driver_that_died_before_redis_knew_of_the_way_back_can_go_again(few: OnlineWorld) -> None:
     driver = few.to_redis()
     with pytest.raises(ServerUnavailable, match="has died"):
@@ -844,6 +864,7 @@ def test_client_of_a_driver_that_died_before_redis_knew_of_the_way_back_can_go_a
     assert [fields["payload"] for _, fields, _ in few.in_redis(C).values()] == ["Mg==", "Mw==", "NA=="]
 
 
+@in_both_layouts
 def test_driver_that_dies_while_it_holds_a_client_for_the_way_back_leaves_it_in_redis(few: OnlineWorld) -> None:
     few.to_redis()
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -863,7 +884,7 @@ def test_driver_that_dies_while_it_holds_a_client_for_the_way_back_leaves_it_in_
     with few.router() as router:
         save(router, C, b"4")
         assert payloads(router, C) == [b"1", b"2", b"3", b"4"]
-    assert few.owner(C).owner == "redis"
+    assert few.owner(C).owner == few.target
     assert few.fields(C)["owner"] == "redis"
     driver = few.driver()
     assert until_none_is_late(driver.roll_back).left == {}
@@ -986,7 +1007,7 @@ def test_connection_that_is_lost_between_two_clients_is_told_as_such(few: Online
 
     with pytest.raises(ServerUnavailable, match="broke the connection"):
         few.move(lose)
-    assert few.owner(C).owner == "redis"
+    assert few.owner(C).owner == few.target
 
 
 def test_step_that_cannot_reach_postgresql_leaves_no_connection_to_redis_behind(
@@ -1007,12 +1028,13 @@ def test_step_that_cannot_reach_postgresql_leaves_no_connection_to_redis_behind(
     del held
 
 
+@in_both_layouts
 def test_fence_that_ends_while_the_mirror_writes_costs_no_client_its_way_back(few: OnlineWorld) -> None:
     driver = few.to_redis()
     with few.router() as router:
         save(router, C, b"4")
     taken = few.online.take(PLAN_ID, [0])
-    fenced = few.owners.fence(C, driver=taken, lease_ms=500, owner="redis")
+    fenced = few.owners.fence(C, driver=taken, lease_ms=500, owner=few.target)
     assert fenced is not None
     assert fenced.epoch is not None
     assert fenced.fenced_until_ms is not None
@@ -1031,6 +1053,7 @@ def test_fence_that_ends_while_the_mirror_writes_costs_no_client_its_way_back(fe
     assert until_none_is_late(driver.roll_back).left == {}
 
 
+@in_both_layouts
 def test_epochs_go_on_when_a_plan_is_disarmed_and_armed_again(few: OnlineWorld) -> None:
     driver = few.to_redis()
     driver.roll_back()
@@ -1357,7 +1380,7 @@ def test_rows_that_mqtt_cannot_carry_are_put_aside_and_block_nobody(few: OnlineW
 
     few.to_redis()
 
-    assert few.all_owners() == {"redis"}
+    assert few.all_owners() == {few.target}
     assert payloads(few.at_redis, C) == [b"1", b"2", b"3"]
     aside = {row[1]: row for row in few.sql(QUARANTINE)}
     assert aside == {serial: (*before[C, serial], reason) for serial, (_, reason) in ODD_ROWS.items()}
@@ -1417,7 +1440,7 @@ def test_client_of_such_rows_stays_where_the_plan_says_so_and_comes_when_they_ar
             )  # fmt: skip
     again = driver.cut_over()
     assert again.outcomes == {"moved": 1}
-    assert world.all_owners() == {"redis"}
+    assert world.all_owners() == {world.target}
     assert payloads(world.at_redis, C) == [b"1", b"2", b"3", b"odd 10", b"odd 11", b"odd 12"]
     assert driver.verify().outcomes == {"equal": len(STRANGE)}
     assert driver.soak(minutes=0).refused == 0

@@ -83,6 +83,27 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     assert world.states() == {"planned"}
 
 
+def test_into_packed_sessions_and_back_by_command(world: OnlineWorld, tmp_path: Path) -> None:
+    plan_id = MIGRATE.as_json("plan", "--mode", "online", "--layout", "packed", "--cohort-count", "2")["plan_id"]
+    assert moved("arm", plan_id)["clients"] == len(CLIENTS)
+    MIGRATE.as_json("copy", plan_id, "--yes")
+    assert len(world.client.keys("*_packed")) == len(world.client.keys("*")) == len(CLIENTS)
+    assert moved("catch-up", plan_id)["written"] == 0
+    moved("verify", plan_id)
+    assert moved("cut-over", plan_id, "--yes")["outcomes"] == {"moved": len(CLIENTS)}
+    with world.router() as router:
+        router.save_messages([SessionSave(client_id=CLIENTS[0], messages=(message(b"more"),))])
+        assert [each.payload for each in router.fetch_pending(CLIENTS[0]).messages] == [SECRET.encode(), b"more"]
+    status = ONLINE.as_json("status", plan_id)
+    assert sum(each["owners"]["packed"] for each in status["cohorts"]) == len(CLIENTS)
+    assert ONLINE.as_json("mirror", plan_id)["written"] == 1
+    assert MIGRATE.as_json("report", plan_id, "--directory", str(tmp_path))["verdict"] == "balanced"
+    assert moved("roll-back", plan_id, "--yes")["outcomes"] == {"moved": len(CLIENTS)}
+    assert world.all_owners() == {"postgres"}
+    assert len(world.rows()) == len(CLIENTS) + 1
+    assert world.client.keys("*_messages*") == []
+
+
 def test_from_one_layout_of_redis_to_the_other_by_command(world: OnlineWorld, tmp_path: Path) -> None:
     for client_id in CLIENTS:
         world.at_redis.save_messages([SessionSave(client_id=client_id, messages=(message(SECRET.encode()),))])

@@ -73,8 +73,7 @@ class MigrationParameters(SessionRules):
         Layout.TBMQ,
         title="Layout in Redis",
         help="How sessions are laid out in Redis. tbmq: the keys that TBMQ 2.x reads and writes. packed: one hash per "
-        "session, which takes half of the memory, for brokers that use Queuekeeper's store with this layout; offline "
-        "only, unless from_store is tbmq.",
+        "session, which takes half of the memory, for brokers that use Queuekeeper's store with this layout.",
         section=Section.RULES,
         choices={
             "tbmq": "tbmq: the keys that TBMQ 2.x reads and writes",
@@ -118,15 +117,6 @@ class MigrationParameters(SessionRules):
         most=MAX_RATE_PER_S,
         examples=[None, 5_000, 50_000],
     )
-
-    @model_validator(mode="after")
-    def _moves_into_one_layout(self) -> Self:
-        if self.layout is Layout.PACKED and self.mode is Mode.ONLINE and not self.inside_redis:
-            raise UsageError(
-                "layout is 'packed', and the mode is online: packed sessions have no mirror and no outbox yet, so "
-                "there would be no way back; choose the mode offline, or the layout tbmq"
-            )
-        return self
 
     @model_validator(mode="after")
     def _moves_to_another_store(self) -> Self:
