@@ -13,7 +13,7 @@ from queuekeeper import assets, audit
 from queuekeeper.cli import app
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
@@ -38,16 +38,19 @@ def as_json(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def fill(url: str, *, count: int = 4) -> RedisSessionStore:
-    store = RedisSessionStore(connect_redis(url))
+def fill(url: str, *, count: int = 4, layout: Layout = Layout.TBMQ) -> RedisSessionStore:
+    store = RedisSessionStore(connect_redis(url), layout=layout)
     now_ms = time.time_ns() // 1_000_000
     messages = tuple(NewMessage(topic=SECRET, payload=SECRET.encode(), qos=1, time_ms=now_ms) for _ in range(count))
     store.save_messages([SessionSave(client_id="meter", messages=messages)])
     return store
 
 
-def test_each_serial_has_a_fate_and_a_reason_and_no_content_is_shown(servers: tuple[str, ...], valkey_url: str) -> None:
-    store = fill(valkey_url)
+@pytest.mark.parametrize("layout", Layout)
+def test_each_serial_has_a_fate_and_a_reason_and_no_content_is_shown(
+    servers: tuple[str, ...], valkey_url: str, layout: Layout
+) -> None:
+    store = fill(valkey_url, layout=layout)
     page = store.fetch_pending("meter", limit=3, mark_delivered=True)
     store.ack("meter", [Ack(packet_id=page.messages[1].packet_id, serial=page.messages[1].serial)])
 

@@ -16,7 +16,7 @@ from queuekeeper import assets, postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.keyspace import payload_key
-from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Layout, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import SaveReport
@@ -40,10 +40,10 @@ class Servers:
         self.connection = postgres.connect(postgres_url, autocommit=True)
         self.options = ("--redis-url", redis_url, "--postgres-url", postgres_url)
 
-    def store(self, name: str, **rules: Any) -> SessionStore:
+    def store(self, name: str, *, layout: Layout = Layout.TBMQ, **rules: Any) -> SessionStore:
         if name == "postgres":
             return PostgresSessionStore(self.connection, rules=StoreRules(**rules))
-        return RedisSessionStore(self.client, rules=StoreRules(**rules))
+        return RedisSessionStore(self.client, rules=StoreRules(**rules), layout=layout)
 
     def close(self) -> None:
         self.client.close()
@@ -297,9 +297,10 @@ def test_key_prefix_names_other_sessions(servers: Servers) -> None:
     assert as_json("purge", C, "--key-prefix", "tbmq:", "--yes", *servers.options)["messages"] == 1
 
 
-def test_inspect_says_what_has_become_of_messages(servers: Servers) -> None:
+@pytest.mark.parametrize("layout", Layout)
+def test_inspect_says_what_has_become_of_messages(servers: Servers, layout: Layout) -> None:
     for name in STORES:
-        store = servers.store(name, limit=2)
+        store = servers.store(name, layout=layout, limit=2)
         save(store, b"a", b"b", b"c")
         store.fetch_pending(C, limit=1, mark_delivered=True)
 
@@ -310,6 +311,23 @@ def test_inspect_says_what_has_become_of_messages(servers: Servers) -> None:
     shown = run("inspect", C, *servers.options).stdout
     assert re.search(r"trimmed +1 +1 *\n", shown)
     assert re.search(r"delivered serial +\d+ +\d+ *\n", shown)
+    assert both["redis"]["layout"] == layout
+    assert re.search(rf"layout +– +{layout} *\n|layout +{layout} *\n", shown)
+    named = as_json("inspect", C, "--layout", layout, *servers.options)
+    assert named == both
+    (other,) = {*Layout} - {layout}
+    assert as_json("inspect", C, "--layout", other, *servers.options)["redis"]["exists"] is False
+
+
+def test_packed_session_is_found_for_every_command(servers: Servers, tmp_path: Path) -> None:
+    save(servers.store("redis", layout=Layout.PACKED), b"a", b"b")
+    assert as_json("peek", C, "1", *servers.options)["payload_bytes"] == 1
+    file = tmp_path / "session.jsonl"
+    assert as_json("export", C, "--output", str(file), *servers.options)["messages"] == 2
+    assert as_json("purge", C, "--yes", *servers.options)["messages"] == 2
+    # Where none is there, a new one is in TBMQ's layout unless another is named.
+    assert as_json("import", C, "--input", str(file), "--layout", "packed", *servers.options)["stored"] == 2
+    assert as_json("inspect", C, *servers.options)["redis"]["layout"] == "packed"
 
 
 def test_full_redis_can_be_purged_and_refuses_an_import_as_a_whole(

@@ -11,6 +11,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import OnBoth
 from queuekeeper.cli.input import ClientId
 from queuekeeper.cli.output import Shown, cell, listing, pairs, picked, screen
+from queuekeeper.cli.sessions import LayoutName
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError
 from queuekeeper.sessions.pages import DEFAULT_EXPLAINED, MAX_PAGE, STORES
@@ -36,6 +37,7 @@ def explain(
     *,
     gaps: bool = False,
     limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE)] = DEFAULT_EXPLAINED,
+    layout: LayoutName = None,
 ) -> Shown:
     """Tell what became of each message of one queue.
 
@@ -67,6 +69,7 @@ def explain(
             client=reached("Redis", lambda: call.client),
             key_prefix=call.key_prefix,
             limit=limit,
+            layout=layout,
             problems=problems,
         )
     found = judge(client_id, reading=reading, hash_key=hash_key(context.settings()), now_ms=system_clock())

@@ -20,6 +20,7 @@ from queuekeeper.facts import plain
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.pages import MAX_PAGE, STORES
 from queuekeeper.sessions.reports import MessageView, SessionView
 from queuekeeper.sessions.transfer import SessionStore
@@ -27,15 +28,25 @@ from queuekeeper.sessions.transfer import SessionStore
 app = group()
 
 StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Store that holds the session.")]
+LayoutName = Annotated[
+    Layout | None,
+    typer.Option("--layout", help="Layout of the session in Redis. Without it, that in which it is there."),
+]
 TOLD_LIFE = takes(lambda: SessionRules, only=["default_ttl_s"])
 
 
-def _store(call: OnBoth, name: str, told: SessionRules | None = None) -> SessionStore:
-    """Open one store; only its server has to run."""
+def _store(
+    call: OnBoth, name: str, told: SessionRules | None = None, *, client_id: str, layout: Layout | None = None
+) -> SessionStore:
+    """Open one store; only its server has to run.
+
+    :param layout: in Redis; none for that in which the session is there.
+    """
     rules = transfer.rules() if told is None else transfer.rules(default_ttl_s=told.default_ttl_s)
     if name == "postgres":
         return sessions.PostgresSessionStore(call.connection, rules=rules)
-    return sessions.RedisSessionStore(call.client, call.key_prefix, rules)
+    found = layout or sessions.layout_of(call.client, client_id, prefix=call.key_prefix)
+    return sessions.RedisSessionStore(call.client, call.key_prefix, rules, layout=found)
 
 
 @command(app)
@@ -45,6 +56,7 @@ def inspect(
     *,
     offset: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE)] = 20,
+    layout: LayoutName = None,
 ) -> Shown:
     """Show one session in both stores. It lists message by message, without content.
 
@@ -53,10 +65,12 @@ def inspect(
     :param offset: Number of messages to skip before the first one shown.
     :param limit: Number of messages to show.
     """
-    stores = [_store(call, name) for name in ("postgres", "redis")]
-    source, target = (store.inspect(client_id, offset=offset, limit=limit) for store in stores)
-    facts = {"client_id": client_id, "postgres": _whole(source), "redis": _whole(target)}
-    return Shown(facts, lambda: _side_by_side(source, target))
+    source = _store(call, "postgres", client_id=client_id).inspect(client_id, offset=offset, limit=limit)
+    shown = layout or sessions.layout_of(call.client, client_id, prefix=call.key_prefix)
+    target = _store(call, "redis", client_id=client_id, layout=shown).inspect(client_id, offset=offset, limit=limit)
+    in_redis = _whole(target) | {"layout": shown.value}
+    facts = {"client_id": client_id, "postgres": _whole(source), "redis": in_redis}
+    return Shown(facts, lambda: _side_by_side(source, target, layout=shown))
 
 
 @command(app, asks=TOLD_LIFE)
@@ -68,6 +82,7 @@ def peek(
     parameters: SessionRules,
     content: Annotated[bool, typer.Option("--payload")] = False,
     store: StoreName = "redis",
+    layout: LayoutName = None,
 ) -> Shown:
     """Show one message and change nothing. Its content is shown only when asked for.
 
@@ -76,7 +91,8 @@ def peek(
     :param packet_id: The MQTT packet id of the message.
     :param content: Also show payload, correlation data and user properties.
     """
-    message = _store(call, store, parameters).peek(client_id, packet_id=packet_id)
+    held = _store(call, store, parameters, client_id=client_id, layout=layout)
+    message = held.peek(client_id, packet_id=packet_id)
     if message is None:
         raise UsageError(
             f"{STORES[store]} holds no message of {client_id!r} with packet id {packet_id}: "
@@ -94,6 +110,7 @@ def export_session(
     parameters: SessionRules,
     output: Annotated[str, typer.Option(metavar="FILE")] = STANDARD_STREAM,
     store: StoreName = "redis",
+    layout: LayoutName = None,
 ) -> Shown:
     """Write one session with its content as JSON Lines. The session stays as it is.
 
@@ -108,7 +125,7 @@ def export_session(
     path = Path(output)
     if output != STANDARD_STREAM and path.is_file():
         call.confirm(f"{printable(output)} exists and will be replaced.")
-    held = _store(call, store, parameters)
+    held = _store(call, store, parameters, client_id=client_id, layout=layout)
     if output == STANDARD_STREAM:
         report = transfer.export_session(held, client_id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
@@ -132,6 +149,7 @@ def import_session(
     parameters: SessionRules,
     source: Annotated[str, typer.Option("--input", metavar="FILE")],
     store: StoreName = "redis",
+    layout: LayoutName = None,
 ) -> Shown:
     """Store an exported session for a client that has none. Order, packet ids and expiry stay.
 
@@ -142,19 +160,20 @@ def import_session(
     :param source: File to read; - is stdin.
     """
     with opened(source) as lines:
-        report = _store(call, store, parameters).import_session(client_id, lines)
+        held = _store(call, store, parameters, client_id=client_id, layout=layout)
+        report = held.import_session(client_id, lines)
     return Shown(plain(report) | {"store": store}, "Import")
 
 
 @command(app, also=PLANS)
-def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis") -> Shown:
+def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis", layout: LayoutName = None) -> Shown:
     """Remove one session with all its messages.
 
     A question says first how many messages are removed. Messages that are saved while it runs stay.
 
     Example: `queuekeeper sessions purge meter-17 --dry-run`
     """
-    held = _store(call, store)
+    held = _store(call, store, client_id=client_id, layout=layout)
     report = call.carry_out(
         lambda only_count: held.purge_session(client_id, dry_run=only_count),
         lambda found: (
@@ -174,7 +193,7 @@ def _whole(view: SessionView) -> dict[str, Any]:
     }
 
 
-def _side_by_side(source: SessionView, target: SessionView) -> Iterator[Any]:
+def _side_by_side(source: SessionView, target: SessionView, *, layout: Layout) -> Iterator[Any]:
     names = ("exists", "messages", "last_packet_id", "last_serial", "delivered_serial", "owner", "epoch")
     counts = ("trimmed", "expired", "refused", "quarantined")
     at_source, at_target = (
@@ -184,6 +203,7 @@ def _side_by_side(source: SessionView, target: SessionView) -> Iterator[Any]:
         for view in (source, target)
     )
     rows = [(name, value, at_target[name]) for name, value in at_source.items()]
+    rows.append(("layout", None, layout.value))
     yield table(f"Session {source.client_id}", ("", "PostgreSQL", "Redis"), rows)
     if target.imported is not None:
         yield pairs("Import", plain(target.imported))

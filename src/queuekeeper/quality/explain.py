@@ -20,10 +20,10 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection, rows_of
 from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import check_packet_id
+from queuekeeper.sessions.model import Layout, check_packet_id
 from queuekeeper.sessions.pages import DEFAULT_EXPLAINED
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
-from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.redis_store import RedisSessionStore, layout_of
 from queuekeeper.sessions.reports import MessageView, PendingMessage, Problem, SessionView
 
 _DEFAULTS = MigrationParameters()
@@ -159,6 +159,7 @@ def read_queue(
     client: RedisClient | None,
     key_prefix: str = "",
     limit: int = DEFAULT_EXPLAINED,
+    layout: Layout | None = None,
     problems: Mapping[str, str] | None = None,
 ) -> QueueReading:
     """Read one queue in both stores; when one store fails, the result names it, and the other store is still read.
@@ -166,6 +167,7 @@ def read_queue(
     :param connection: ``None`` when PostgreSQL is not reached; ``problems`` then says why.
     :param client: ``None`` when Redis is not reached; ``problems`` then says why.
     :param limit: number of messages to read from each store, 1 to 10,000.
+    :param layout: layout of the session in Redis; ``None`` for that in which it is there.
     :raises UsageError: when the client id is empty or too long, or the limit is out of range.
     """
     found = dict(problems or {})
@@ -186,9 +188,18 @@ def read_queue(
         source = attempt("PostgreSQL", lambda: PostgresSessionStore(connection).inspect(client_id, limit=limit))
         aside = attempt("quarantine", lambda: _read_aside(connection, client_id)) or ()
     if client is not None:
-        store = RedisSessionStore(client, prefix=key_prefix)
-        target = attempt("Redis", lambda: store.inspect(client_id, limit=limit))
+        target = attempt(
+            "Redis",
+            lambda: _redis_store(client, client_id, key_prefix, layout=layout).inspect(client_id, limit=limit),
+        )
     return QueueReading(source=source, target=target, aside=aside, problems=found)
+
+
+def _redis_store(
+    client: RedisClient, client_id: str, key_prefix: str, *, layout: Layout | None = None
+) -> RedisSessionStore:
+    found = layout or layout_of(client, client_id, prefix=key_prefix)
+    return RedisSessionStore(client, prefix=key_prefix, layout=found)
 
 
 def _read_aside(connection: Connection, client_id: str) -> tuple[Aside, ...]:
@@ -301,7 +312,7 @@ class _Judge:
             case Problem.DANGLING:
                 return (
                     Fate.EXPIRED,
-                    "Its payload is gone from Redis; only the reference is left, which a cleanup removes.",
+                    "Its life is over, or its payload is gone from Redis; what is left, a cleanup removes.",
                 )
             case Problem.FOREIGN:
                 return Fate.UNKNOWN, "Its reference names a key of another client."
@@ -478,4 +489,4 @@ def reveal_message(
         return PostgresSessionStore(connection).peek(client_id, packet_id=packet_id)
     if client is None:
         raise RefusedError("the message is in Redis, and Redis was not reached: try again when it is up")
-    return RedisSessionStore(client, prefix=key_prefix).peek(client_id, packet_id=packet_id)
+    return _redis_store(client, client_id, key_prefix).peek(client_id, packet_id=packet_id)

@@ -30,7 +30,11 @@ from .postgres_store import (
     AsyncPostgresSessionStore as AsyncPostgresSessionStore,
     PostgresSessionStore as PostgresSessionStore,
 )
-from .redis_store import AsyncRedisSessionStore as AsyncRedisSessionStore, RedisSessionStore as RedisSessionStore
+from .redis_store import (
+    AsyncRedisSessionStore as AsyncRedisSessionStore,
+    RedisSessionStore as RedisSessionStore,
+    layout_of as layout_of,
+)
 from .router import AsyncSessionRouter as AsyncSessionRouter, SessionRouter as SessionRouter
 from .writer import MessageRefused as MessageRefused, SessionWriter as SessionWriter, Stored as Stored
 from .judge import Reason as Reason

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from queuekeeper import lua
 from queuekeeper.checks import checked, checked_but
 from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import ScatteredClient
 from queuekeeper.operation import Awaiting, Blocking, Both, Operation
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
@@ -135,3 +136,19 @@ class AsyncRedisSessionStore(_Methods, Awaiting):
     async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
         """Send the calls of a step, and return the replies."""
         return await self._caller.execute(step)
+
+
+def layout_of(client: RedisClient, client_id: str, *, prefix: str = "") -> Layout:
+    """Return the layout in which Redis holds a session; of a session in both, the one that Redis delivers from.
+
+    :param prefix: put before every key.
+    """
+    packed = RedisSessionStore(client, prefix, layout=Layout.PACKED).inspect(client_id, limit=1)
+    if not packed.exists and packed.owner is None:
+        return Layout.TBMQ
+    try:
+        other = RedisSessionStore(client, prefix).inspect(client_id, limit=1)
+    except ScatteredClient:
+        return Layout.PACKED
+    is_elsewhere = not other.exists or other.owner not in {None, "redis"}
+    return Layout.PACKED if is_elsewhere or not other.messages else Layout.TBMQ
