@@ -1,12 +1,13 @@
 """What a migration costs while devices are connected: how long a client is fenced, what its callers and Redis notice.
 
 ``python benchmarks/online_migration.py --clients 5000 --messages 10 --rate 300`` fills a private PostgreSQL, and leads
-all clients to Redis and back under a load, then to Redis for good. The load is a process of its own that calls a router
+all clients to Redis and back under a load, then to Redis for good. ``--from-store tbmq --layout packed`` begins in that
+layout of Redis and leads to the other one in the same way. The load is a process of its own that calls a router
 at the rate that was asked for: one message is saved for a client by chance, or what waits for it is fetched and
 confirmed. Another process keeps the mirror up to date, and a probe sends PING to Redis every 2 ms. A line of the table
-is one step; the first is the load alone, on PostgreSQL, and the last the load alone, on Redis without a mirror. Rates
-are of this machine and of what else it does. A call of the load that takes 3 s or longer, or a fence of 1.5 s, is too
-long: then it says so at the end and exits with 1.
+is one step; the first is the load alone, on the source, and the last the load alone, on the target without a mirror.
+Rates are of this machine and of what else it does. A call of the load that takes 3 s or longer, or a fence of 1.5 s, is
+too long: then it says so at the end and exits with 1.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import client_slot, cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version
-from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, Source
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import MirrorReport, StepReport
 from queuekeeper.redis_client import connect
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
 
 PLAN_ID = "b" * 16
@@ -112,12 +114,15 @@ def batch(client_id: str, count: int) -> SessionSave:
     return SessionSave(client_id=client_id, messages=(message,) * count)
 
 
-def fill(url: str, clients: Sequence[str], *, messages: int) -> None:
-    """Store messages for all clients in PostgreSQL."""
-    with postgres.connect(url, autocommit=True) as connection:
+def fill(url: str, redis_url: str, home: Layout | None, clients: Sequence[str], *, messages: int) -> None:
+    """Store messages for all clients in the source.
+
+    :param home: layout in Redis where they are; none for PostgreSQL.
+    """
+    with postgres.connect(url, autocommit=True) as connection, connect(redis_url) as client:
         connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
         postgres.migrate(connection)
-        store = PostgresSessionStore(connection)
+        store: Any = PostgresSessionStore(connection) if home is None else RedisSessionStore(client, layout=home)
         for begin in range(0, len(clients), PER_SAVE):
             for report in store.save_messages([batch(each, messages) for each in clients[begin : begin + PER_SAVE]]):
                 if report.error is not None:
@@ -125,7 +130,7 @@ def fill(url: str, clients: Sequence[str], *, messages: int) -> None:
         connection.execute("ANALYZE")
 
 
-def plan(url: str, clients: Sequence[str]) -> None:
+def plan(url: str, clients: Sequence[str], parameters: MigrationParameters) -> None:
     """Store a plan of all clients, as a person would have approved it."""
     slots = [client_slot(each) for each in clients]
     planned = tuple(
@@ -136,7 +141,7 @@ def plan(url: str, clients: Sequence[str]) -> None:
         MigrationLedger(connection).save_plan(
             MigrationPlan(
                 plan_id=PLAN_ID,
-                parameters=MigrationParameters(cohort_count=COHORTS, mode=Mode.ONLINE),
+                parameters=parameters,
                 source_fingerprint="benchmark",
                 code_version=code_version(),
                 as_of_ms=system_clock(),
@@ -152,14 +157,26 @@ def plan(url: str, clients: Sequence[str]) -> None:
 
 
 def load(
-    postgres_url: str, redis_url: str, clients: Sequence[str], rate: float, stop: EventType, out: Connection
+    postgres_url: str,
+    redis_url: str,
+    home: Layout | None,
+    clients: Sequence[str],
+    rate: float,
+    stop: EventType,
+    out: Connection,
 ) -> None:
     """Call a router at a rate until told to stop, then say how long each call took."""
-    asyncio.run(_load(postgres_url, redis_url, clients, rate, stop, out))
+    asyncio.run(_load(postgres_url, redis_url, home, clients, rate, stop, out))
 
 
 async def _load(
-    postgres_url: str, redis_url: str, clients: Sequence[str], rate: float, stop: EventType, out: Connection
+    postgres_url: str,
+    redis_url: str,
+    home: Layout | None,
+    clients: Sequence[str],
+    rate: float,
+    stop: EventType,
+    out: Connection,
 ) -> None:
     dice = random.Random(1)
     found: list[Call] = []
@@ -180,7 +197,7 @@ async def _load(
 
     async with (
         await redis_async.connect(redis_url) as caller,
-        AsyncSessionRouter(caller, postgres_url, connections=8, patience_s=PATIENCE_S) as router,
+        AsyncSessionRouter(caller, postgres_url, connections=8, patience_s=PATIENCE_S, home=home) as router,
         asyncio.TaskGroup() as group,
     ):
         out.send("ready")
@@ -263,7 +280,7 @@ def waits(calls: Sequence[Call], begun_s: float, ended_s: float) -> Waits:
 
 
 def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
-    """Lead all clients to Redis and back, and to Redis for good, under load."""
+    """Lead all clients to the target and back, and there for good, under load."""
     steps: list[tuple[str, float, float, StepReport | MirrorReport | None]] = []
     with (
         bench.private_postgres(home) as database,
@@ -271,8 +288,13 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
     ):
         url = database.create_database("benchmark")
         clients = names(arguments.clients)
-        fill(url, clients, messages=arguments.messages)
-        plan(url, clients)
+        parameters = MigrationParameters(
+            from_store=arguments.from_store, layout=arguments.layout, cohort_count=COHORTS, mode=Mode.ONLINE
+        )
+        layout = Layout(parameters.from_store.value) if parameters.inside_redis else None
+        source, target = ("PostgreSQL", "Redis") if layout is None else (str(layout), str(arguments.layout))
+        fill(url, server.url, layout, clients, messages=arguments.messages)
+        plan(url, clients, parameters)
         driver = OnlineDriver(
             postgres_url=url,
             redis_url=server.url,
@@ -293,24 +315,24 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
             time.sleep(arguments.seconds)
 
         with (
-            beside(load, url, server.url, clients, arguments.rate) as calls,
+            beside(load, url, server.url, layout, clients, arguments.rate) as calls,
             beside(probe, server.url) as pings,
             beside(follow, url, server.url, arguments.movers) as lags,
         ):
             time.sleep(1)
-            step("load on PostgreSQL alone", wait)
+            step(f"load on {source} alone", wait)
             step("arm", driver.arm)
             step("catch up", driver.catch_up)
             step("verify", driver.verify)
             step("cut over", driver.cut_over)
-            step("on Redis, mirrored", wait)
+            step(f"on {target}, mirrored", wait)
             step("roll back", driver.roll_back)
             step("catch up again", driver.catch_up)
             step("verify again", driver.verify)
             step("cut over again", driver.cut_over)
             step("soak", lambda: driver.soak(minutes=1 / 60))
             step("commit", driver.commit)
-            step("load on Redis alone", wait)
+            step(f"load on {target} alone", wait)
         lines = [_line(name, begun_s, ended_s, report, calls, pings, lags) for name, begun_s, ended_s, report in steps]
         with postgres.connect(url) as connection, server.client() as client:
             machine = bench.facts(connection, client)
@@ -318,7 +340,17 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
         "machine": machine,
         "parameters": {
             name: getattr(arguments, name)
-            for name in ("clients", "messages", "rate", "movers", "lease_ms", "seconds", "fsync")
+            for name in (
+                "from_store",
+                "layout",
+                "clients",
+                "messages",
+                "rate",
+                "movers",
+                "lease_ms",
+                "seconds",
+                "fsync",
+            )
         },
         "steps": [asdict(line) for line in lines],
     }
@@ -388,6 +420,8 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     """Read arguments and measure."""
     parser = bench.options(__doc__)
+    parser.add_argument("--from-store", type=Source, choices=list(Source), default=Source.POSTGRES)
+    parser.add_argument("--layout", type=Layout, choices=list(Layout), default=Layout.TBMQ)
     parser.add_argument("--clients", type=int, default=5_000)
     parser.add_argument("--messages", type=int, default=10, help="that wait for each client at the beginning")
     parser.add_argument("--rate", type=float, default=200.0, help="calls of the load per second")

@@ -209,19 +209,27 @@ def test_a_small_run_on_the_online_path_measures_all_ways_and_writes_them_down(t
 
 
 @pytest.mark.nightly
-def test_a_small_run_of_an_online_migration_measures_all_steps_and_writes_them_down(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "target", "pair"),
+    [("PostgreSQL", "Redis", ()), ("tbmq", "packed", ("--from-store", "tbmq", "--layout", "packed"))],
+    ids=["from PostgreSQL", "inside Redis"],
+)
+def test_a_small_run_of_an_online_migration_measures_all_steps_and_writes_them_down(
+    tmp_path: Path, source: str, target: str, pair: tuple[str, ...]
+) -> None:
     result, said = measured(
         "online_migration",
         tmp_path,
+        *pair,
         *("--clients", "40", "--messages", "2", "--rate", "40", "--seconds", "0.5", "--movers", "2"),
         # How long they take beside other tests says nothing.
         *("--longest-call-ms", f"{1_000 * PATIENCE_S:.0f}", "--longest-fence-ms", f"{1_000 * PATIENCE_S:.0f}"),
         servers={"postgresql", "valkey"},
     )
     steps = {line["step"]: line for line in result["steps"]}
-    alone = ("load on PostgreSQL alone", "load on Redis alone")
+    alone = (f"load on {source} alone", f"load on {target} alone")
     moving = ("cut over", "roll back", "cut over again")
-    assert {*alone, *moving, "arm", "catch up", "verify", "on Redis, mirrored", "commit"} <= steps.keys()
+    assert {*alone, *moving, "arm", "catch up", "verify", f"on {target}, mirrored", "commit"} <= steps.keys()
     for name in (*alone, *moving):
         line = steps[name]
         assert line["router"]["calls"] > 0, name
