@@ -169,7 +169,7 @@ MUTATIONS = (
     ),
     Mutation(
         what="the outbox is emptied without a look at its version",
-        file="lua/sessions/trim_outbox.lua",
+        file="lua/includes/outbox_read.lua",
         pieces=(("if fields[2] ~= ARGV[2] then", "if false then"),),
         scenario="change_while_the_mirror_writes_is_not_forgotten",
     ),

@@ -143,7 +143,7 @@ def check_there_and_back(world: OnlineWorld) -> None:
         assert list(world.in_redis(client_id)) == list(expected), client_id
         assert world.last_packet_id(client_id) == client.decision.last_packet_id, client_id
 
-    report = driver.roll_back()
+    report = until_none_is_late(driver.roll_back)
     assert report.left == {}
     assert world.states() == {"copying"}
     assert world.all_owners() == {"postgres"}
