@@ -11,8 +11,8 @@ ARGV
     [2]  up_to_serial  messages with a greater serial stay; used only with a mirror
     [3+] serials       where messages may be, for a session with a mirror
 Returns
-    {removed, remaining, mirrored}  messages removed by this call and left; 1 for a session with a mirror, of which only
-                       the given messages are removed
+    {removed, remaining, last_serial}  messages removed by this call and left; the last serial of a session with a
+                       mirror, of which only the given messages are removed, else -1
 Errors
     INVALID    up_to_serial or a serial is not an integer, or there are too many
     NOT_OWNER  PostgreSQL owns the session or is about to
@@ -56,10 +56,10 @@ local state = unpacked(owned[5])
 local messages = state and redis.call('HLEN', session_key) - state.others or 0
 if not owned[4] then
     redis.call('UNLINK', session_key)
-    return { messages, 0, 0 }
+    return { messages, 0, -1 }
 end
 if not state then
-    return { 0, 0, 1 }
+    return { 0, 0, -1 }
 end
 local removed = #going > 0 and redis.call('HDEL', session_key, unpack(going)) or 0
 if removed > 0 or messages == 0 then
@@ -70,7 +70,7 @@ messages = messages - removed
 if messages > 0 then
     state.bound = messages
     redis.call('HSET', session_key, 's', packed(state))
-    return { removed, messages, 1 }
+    return { removed, messages, state.last }
 end
 local kept = { owner = 1, epoch = 1, mirror = 1, outbox = 1, outbox_version = 1, outbox_ms = 1 }
 local others = {}
@@ -83,4 +83,4 @@ end
 each_slice(others, function(...)
     redis.call('HDEL', session_key, ...)
 end)
-return { removed, 0, 1 }
+return { removed, 0, state.last }

@@ -110,6 +110,21 @@ def test_script_touches_the_key_of_its_session_only(client: RedisClient) -> None
         assert store.mark_released(client_id, packet_id=15) == "released"
         assert store.ack(client_id, [Ack(packet_id=15)]).removed == 1
         assert len(store.reserve_packet_ids(client_id, count=3)) == 3
+        view = store.inspect(client_id).page[-1]
+        assert view.expires_at_ms is not None
+        ends_ms, one = view.expires_at_ms - 1, {"serial": view.serial, "packet_id": view.packet_id}
+        aside = {"quarantined": "aside-1", "expires_at_ms": ends_ms}
+        state = client.hget(key, "s")
+        assert state is not None
+        done = caller.execute(
+            [
+                packed.set_expiry(keys, epoch=2, may_lengthen=0, lives=[view.serial, view.expires_at_ms, ends_ms]),
+                packed.set_aside(keys, epoch=2, twin="", **one, **aside),
+                packed.restore_message(keys, epoch=2, **one, **aside),
+                packed.repair_state(keys, epoch=2, expected="", fields=1, state=state),
+            ]
+        ).or_raise()
+        assert done == [[1], 1, b"restored", 0]
         assert store.purge_session(client_id).messages == 5
         outbox = store.read_outbox(client_id)
         assert outbox is not None

@@ -12,7 +12,7 @@ from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL
 from queuekeeper.sessions.packed_operations.look import LookOperations
 from queuekeeper.sessions.reports import PendingMessage, PurgeProgress, PurgeReport
 from queuekeeper.sessions.steps import ask
-from queuekeeper.sessions.store import SessionOperations
+from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 
 
 class TransferOperations(LookOperations):
@@ -64,10 +64,10 @@ class TransferOperations(LookOperations):
         epoch = self._epoch(client_id)
         reply = yield from ask(scripts.purge_session(keys, epoch=epoch, up_to_serial=0, serials=()))
         progress.removed += reply.removed
-        if reply.mirrored:
-            state = yield from self._read_session(keys)
+        if reply.last_serial > FIRST_SERIAL:
             if progress.up_to_serial is None:
-                progress.up_to_serial = state.last
+                progress.up_to_serial = reply.last_serial
+            state = yield from self._read_session(keys)
             serials = yield from self._serials(keys, state)
             for start in range(0, max(len(serials), 1), SERIALS_PER_CALL):
                 call = scripts.purge_session(
