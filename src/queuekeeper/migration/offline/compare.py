@@ -201,7 +201,7 @@ class _Some:
             each.is_used
             or (
                 each.plan != plan_id
-                and (each.plan is not None or each.references > 0 or each.last_packet_id is not None)
+                and (each.plan is not None or each.has_references or each.last_packet_id is not None)
             )
             for each in sessions
         ]
@@ -273,7 +273,7 @@ class _Some:
         yield (
             "packet_id",
             _differ(ought.column("packet_id"), found.column("packet_id"))
-            | _differ(pc.cast(ought.column("packet_id"), pa.string()), found.column("key_packet_id"))
+            | _differ(pc.cast(ought.column("packet_id"), pa.string()).cast(pa.binary()), found.column("key_packet_id"))
             | _differ(client_id, found.column("client_id")),
             lambda at: (ought.column("packet_id")[at].as_py(), found.column("packet_id")[at].as_py()),
         )

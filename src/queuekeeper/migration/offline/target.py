@@ -79,12 +79,12 @@ _LEFT_OUT = -3
 class FoundSession(NamedTuple):
     """A session as Redis holds it.
 
-    :param references: number of messages that it refers to.
+    :param has_references: whether it refers to messages.
     :param progress: how far its import has come.
     :param is_used: whether it was used since its import.
     """
 
-    references: int
+    has_references: bool
     last_packet_id: str | None
     plan: str | None
     progress: str | None
@@ -106,7 +106,7 @@ class _Page:
     positions: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     ends_ms: list[int | None] = field(default_factory=list)
-    key_packet_ids: list[str | None] = field(default_factory=list)
+    key_packet_ids: list[bytes | None] = field(default_factory=list)
     stored: list[bytes | None] = field(default_factory=list)
     lines: list[bytes | None] = field(default_factory=list)
     payloads: list[bytes | None] | None = None
@@ -146,7 +146,7 @@ class _Page:
 PAGE = pa.schema(
     [
         ("client", pa.int32()), ("position", pa.int32()), ("score", pa.float64()), ("expires_at_ms", pa.int64()),
-        ("key_packet_id", pa.string()), ("stored", pa.binary()), ("client_id", pa.string()), ("packet_id", pa.int64()),
+        ("key_packet_id", pa.binary()), ("stored", pa.binary()), ("client_id", pa.string()), ("packet_id", pa.int64()),
         ("payload", pa.binary()), ("topic", pa.string()), ("time", pa.int64()), ("qos", pa.int64()),
         ("packet_type", pa.string()), ("retain", pa.bool_()), ("msg_expiry_interval", pa.int64()),
         ("payload_format_indicator", pa.int64()), ("content_type", pa.string()), ("response_topic", pa.string()),
@@ -224,16 +224,21 @@ def reader_of(layout: Layout) -> type[Reader]:
     return TargetReader if layout is Layout.TBMQ else PackedReader
 
 
-class _Reference(NamedTuple):
-    """A message that a session refers to.
+class _References(NamedTuple):
+    """Messages that a session refers to, one behind the other: as many as a call reads.
 
     :param client: number of its client among those that are read together.
+    :param position: place of the first one in its queue.
     """
 
     client: int
     position: int
-    key: bytes
-    score: float
+    keys: list[bytes]
+    scores: list[float]
+
+    def only(self, first: int, last: int) -> _References:
+        """Return those from one to before another."""
+        return _References(self.client, self.position + first, self.keys[first:last], self.scores[first:last])
 
 
 class TargetReader(Reader):
@@ -249,96 +254,102 @@ class TargetReader(Reader):
             keys = session_keys(name, prefix=self._prefix)
             commands += [
                 self._references(name, 0),
-                ("ZCARD", keys.messages),
                 ("GET", keys.last_packet_id),
                 ("HMGET", keys.session, "plan", "import", "used"),
             ]
         answers = self._pipeline(commands)
         sessions = [
-            FoundSession(count, _text(last_packet_id), _text(plan), _text(progress), used is not None)
-            for count, last_packet_id, (plan, progress, used) in zip(
-                answers[1::4], answers[2::4], answers[3::4], strict=True
+            FoundSession(bool(page), _text(last_packet_id), _text(plan), _text(progress), used is not None)
+            for page, last_packet_id, (plan, progress, used) in zip(
+                answers[::3], answers[1::3], answers[2::3], strict=True
             )
         ]
-        counts = [session.references for session in sessions]
-        return sessions, self._pages(names, first=answers[::4], counts=counts)
+        return sessions, self._pages(names, answers[::3])
 
-    def _pages(self, names: Sequence[str], *, first: Sequence[Any], counts: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        waiting: list[_Reference] = []
-        for client, (name, count) in enumerate(zip(names, counts, strict=True)):
-            for start in range(0, count, _REFERENCES_PER_PAGE):
-                page = first[client] if start == 0 else self._pipeline([self._references(name, start)])[0]
-                waiting += [
-                    _Reference(client, position, key, score)
-                    for position, (key, score) in enumerate(_pairs(page), start)
-                ]
-                while len(waiting) >= (trip := self._keys_per_trip):
-                    yield from self._messages(names, waiting[:trip])
-                    waiting = waiting[trip:]
-        yield from self._messages(names, waiting)
+    def _pages(self, names: Sequence[str], first: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+        waiting: list[_References] = []
+        count = 0
+        for client, name in enumerate(names):
+            for page in self._queue(client, name, first[client]):
+                size = min(_KEYS_PER_CALL, self._keys_per_trip)
+                for start in range(0, len(page.keys), size):
+                    waiting.append(page.only(start, start + size))
+                    count += len(waiting[-1].keys)
+                    if count >= self._keys_per_trip:
+                        yield from self._messages(names, waiting, count)
+                        waiting, count = [], 0
+        yield from self._messages(names, waiting, count)
+
+    def _queue(self, client: int, name: str, page: list[Any]) -> Iterator[_References]:
+        """Yield all that a session refers to.
+
+        :param page: what its first page is.
+        """
+        start, keys, scores = 0, *_columns(page)
+        while keys:
+            yield _References(client, start, keys, scores)
+            if len(keys) < _REFERENCES_PER_PAGE:
+                return
+            start += len(keys)
+            keys, scores = _columns(self._pipeline([self._references(name, start)])[0])
 
     def _references(self, name: str, start: int) -> tuple[Any, ...]:
         messages = session_keys(name, prefix=self._prefix).messages
         return ("ZRANGE", messages, start, start + _REFERENCES_PER_PAGE - 1, "WITHSCORES")
 
-    def _messages(self, names: Sequence[str], references: Sequence[_Reference]) -> Iterator[pa.RecordBatch]:
-        if not references:
-            return
-        found = self._trip(references, bounded=True)
-        size_bytes = sum(_LEFT_OUT - end_ms if end_ms <= _LEFT_OUT else len(json) for json, end_ms in found)
-        fitting = _BYTES_PER_TRIP * len(references) // max(1, size_bytes)
-        self._keys_per_trip = max(1, min(_MOST_KEYS_PER_TRIP, fitting, 4 * self._keys_per_trip))
-        start = 0
-        for at, (_, end_ms) in enumerate(found):
-            if end_ms <= _LEFT_OUT:
-                if start < at:
-                    yield self._page(names, references[start:at], found[start:at])
-                large = references[at : at + 1]
-                yield self._page(names, large, self._trip(large, bounded=False))
-                start = at + 1
-        if start < len(found):
-            yield self._page(names, references[start:], found[start:])
+    def _messages(self, names: Sequence[str], trip: Sequence[_References], count: int) -> Iterator[pa.RecordBatch]:
+        """Read messages; one that is much larger than others is read by itself.
 
-    def _trip(self, references: Sequence[_Reference], *, bounded: bool) -> list[tuple[bytes, int]]:
-        """Return JSON and end of life of the messages that references name.
-
-        :param bounded: leave out messages that are much larger than expected.
+        :param count: how many there are.
         """
-        calls: list[lua.Call] = []
-        start = 0
-        while start < len(references):
-            end = start
-            # A call holds keys of one session, since these share a slot.
-            client = references[start].client
-            while end < len(references) and end - start < _KEYS_PER_CALL and references[end].client == client:
-                end += 1
-            most_bytes = _SURPLUS * _BYTES_PER_TRIP * (end - start) // len(references)
-            keys = [reference.key for reference in references[start:end]]
-            max_bytes = most_bytes if bounded else _ANY_BYTES
-            calls.append(scripts.sessions.export_messages(payloads=keys, max_bytes=max_bytes))
-            start = end
-        replies = self._caller.execute(calls).or_raise()
-        return [
-            record for call, reply in zip(calls, replies, strict=True) for record in call.script.read(reply).records
-        ]
-
-    def _page(
-        self, names: Sequence[str], references: Sequence[_Reference], found: Sequence[tuple[bytes, int]]
-    ) -> pa.RecordBatch:
+        if not trip:
+            return
+        share = _SURPLUS * _BYTES_PER_TRIP // count
+        records = self._records_of(trip, most_bytes=share)
+        size_bytes = sum(
+            _LEFT_OUT - end_ms if end_ms <= _LEFT_OUT else len(json) for some in records for json, end_ms in some
+        )
+        fitting = _BYTES_PER_TRIP * count // max(1, size_bytes)
+        self._keys_per_trip = max(1, min(_MOST_KEYS_PER_TRIP, fitting, 4 * self._keys_per_trip))
         page = _Page()
-        stems = {each.client: b"" for each in references}
-        for client in stems:
-            stems[client] = payload_key(names[client], "", prefix=self._prefix).encode()
-        for (client, position, key, score), (json, end_ms) in zip(references, found, strict=True):
-            stem = stems[client]
-            page.clients.append(client)
-            page.positions.append(position)
-            page.scores.append(score)
-            page.ends_ms.append(end_ms)
-            page.key_packet_ids.append(_text(key[len(stem) :]) if key.startswith(stem) else None)
-            page.stored.append(json or None)
-            page.lines.append(json or None)
-        return page.batch()
+        for references, found in zip(trip, records, strict=True):
+            start = 0
+            for at in [at for at, (_, end_ms) in enumerate(found) if end_ms <= _LEFT_OUT]:
+                self._add(page, names, references.only(start, at), found[start:at])
+                yield page.batch()
+                page, start = _Page(), at + 1
+                large = references.only(at, start)
+                self._add(page, names, large, *self._records_of([large], most_bytes=_ANY_BYTES))
+                yield page.batch()
+                page = _Page()
+            self._add(page, names, references.only(start, len(found)), found[start:])
+        yield page.batch()
+
+    def _records_of(self, trip: Sequence[_References], *, most_bytes: int) -> list[Sequence[tuple[bytes, int]]]:
+        """Return JSON and end of life of messages, for each of their calls.
+
+        :param most_bytes: per message; a call leaves out what does not fit.
+        """
+        calls = [
+            scripts.sessions.export_messages(payloads=each.keys, max_bytes=min(_ANY_BYTES, most_bytes * len(each.keys)))
+            for each in trip
+        ]
+        replies = self._caller.execute(calls).or_raise()
+        return [call.script.read(reply).records for call, reply in zip(calls, replies, strict=True)]
+
+    def _add(
+        self, page: _Page, names: Sequence[str], references: _References, found: Sequence[tuple[bytes, int]]
+    ) -> None:
+        client, position, keys, scores = references
+        stem = payload_key(names[client], "", prefix=self._prefix).encode()
+        stored = [json or None for json, _ in found]
+        page.clients += [client] * len(keys)
+        page.positions += range(position, position + len(keys))
+        page.scores += scores
+        page.ends_ms += [end_ms for _, end_ms in found]
+        page.key_packet_ids += [key.removeprefix(stem) if key.startswith(stem) else None for key in keys]
+        page.stored += stored
+        page.lines += stored
 
     def _pipeline(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         with redis_errors(address_of(self._client)):
@@ -420,7 +431,7 @@ class PackedReader(Reader, PackedSessionOperations):
                 if "msgExpiryInterval" in fields:
                     fields["msgExpiryInterval"] = min(fields["msgExpiryInterval"], MAX_INTERVAL_S)
                 line = orjson.dumps(fields | {"clientId": session.name})
-                packet_id = str(fields["packetId"])
+                packet_id = b"%d" % fields["packetId"]
         assert page.payloads is not None
         page.clients.append(session.number)
         page.positions.append(session.position)
@@ -442,7 +453,7 @@ class PackedReader(Reader, PackedSessionOperations):
 def _session_of(state: State) -> FoundSession:
     last = state.given_packet_id
     return FoundSession(
-        state.messages,
+        state.messages > 0,
         None if last is None else str(last),
         _text(state.plan or None),
         _text(state.progress or None),
@@ -450,11 +461,11 @@ def _session_of(state: State) -> FoundSession:
     )
 
 
-def _pairs(page: list[Any]) -> list[tuple[bytes, float]]:
-    """Return references with their scores; redis-py answers in pairs or flat, depending on the command's options."""
+def _columns(page: list[Any]) -> tuple[list[bytes], list[float]]:
+    """Return references and their scores; redis-py answers in pairs or flat, depending on the command's options."""
     if page and not isinstance(page[0], bytes):
-        return [(member, float(score)) for member, score in page]
-    return [(member, float(score)) for member, score in zip(page[::2], page[1::2], strict=True)]
+        page = [value for pair in page for value in pair]
+    return page[::2], [float(score) for score in page[1::2]]
 
 
 def _text(value: bytes | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from contextlib import suppress
 
@@ -28,4 +29,6 @@ def import_needed() -> None:
 
 if __name__ == "__main__":
     import_needed()
+    # The collector of a worker need not look through all that was imported again and again.
+    gc.freeze()
     manager()
