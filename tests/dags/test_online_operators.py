@@ -26,11 +26,13 @@ from queuekeeper.airflow.operators.online import (
     RollBackOperator,
     SoakOperator,
 )
+from queuekeeper.airflow.plugin.migration import online_texts
 from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.jobs.parameters import describe
 from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, Source, steps_of
 from queuekeeper.migration.online.mover import SessionMover
+from queuekeeper.migration.online.status import online_status
 from queuekeeper.sessions.model import Layout, SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, unhurried_fences
 
@@ -143,6 +145,9 @@ def test_all_tasks_from_one_layout_of_redis_to_the_other_and_back(world: OnlineW
     world.ledger.approve(plan_id, "alice")
     run(CutOverOperator, plan_id=plan_id, steps_percent="1,50,100", approval_limit_minutes="60")
     assert world.all_owners() == {"packed"}
+    status = online_status(world.connection, plan_id)
+    assert status is not None
+    assert online_texts(status)["online-redis"] == f"0 and {len(CLIENTS)} packed"
     look = run(LookAtCohortsOperator, plan_id=plan_id)
     assert look["clients"] == len(CLIENTS)
     report = run(RollBackOperator, plan_id=plan_id, decision=YES, four_eyes="True", max_lag_s="10")

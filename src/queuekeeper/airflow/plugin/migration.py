@@ -318,7 +318,7 @@ def online_texts(online: OnlineStatus) -> dict[str, str]:
     return {
         "online-cohorts": cohorts,
         "online-postgres": number(online.on_postgres),
-        "online-redis": number(online.on_redis),
+        "online-redis": number(online.on_redis) + (f" and {number(online.packed)} packed" if online.packed else ""),
         "online-fenced": number(online.fenced),
         "online-held": online.held_back or "nothing",
     }
