@@ -46,5 +46,11 @@ def finished_sessions_that_lack_something(client: redis.Redis) -> list[bytes]:
         whole = len(references) == int(session[b"references"]) == payloads
         if not whole or last_packet_id != session[b"imported_last_packet_id"]:
             lacking.append(name)
+    for name in client.scan_iter(match="*}_packed", count=1_000):
+        session = client.hgetall(name)
+        if session[b"import"] == b"done":
+            finished += 1
+            if sum(field.isdigit() for field in session) != int(session[b"references"]):
+                lacking.append(name)
     assert finished > 0
     return lacking

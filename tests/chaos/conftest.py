@@ -22,6 +22,7 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.postgres import connect
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.chaos.support import Driver, Value, contents, until
@@ -136,9 +137,13 @@ class Laboratory:
 
 
 @pytest.fixture(scope="module")
-def laboratory(spark: SparkSession, server_home: Path) -> Iterator[Laboratory]:
-    """A plan for a hostile sample; rows that live now outlive every test, those that are dead stay dead."""
-    folder = server_home / "chaos"
+def laboratory(request: pytest.FixtureRequest, spark: SparkSession, server_home: Path) -> Iterator[Laboratory]:
+    """A plan for a hostile sample; rows that live now outlive every test, those that are dead stay dead.
+
+    A test may name the layout of the target, which is otherwise TBMQ's.
+    """
+    layout: Layout = getattr(request, "param", Layout.TBMQ)
+    folder = server_home / f"chaos-{layout}"
     folder.mkdir()
     postgres = PostgresServer(folder / "postgres", durable=False, die_with_parent=True)
     redis = RedisServer(folder / "valkey", flavour="valkey", die_with_parent=True)
@@ -166,7 +171,7 @@ def laboratory(spark: SparkSession, server_home: Path) -> Iterator[Laboratory]:
             spark,
             postgres_url=postgres_url,
             redis_url=redis.url,
-            parameters=MigrationParameters(cohort_count=16),
+            parameters=MigrationParameters(cohort_count=16, layout=layout),
             run_id="chaos",
             now_ms=tomorrow_ms,
         )

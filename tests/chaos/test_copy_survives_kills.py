@@ -14,6 +14,7 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.source import layout, open_source
 from queuekeeper.migration.preflight import MESSAGES
 from queuekeeper.migration.spark.session import our_errors
+from queuekeeper.sessions.model import Layout
 from tests.append_only import append_only_file, finished_sessions_that_lack_something
 from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
 from tests.chaos.support import differing
@@ -38,6 +39,9 @@ def resumed(laboratory: Laboratory) -> CopyReport:
     return report
 
 
+@pytest.mark.parametrize(
+    "laboratory", [Layout.TBMQ, pytest.param(Layout.PACKED, marks=pytest.mark.nightly)], indirect=True
+)
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_copy_goes_on_after_its_driver_was_killed(
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random, times: int

@@ -28,6 +28,7 @@ from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, R
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
+from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests import planted
@@ -141,8 +142,11 @@ def finished(client: AirflowClient, run_id: str) -> str:
     return client.wait_for_run(DAG, run_id, timeout_s=PATIENCE_S)
 
 
-def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: World, client: AirflowClient) -> None:
-    run_id = client.trigger(DAG, conf=SMALL)
+@pytest.mark.parametrize("layout", [Layout.TBMQ, pytest.param(Layout.PACKED, marks=pytest.mark.nightly)])
+def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(
+    world: World, client: AirflowClient, layout: Layout
+) -> None:
+    run_id = client.trigger(DAG, conf=SMALL | {"layout": layout.value})
     question = asked(client, run_id)
     plan = world.ledger.load_plan(world.ledger.plan_of_run(run_id))
 
@@ -172,6 +176,10 @@ def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: W
     assert sum(row.unaccounted for row in rows) == 0
     assert sum(row.differences for row in rows) == 0
     assert world.ledger.load_plan(plan.plan_id).state is PlanState.VERIFIED
+    with redis_client.connect(world.redis.url) as target:
+        names = list(target.scan_iter(count=1_000))
+    packed = [name for name in names if name.endswith(b"}_packed")]
+    assert len(packed) == (len(names) if layout is Layout.PACKED else 0)
     approval = world.ledger.approval(plan.plan_id)
     assert approval is not None
     assert approval.approved_by == "operator"

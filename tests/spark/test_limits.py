@@ -37,6 +37,8 @@ from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import facts
+from queuekeeper.sessions.model import Layout
+from tests.append_only import finished_sessions_that_lack_something
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 from tests.spark.world import PARAMETERS, World
@@ -360,20 +362,23 @@ def test_source_without_messages_migrates(make_world: Callable[..., World], sess
     assert counters == [None, b"1", b"2"][:sessions]
 
 
+@pytest.mark.parametrize(("layout", "keys"), [(Layout.TBMQ, 300), (Layout.PACKED, 20)])
 def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
     spark: SparkSession,
     make_world: Callable[..., World],
     healthy_template: str,
     redis_server_factory: Callable[..., RedisServer],
+    layout: Layout,
+    keys: int,
 ) -> None:
     world = make_world(template=healthy_template, target=redis_server_factory().url)
     client: Any = world.client
     # Slow enough that the server fills up while most is still to come.
-    plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=2_000))
+    plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=2_000, layout=layout))
 
     def fill_up() -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while client.dbsize() < 300 and time.monotonic() < deadline:
+        while client.dbsize() < keys and time.monotonic() < deadline:
             time.sleep(0.001)
         client.config_set("maxmemory", "1mb")
 
@@ -383,17 +388,26 @@ def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
         world.copy(plan.plan_id)
     watcher.join()
 
-    contents = world.contents()
-    stored = {key for key in contents if b"}_messages_" in key}
-    references = {member for key in contents if key.endswith(b"_messages") for member, _ in contents[key][0]}
-    assert references == stored
+    stored, referred = _stored(world)
+    assert referred == stored
     assert 0 < len(stored) < plan.total("to_copy")
+    assert finished_sessions_that_lack_something(client) == []
 
     client.config_set("maxmemory", 0)
     world.ledger.set_throttle(plan.plan_id, None)
     world.copy(plan.plan_id)
     assert world.verify(plan.plan_id).balanced
-    assert sum(b"}_messages_" in key for key in world.contents()) == plan.total("to_copy")
+    assert len(_stored(world)[0]) == plan.total("to_copy")
+
+
+def _stored(world: World) -> tuple[set[Any], set[Any]]:
+    """Return the messages that a target holds, and those to which it refers; a packed session needs no references."""
+    contents = world.contents()
+    packed = {(key, name) for key in contents if key.endswith(b"_packed") for name in contents[key][0]}
+    packed = {(key, name) for key, name in packed if name.isdigit()}
+    stored = {key for key in contents if b"}_messages_" in key}
+    references = {member for key in contents if key.endswith(b"_messages") for member, _ in contents[key][0]}
+    return stored | packed, references | packed
 
 
 # The report of the migration in tests/integration/test_cli.py has the forecast's error.
