@@ -65,7 +65,7 @@ from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 

@@ -62,8 +62,9 @@ from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.redis_async import AsyncScriptCaller
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.packed_operations import PackedSessionOperations
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore

@@ -38,7 +38,8 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, S
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import MirrorReport, StepReport
 from queuekeeper.redis_client import connect
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter

@@ -22,7 +22,7 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.verify import verify_migration
 from queuekeeper.postgres import connect
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests.chaos.support import Driver, Value, contents, until

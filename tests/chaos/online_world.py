@@ -27,7 +27,8 @@ from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import OWNER_OF, Layout
+from queuekeeper.sessions.model import OWNER_OF
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from queuekeeper import redis_async, redis_client
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage, Refusal
 from queuekeeper.sessions.writer import MessageRefused, SessionWriter

@@ -14,7 +14,7 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.source import layout, open_source
 from queuekeeper.migration.preflight import MESSAGES
 from queuekeeper.migration.spark.session import our_errors
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from tests.append_only import append_only_file, finished_sessions_that_lack_something
 from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
 from tests.chaos.support import differing

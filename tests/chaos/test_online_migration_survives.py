@@ -25,7 +25,7 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step, prepare
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S

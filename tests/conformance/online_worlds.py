@@ -30,8 +30,9 @@ from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.sides import PostgresSide, RedisSide
 from queuekeeper.sessions import packed_record, sample
-from queuekeeper.sessions.model import OWNER_OF, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import OWNER_OF, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership, OwnerStore
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.router import SessionRouter

@@ -18,8 +18,9 @@ from queuekeeper import assets, postgres, redis_client
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
-from queuekeeper.sessions.model import MAX_BATCH, OWNER_OF, Layout, Owner, StoreRules
+from queuekeeper.sessions.model import MAX_BATCH, OWNER_OF, Owner, StoreRules
 from queuekeeper.sessions.owners import OwnerStore
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.parts import MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore

@@ -31,7 +31,8 @@ from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup, acl_rules
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupParameters
 from queuekeeper.redis_client import RedisClient, connect, facts
-from queuekeeper.sessions.model import Layout, NewMessage, SessionSave
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import ONE_SERVER_EACH

@@ -31,7 +31,8 @@ from queuekeeper.migration.online.reports import MoveReport, Outcome
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import is_cluster
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import Stores
 from queuekeeper.sessions.quarantine import replay as put_back
 from queuekeeper.sessions.router import SessionRouter

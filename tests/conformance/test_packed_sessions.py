@@ -11,7 +11,8 @@ import pytest
 from queuekeeper import lua
 from queuekeeper.keyspace import packed_keys
 from queuekeeper.redis_client import RedisClient, connect
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 pytestmark = pytest.mark.conformance

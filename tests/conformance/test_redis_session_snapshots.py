@@ -17,8 +17,9 @@ from queuekeeper.keyspace import is_scattered, packed_keys, payload_key, session
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, is_cluster, nodes
 from queuekeeper.sessions.by_layout import operations_of
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import PurgeReport, SaveReport
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch, differences

@@ -17,7 +17,8 @@ from queuekeeper.errors import PacketIdInUse, QueuekeeperError, RefusedError, Se
 from queuekeeper.keyspace import packed_keys, payload_key, quarantined_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, nodes
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import SaveReport
 from tests.conformance.cutting_proxy import CuttingProxy

@@ -24,7 +24,8 @@ from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameter
 from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.patience import PATIENCE_S
 from tests.remedies_world import (

@@ -19,7 +19,8 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, SessionFenced, UsageError
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.operation import Pause
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, Owner, Release, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, Owner, Release, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
 from queuekeeper.sessions.router.finding import BACKOFF

@@ -13,7 +13,8 @@ import orjson
 import pytest
 
 from queuekeeper.errors import MovedOn, QueuekeeperError, UsageError
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, Release, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage, PendingPage, Refusal, SaveReport, SessionCounts
 from tests.conformance.store_worlds import (
     PackedWorld,

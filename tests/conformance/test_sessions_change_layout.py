@@ -16,7 +16,8 @@ from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.inside_redis import plan_inside_redis
 from queuekeeper.redis_client import is_cluster
-from queuekeeper.sessions.model import Ack, Layout, SessionSave
+from queuekeeper.sessions.model import Ack, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.router import SessionRouter

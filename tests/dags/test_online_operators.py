@@ -33,7 +33,8 @@ from queuekeeper.jobs.parameters import describe
 from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, Source, steps_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.status import online_status
-from queuekeeper.sessions.model import Layout, SessionSave
+from queuekeeper.sessions.model import SessionSave
+from queuekeeper.sessions.pages import Layout
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message, unhurried_fences
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from queuekeeper import assets, audit
 from queuekeeper.cli import app
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]

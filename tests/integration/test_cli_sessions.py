@@ -16,7 +16,8 @@ from queuekeeper import assets, postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.keyspace import payload_key
-from queuekeeper.sessions.model import Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import SaveReport

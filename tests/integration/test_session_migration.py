@@ -28,7 +28,7 @@ from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, R
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests import planted

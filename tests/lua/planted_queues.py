@@ -18,9 +18,10 @@ from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.scan import ORDER, Scanner
 from queuekeeper.redis_client import RedisClient, is_cluster, shards
 from queuekeeper.redis_names import ALL_SLOTS
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.packed_state import STATE, PackedState
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json
 

@@ -14,7 +14,8 @@ from queuekeeper.keyspace import packed_keys
 from queuekeeper.lua import ScriptCaller
 from queuekeeper.lua.scripts import packed
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import Ack, Layout, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.snapshot import SessionSnapshot
 from tests.conftest import REDIS_FLAVOURS

@@ -35,7 +35,7 @@ from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.preflight import check_profiled
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, connect
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cluster_slots import slot_of
 

@@ -22,8 +22,8 @@ from queuekeeper.migration.offline.judging import Judging, Step
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, schema_of
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
-from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.packed_record import message_of, record_of
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import defect
 from tests.property.generated_clients import RULES, Client, clients
 from tests.property.migration_rules import Decision, Message, Session, broken_rule, decide, stored_json

@@ -37,7 +37,7 @@ from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import facts
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from tests.append_only import finished_sessions_that_lack_something
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S

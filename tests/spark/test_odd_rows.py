@@ -11,7 +11,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.keyspace import payload_key
 from queuekeeper.migration.ledger.parameters import MigrationParameters
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from tests.property.generated_clients import RULES, clients
 from tests.spark.world import World
 

@@ -15,8 +15,9 @@ from queuekeeper.migration.ledger.model import CopyReport, MigrationPlan, Verify
 from queuekeeper.migration.offline.quarantine import replay
 from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.migration.report.memory import estimate_memory
-from queuekeeper.sessions.model import Ack, Layout, StoreRules
+from queuekeeper.sessions.model import Ack, StoreRules
 from queuekeeper.sessions.packed_record import expires_at_ms, fields_of, message_of, record_of
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.wire import MAX_INTERVAL_S

@@ -39,7 +39,7 @@ from queuekeeper.quality.judge.run import QualityReport, run_quality
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from tests.object_store import ObjectStore
 from tests.spark.world import World
 

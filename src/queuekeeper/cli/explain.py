@@ -9,9 +9,8 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnBoth
-from queuekeeper.cli.input import ClientId
+from queuekeeper.cli.input import ClientId, LayoutName
 from queuekeeper.cli.output import Shown, cell, listing, pairs, picked, screen
-from queuekeeper.cli.sessions import LayoutName
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError
 from queuekeeper.sessions.pages import DEFAULT_EXPLAINED, MAX_PAGE, STORES

@@ -14,6 +14,7 @@ import typer
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jsonl import open_file
+from queuekeeper.sessions.pages import Layout
 
 EndAfter = Annotated[
     int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
@@ -39,6 +40,10 @@ def _instant(text: str) -> datetime:
 
 Due = Annotated[datetime | None, typer.Option(parser=_instant, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")]
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
+LayoutName = Annotated[
+    Layout | None,
+    typer.Option("--layout", help="Layout of the session in Redis. Without it, that in which it is there."),
+]
 STANDARD_STREAM = "-"
 
 

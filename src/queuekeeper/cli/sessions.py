@@ -12,7 +12,7 @@ import typer
 
 from queuekeeper import sessions
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnBoth, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, ClientId, opened
+from queuekeeper.cli.input import STANDARD_STREAM, ClientId, LayoutName, opened
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, instant, pairs, printable, screen, table, told
 from queuekeeper.errors import UsageError
@@ -20,18 +20,13 @@ from queuekeeper.facts import plain
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import message_facts
-from queuekeeper.sessions.model import Layout
-from queuekeeper.sessions.pages import MAX_PAGE, STORES
+from queuekeeper.sessions.pages import MAX_PAGE, STORES, Layout
 from queuekeeper.sessions.reports import MessageView, SessionView
 from queuekeeper.sessions.transfer import SessionStore
 
 app = group()
 
 StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Store that holds the session.")]
-LayoutName = Annotated[
-    Layout | None,
-    typer.Option("--layout", help="Layout of the session in Redis. Without it, that in which it is there."),
-]
 TOLD_LIFE = takes(lambda: SessionRules, only=["default_ttl_s"])
 
 
@@ -65,9 +60,9 @@ def inspect(
     :param offset: Number of messages to skip before the first one shown.
     :param limit: Number of messages to show.
     """
-    source = _store(call, "postgres", client_id=client_id).inspect(client_id, offset=offset, limit=limit)
     shown = layout or sessions.layout_of(call.client, client_id, prefix=call.key_prefix)
     target = _store(call, "redis", client_id=client_id, layout=shown).inspect(client_id, offset=offset, limit=limit)
+    source = _store(call, "postgres", client_id=client_id).inspect(client_id, offset=offset, limit=limit)
     in_redis = _whole(target) | {"layout": shown.value}
     facts = {"client_id": client_id, "postgres": _whole(source), "redis": in_redis}
     return Shown(facts, lambda: _side_by_side(source, target, layout=shown))

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 
 class Severity(StrEnum):

@@ -20,8 +20,8 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection, rows_of
 from queuekeeper.quality.profile.model import Store
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import Layout, check_packet_id
-from queuekeeper.sessions.pages import DEFAULT_EXPLAINED
+from queuekeeper.sessions.model import check_packet_id
+from queuekeeper.sessions.pages import DEFAULT_EXPLAINED, Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore, layout_of
 from queuekeeper.sessions.reports import MessageView, PendingMessage, Problem, SessionView

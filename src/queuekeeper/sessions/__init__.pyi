@@ -2,13 +2,13 @@
 
 from .model import (
     Ack as Ack,
-    Layout as Layout,
     NewMessage as NewMessage,
     Owner as Owner,
     Release as Release,
     SessionSave as SessionSave,
     StoreRules as StoreRules,
 )
+from .pages import Layout as Layout
 from .reports import (
     AckReport as AckReport,
     ExportPage as ExportPage,

@@ -6,8 +6,9 @@ from typing import TypeAlias
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.sessions.layouts import RECENT_SESSIONS
-from queuekeeper.sessions.model import EpochOf, Layout, StoreRules
+from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.packed_operations import PackedSessionOperations
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
 
 RedisOperations: TypeAlias = RedisSessionOperations | PackedSessionOperations

@@ -20,16 +20,8 @@ from queuekeeper.sessions.judge import (
     BrokenRuleError,
     broken_rule,
 )
-from queuekeeper.sessions.pages import STORES
+from queuekeeper.sessions.pages import STORES, Layout
 from queuekeeper.sessions.reports import PendingMessage
-
-
-class Layout(StrEnum):
-    """How a session's keys in Redis are laid out."""
-
-    TBMQ = "tbmq"  # the keys that TBMQ 2.x reads and writes
-    PACKED = "packed"  # one hash per session, for brokers that are not TBMQ
-
 
 Owner: TypeAlias = Literal["postgres", "redis", "packed"]
 """Store that owns a session; ``redis`` is TBMQ's layout in Redis, ``packed`` the packed one of the same Redis."""

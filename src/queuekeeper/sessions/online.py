@@ -13,7 +13,7 @@ from queuekeeper import lua
 from queuekeeper.errors import UnreadableRecord, UsageError
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.layouts import LayoutOperations, SessionState
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch

@@ -19,7 +19,8 @@ from queuekeeper.checks import checked
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Both, Operation, errors_name
 from queuekeeper.postgres import AsyncConnection, Connection, address
-from queuekeeper.sessions.model import OWNER_OF, Layout, Owner
+from queuekeeper.sessions.model import OWNER_OF, Owner
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_operations import Query, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers
 from queuekeeper.text_form import shows

@@ -15,7 +15,8 @@ from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.by_layout import RedisOperations, operations_of
 from queuekeeper.sessions.layouts import RECENT_SESSIONS
-from queuekeeper.sessions.model import EpochOf, Layout, StoreRules
+from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.text_form import shows
 

@@ -13,7 +13,8 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
 from queuekeeper.report.files import RUN_ID
-from queuekeeper.sessions.model import OWNER_OF, Layout, Owner
+from queuekeeper.sessions.model import OWNER_OF, Owner
+from queuekeeper.sessions.pages import Layout
 
 
 class Mode(StrEnum):

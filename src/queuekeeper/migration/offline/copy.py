@@ -48,7 +48,7 @@ from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Master, masters, replaced
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
 _MISSING = {CohortState.PLANNED, CohortState.COPYING}

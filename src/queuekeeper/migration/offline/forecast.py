@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from queuekeeper.redis_client import RedisClient, nodes
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 _LISTPACK_ENTRIES = 128  # zset-max-listpack-entries, default of Redis and Valkey
 _LISTPACK_VALUE = 64  # zset-max-listpack-value

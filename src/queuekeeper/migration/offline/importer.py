@@ -23,7 +23,7 @@ from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.undo import drop_import, keys_of
 from queuekeeper.redis_client import RedisClient, address_of, from_redis
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 # Bounds of one script call: about 2 ms of the server's time.
 CHUNK_MESSAGES = 256

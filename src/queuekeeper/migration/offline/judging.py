@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions import judge
 from queuekeeper.sessions.judge import MAX_TIME_MS, Reason
-from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.packed_record import HAS_INTERVAL, KINDS, META_BYTES, RETAIN
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, json_bytes
 
 Mask = NDArray[np.bool_]

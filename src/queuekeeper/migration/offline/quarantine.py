@@ -22,7 +22,7 @@ from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import defect, readable
 
 _TRIES = 5

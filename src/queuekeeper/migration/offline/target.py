@@ -21,9 +21,9 @@ from queuekeeper.operation import Operation
 from queuekeeper.portions import portions
 from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, redis_errors
 from queuekeeper.sessions import judge, packed_record
-from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.packed_operations.common import Keys, State
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.steps import Steps, together
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, UnreadableError
 

@@ -11,7 +11,7 @@ from queuekeeper.errors import MovedOn
 from queuekeeper.keyspace import PackedKeys, SessionKeys, packed_keys, session_keys
 from queuekeeper.lua import scripts
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 PAGE = 500
 

@@ -38,8 +38,8 @@ from queuekeeper.postgres import Connection, connect
 from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import client_defect
-from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.owners import Ownership, OwnerStore
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.snapshot import empty_snapshot

@@ -21,7 +21,8 @@ from queuekeeper.postgres import connect, migrate
 from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Names
-from queuekeeper.sessions.model import Layout, StoreRules
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import empty_snapshot

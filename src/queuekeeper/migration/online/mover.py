@@ -24,8 +24,9 @@ from queuekeeper.migration.online.reports import MoveReport, Outcome, SyncReport
 from queuekeeper.migration.online.sides import PostgresSide, RedisSide, Side, epoch_of
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.redis_async import AsyncScriptCaller
-from queuekeeper.sessions.model import Layout, Owner, StoreRules
+from queuekeeper.sessions.model import Owner, StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.snapshot import Difference, SessionSnapshot, differences

@@ -9,8 +9,9 @@ from typing import Protocol
 from queuekeeper.errors import NotOwner, RefusedError
 from queuekeeper.migration.ledger.parameters import BadRows
 from queuekeeper.operation import keeps
-from queuekeeper.sessions.model import OWNER_OF, Layout, Owner
+from queuekeeper.sessions.model import OWNER_OF, Owner
 from queuekeeper.sessions.owners import Ownership
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot

@@ -12,7 +12,7 @@ import redis
 
 from queuekeeper.redis_client import RedisClient, nodes, redis_errors
 from queuekeeper.report.figures import SCORE_95
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 DRAWS = 20_000
 """Random keys asked for, over all servers: enough for a few per cent, and done in about a second."""

@@ -15,7 +15,7 @@ from queuekeeper.migration.spark.parquet import parquet_of
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.judge.validation import SuiteReport, validate
 from queuekeeper.quality.profile.model import PROFILES, profile_folder
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 
 def judge_parquet(

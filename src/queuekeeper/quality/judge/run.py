@@ -30,7 +30,7 @@ from queuekeeper.quality.judge.suites import Suite, load
 from queuekeeper.quality.judge.validation import SHOWN_VALUES, check_expectations, validate
 from queuekeeper.quality.profile.servers import read_servers, redis_target
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 SERVERS_SUITE = "redis_servers"
 COMPARISON_SUITE = "source_against_target"

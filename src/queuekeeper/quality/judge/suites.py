@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity, Store, check
-from queuekeeper.sessions.model import Layout
-from queuekeeper.sessions.pages import LAYOUTS
+from queuekeeper.sessions.pages import LAYOUTS, Layout
 
 OURS = "queuekeeper"
 """Field of ``meta`` that holds our own fields."""

@@ -16,7 +16,7 @@ from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID, SessionKeys, session_keys
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, ROWS
-from queuekeeper.sessions.model import Layout
+from queuekeeper.sessions.pages import Layout
 
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]

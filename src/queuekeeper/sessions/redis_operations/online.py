@@ -9,8 +9,8 @@ from queuekeeper import lua
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, known_serial
-from queuekeeper.sessions.model import Layout
 from queuekeeper.sessions.online import CopyState, OnlineOperations, OwnFields, SyncPart, batches_of
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_operations.common import (
     KEYS_PER_CALL,
     NO_EXPIRY,

@@ -17,7 +17,8 @@ from queuekeeper.postgres import address_of
 from queuekeeper.redis_async import AsyncScriptCaller, check_caller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.layouts import RECENT_SESSIONS
-from queuekeeper.sessions.model import Layout, StoreRules
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.router.finding import OWNER_AGE_S, OWNERS, PATIENCE_S
 from queuekeeper.sessions.router.pools import CONNECTIONS, AsyncConnections, Connections
 from queuekeeper.sessions.router.routing import RouterOperations

@@ -20,8 +20,9 @@ from queuekeeper.errors import (
 from queuekeeper.operation import Operation, Pause
 from queuekeeper.sessions.by_layout import RedisOperations, operations_of
 from queuekeeper.sessions.layouts import RECENT_SESSIONS
-from queuekeeper.sessions.model import OWNER_OF, OWNER_WORDS, Layout, Owner, StoreRules
+from queuekeeper.sessions.model import OWNER_OF, OWNER_WORDS, Owner, StoreRules
 from queuekeeper.sessions.owners import OwnerOperations, Ownership
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
 from queuekeeper.sessions.router.steps import POSTGRES, AtRedis, by_postgres
 
