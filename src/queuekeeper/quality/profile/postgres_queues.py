@@ -15,6 +15,7 @@ from queuekeeper.migration.preflight import MESSAGES, SESSIONS
 from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, SPARK_COLUMNS
 from queuekeeper.sessions.judge import MAX_SERIAL, Reason
+from queuekeeper.sessions.pages import Layout
 
 # The server returns sizes and hashes: no payload leaves it.
 _COLUMNS = {
@@ -185,6 +186,7 @@ def _completed(summed: DataFrame, *, shards: Sequence[str], parameters: ProfileP
         ),
         "bad_tag": ((F.length("client_id") == 0) | (first == "}")).cast("int"),
         "odd_characters": F.col("client_id").rlike(ODD_CHARACTERS).cast("int"),
+        "layout": F.lit(Layout.TBMQ.value),
     }
     found = set(summed.columns)
     # A client without session and messages may still have a session state.
