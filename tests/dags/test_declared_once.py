@@ -48,6 +48,7 @@ DECLARATIONS = frozenset(
 OPTIONS = {
     "dry_run": "of commands whose job is not led by a model, as all of them have it",
     "key_prefix": "of commands of stores; without it the settings say it",
+    "layout": "of one session, as it is found in Redis",
     "lease_ms": "of messages that a worker of a fan-out queue has claimed",
     "limit": "how many are listed or taken",
     "mode": "of a consumer of a fan-out queue",
