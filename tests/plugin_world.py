@@ -116,7 +116,7 @@ def fill_quality(connection: Connection, *, now_ms: int, queues: int = 50, runs:
             "INSERT INTO queuekeeper.queue_profiles SELECT queue.* FROM generate_series(1, %s) AS n,"
             " jsonb_populate_record(NULL::queuekeeper.queue_profiles, %s::jsonb || jsonb_build_object("
             "'profile_id', %s::text, 'client_id', 'meter-' || n, 'shard', 's', 'client_hash', lpad(to_hex(n), 16, '0'),"
-            " 'messages', n %% 97, 'live', n %% 97, 'without_ttl', n %% 7)) AS queue",
+            " 'layout', 'tbmq', 'messages', n %% 97, 'live', n %% 97, 'without_ttl', n %% 7)) AS queue",
             (queues, zeros, store),
         )
         connection.execute(
