@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 from lua_sessions import Session, messages
+from planted_queues import PackedQueue
 from tbmq_broker import Broker
 
 from queuekeeper import lua, postgres
@@ -25,6 +26,9 @@ from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameter
 from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
+from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import cleanup_world, compacted_gc_world, fanout_repair_world
 from tests.cleanup_world import HOUR_MS, Device, record
 from tests.remedies_world import RemedyPlan, apply_remedy, plan_remedy, undo_remedy
@@ -526,6 +530,41 @@ class Rekey(Remedy):
 
 
 @dataclass
+class State(Remedy):
+    """A packed session whose state does not hold for its messages."""
+
+    def __post_init__(self) -> None:
+        queue = self.queue = PackedQueue(client=self.client, client_id=self.name)
+        queue.fill(12)
+        queue.say(others=4, bound=2)
+        store = RedisSessionStore(self.client, layout=Layout.PACKED)
+        key = queue.key
+
+        def save() -> object:
+            new = NewMessage(topic="t", payload=b"", qos=1, time_ms=cleanup_world.now_ms())
+            return store.save_messages([SessionSave(client_id=self.name, messages=(new,))])
+
+        self.changes = {
+            "expire": lambda: queue.end(1_002, cleanup_world.now_ms() - 1),
+            "add": save,
+            "ack": lambda: store.ack(self.name, [Ack(packet_id=3)]),
+            "remove": lambda: self.client.hdel(key, 1_004),
+            "takeover": lambda: self.client.hset(key, mapping={"owner": "postgres", "epoch": 1}),
+            "foreign writer": both(lambda: self.client.delete(key), lambda: self.client.set(key, "not ours")),
+            "pubrec": lambda: store.mark_released(self.name, packet_id=5),
+            "repair by somebody": lambda: queue.settle(ids=12),
+            "no state": lambda: self.client.hdel(key, "s"),
+            "unreadable": lambda: queue.spoil(1_006, lambda _: b"broken"),
+            "purge": lambda: store.purge_session(self.name),
+        }
+
+    def valued(self) -> object:
+        if self.client.type(self.queue.key) != b"hash":
+            return {}
+        return {name: value for name, value in self.client.hgetall(self.queue.key).items() if name.isdigit()}
+
+
+@dataclass
 class MigrationUndo:
     """Imports of a plan that a broker begins to use."""
 
@@ -595,6 +634,7 @@ OF_ITS_OWN: dict[str, type[Remedy]] = {
     "reorder_from_source": Reorder,
     "replay_quarantined": Replay,
     "rekey_clients": Rekey,
+    "repair_state": State,
 }
 """Worlds of remedies that need another than the rest."""
 
@@ -778,7 +818,11 @@ def asked_for(call: lua.Call) -> int:
     declared = call.script
     given = [(declared.args, call.args), (declared.keys, call.keys)]
     named = (len(values) - len(some) + 1 for some, values in given if any(each.repeats for each in some))
-    limits = [int(str(value)) for each, value in zip(declared.args, call.args, strict=False) if each.name == "limit"]
+    limits = [
+        int(str(value))
+        for each, value in zip(declared.args, call.args, strict=False)
+        if each.name in ("limit", "count")
+    ]
     return max(1, next(named, 1), *limits)
 
 
@@ -882,6 +926,7 @@ WORK = {
     "sessions/unlink_orphan",
     "sessions/quarantine_duplicate",
     "sessions/quarantine_message",
+    "packed/repair_state",
     "sessions/trim_messages",
     "sessions/reorder_messages",
     "sessions/restore_message",

@@ -17,7 +17,7 @@ from queuekeeper.keyspace import is_scattered, packed_keys, payload_key, session
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, is_cluster, nodes
 from queuekeeper.sessions.by_layout import operations_of
-from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import OWNER_OF, Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import Ownership
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
@@ -543,7 +543,7 @@ def test_session_of_postgres_can_be_read_and_is_not_cleaned_up(
 
 
 def test_call_that_tells_redis_what_postgres_says(knowing: RedisSessionStore, layout: Layout) -> None:
-    told = Ownership(client_id="a", owner="redis", epoch=4, mirrored=True)
+    told = Ownership(client_id="a", owner=OWNER_OF[layout], epoch=4, mirrored=True)
     operations = operations_of(layout)
 
     assert list(knowing.answer([operations.set_owner_call(told)] * 2)) == [b"set", b"unchanged"]

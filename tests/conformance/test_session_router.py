@@ -19,7 +19,7 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, SessionFenced, UsageError
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.operation import Pause
-from queuekeeper.sessions.model import Ack, NewMessage, Owner, Release, SessionSave
+from queuekeeper.sessions.model import OWNER_WORDS, Ack, NewMessage, Owner, Release, SessionSave
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage, SaveReport
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
@@ -594,8 +594,9 @@ def test_store_that_goes_on_refusing_is_named(world: RouterWorld) -> None:
     world.client.hset(world.own_key(C), mapping={"owner": "postgres", "epoch": str(2**53 - 1)})
     [report] = store.save_messages([batch(b"b")])
     assert isinstance(report.error, NotOwner)
-    epoch = world.owners.look_up([C])[C].epoch
-    assert f"belongs to Redis (epoch {epoch}) according to PostgreSQL, but was refused for 0.1 s" in str(report.error)
+    owned = world.owners.look_up([C])[C]
+    words = f"belongs to {OWNER_WORDS[owned.owner]} (epoch {owned.epoch}) according to PostgreSQL"
+    assert f"{words}, but was refused for 0.1 s" in str(report.error)
     assert "let the migration's driver run again" in str(report.error)
 
 
