@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from limited_user import limited
 from lua_sessions import HOSTILE_IDS, HOUR_MS, Session, contents, messages, now_ms
+from planted_queues import PackedQueue
 from script_replies import reply_of
 
 from queuekeeper import lua
 from queuekeeper.errors import ScriptError, StaleEpoch, UsageError
-from queuekeeper.keyspace import compacted_collector_keys
+from queuekeeper.keyspace import compacted_collector_keys, packed_keys
 from queuekeeper.redis_client import RedisClient, connect
 from tests.cleanup_world import record
 
@@ -39,6 +40,7 @@ def faulty(client: RedisClient, client_id: str = "meter-7") -> Session:
     # Somebody has put b forward since it was read.
     anything.zadd(REGISTRY, {"a": 5, "b": 4})
     anything.delete(COLLECTOR)
+    PackedQueue(client=client, client_id=client_id).fill(1)
     return session
 
 
@@ -51,6 +53,7 @@ CALLS: dict[str, Callable[[Session], tuple[list[lua.Value], list[lua.Value]]]] =
         [session.keys.messages, *map(session.payload, (9, 3))], [HOUR_MS, 1_000, now_ms()],
     ),
     "expire_idle_session": lambda session: (list(session.keys), [HOUR_MS, now_ms(), 0]),
+    "expire_idle_packed": lambda session: ([packed_keys(session.client_id).session], [HOUR_MS, now_ms(), 0]),
     "restore_references": lambda session: ([session.keys.messages], [9, session.payload(9), 1, session.payload(1)]),
     "persist_keys": lambda session: ([session.payload(3)], [FAR_MS + 2]),
     "refused_commands": lambda session: ([session.keys.messages], ["zrem", "unlink", "memory|usage"]),
@@ -75,7 +78,7 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
     assert replies["find_dead_references"].pick("dead", "lasting") == (b"0", b"1")
     assert [bool(answer) for answer in replies["repair_expiries"].expires_at_ms] == [False, True, False]
     assert [each.outcome for each in replies["unlink_orphans"].outcomes] == [b"unlinked", b"referenced"]
-    assert replies["expire_idle_session"] == [b"kept"]
+    assert replies["expire_idle_session"] == replies["expire_idle_packed"] == [b"kept"]
     assert replies["restore_references"] == 1
     assert replies["persist_keys"] == 1
     assert replies["refused_commands"] == []
@@ -120,6 +123,9 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
             [1, 1, 2],
             "3 keys, a life of 1 ms or more, an instant of 0 or more, and 0 or 1 are expected",
         ),
+        ("expire_idle_packed", ["{a}"] * 2, [1, 1, 0], "1 key, a life of 1 ms or more, an instant of 0 or more, and"),
+        ("expire_idle_packed", ["{a}"], [0, 1, 0], "1 key, a life of 1 ms or more, an instant of 0 or more, and"),
+        ("expire_idle_packed", ["{a}"], [1, 1, 2], "1 key, a life of 1 ms or more, an instant of 0 or more, and"),
         ("restore_references", ["{a}"], [1], "1 key and 1 to 1000 pairs are expected"),
         ("restore_references", ["{a}"] * 2, [1, "a"], "1 key and 1 to 1000 pairs are expected"),
         ("persist_keys", ["{a}"], [], "1 to 1000 keys and an instant for each are expected"),
@@ -166,6 +172,7 @@ def test_registry_is_held_by_one_collector_until_it_gives_it_up_or_its_lease_is_
     [
         ("repair_expiries", [HOUR_MS, 1_000, 0]),
         ("expire_idle_session", [HOUR_MS, 0, 1]),
+        ("expire_idle_packed", [HOUR_MS, 0, 1]),
     ],
 )
 def test_what_is_only_asked_for_is_not_done(client: RedisClient, script: str, asking: list[lua.Value]) -> None:
