@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from queuekeeper import lua
+from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, PackedKeys, packed_keys, safe_counter
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.lua.scripts import quality
@@ -112,8 +113,11 @@ class PackedPart(ABC):
         """Make the effects that still fit; return for each whether it was made."""
 
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Undo effects; return for each why it was not undone, or an empty text."""
-        raise NotImplementedError  # of a remedy with no way back
+        """Undo effects; return for each why it was not undone, or an empty text.
+
+        :raises UsageError: when the remedy has no way back.
+        """
+        raise UsageError("this remedy has no way back")
 
     def keys(self, queue: Queue) -> PackedKeys:
         """Return the session's key."""

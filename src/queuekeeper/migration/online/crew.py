@@ -83,7 +83,6 @@ class Crew:
         """Do one work with every client of cohorts that belongs to a store, side by side, and count the outcomes.
 
         :param owner: that store; none for source and target.
-
         :raises RunPaused: when the migration is paused and ``stays`` is false, once the clients at hand are done.
         """
         begun = time.monotonic()

@@ -115,7 +115,7 @@ class OnlineDriver:
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
 
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """Make the copies in Redis equal to what PostgreSQL holds, without a fence.
+        """Make the copies in the target equal to what the source holds, without a fence.
 
         :raises RefusedError: when a message that has come since makes a value too large for Redis.
         """
@@ -183,7 +183,7 @@ class OnlineDriver:
         return report
 
     def cut_over(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """Give the clients of verified cohorts to Redis, the quietest first; clients on Redis already stay there.
+        """Give the clients of verified cohorts to the target, the quietest first; those that it has stay.
 
         :raises RefusedError: when a cohort is not verified, has to be verified again, or the canary was not rehearsed
             yet.
@@ -201,26 +201,12 @@ class OnlineDriver:
             driver = online.take(self._plan_id, numbers)
             check_servers(connection, client, self._plan_id, numbers, driver)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CUTTING_OVER, actor=self._actor)
-            report = self._crew(plan, driver).each(
-                "cut over",
-                online,
-                found,
-                owner=plan.parameters.source_owner,
-                work=SessionMover.cut_over,
-                count=Tally.moved,
-            )
+            report = self._cut_over_each(plan, online, found, driver=driver)
             if report.left:
                 return report
             # Clients that connect for the first time belong to Redis from here on; some may have connected before.
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner=plan.parameters.target_owner)
-            late = self._crew(plan, driver).each(
-                "cut over",
-                online,
-                found,
-                owner=plan.parameters.source_owner,
-                work=SessionMover.cut_over,
-                count=Tally.moved,
-            )
+            late = self._cut_over_each(plan, online, found, driver=driver)
             if not late.left:
                 self._tell_redis(found)
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
@@ -241,14 +227,15 @@ class OnlineDriver:
         check_clean(cohorts)
         driver = online.take(self._plan_id, numbers)
         check_servers(connection, client, self._plan_id, numbers, driver)
-        return self._crew(plan, driver).each(
-            "cut over",
-            online,
-            cohorts,
-            owner=plan.parameters.source_owner,
-            work=SessionMover.cut_over,
-            count=Tally.moved,
-        )
+        return self._cut_over_each(plan, online, cohorts, driver=driver)
+
+    def _cut_over_each(
+        self, plan: MigrationPlan, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], *, driver: int
+    ) -> StepReport:
+        """Give the source's clients of cohorts to the target."""
+        owner = plan.parameters.source_owner
+        crew = self._crew(plan, driver)
+        return crew.each("cut over", online, cohorts, owner=owner, work=SessionMover.cut_over, count=Tally.moved)
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
         """Tell Redis which clients it owns: a driver that died may not have done so."""
@@ -262,7 +249,7 @@ class OnlineDriver:
                     store.answer([store.operations.set_owner_call(known) for known in settled])
 
     def cut_over_share(self, percent: int) -> StepReport | None:
-        """Give clients to Redis until at least this percent of the chosen clients is there, the canary first.
+        """Give clients to the target until at least this percent of the chosen clients is there, the canary first.
 
         :returns: what was done; none when as many are there already.
         :raises RefusedError: when somebody else has rolled back clients of that share meanwhile.
@@ -398,7 +385,7 @@ class OnlineDriver:
         max_lag_s: float = _USUAL.max_lag_s,
         mirror_wait_minutes: float = 0,
     ) -> StepReport:
-        """Give the clients of cohorts back to PostgreSQL, with everything that Redis holds of them.
+        """Give the clients of cohorts back to the source, with everything that the target holds of them.
 
         :param max_lag_s: seconds that the mirror may be behind when the way back begins.
         :param mirror_wait_minutes: how long to bring a mirror that is further behind up to date before giving up.
@@ -421,27 +408,21 @@ class OnlineDriver:
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ROLLING_BACK, actor=self._actor)
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner=plan.parameters.source_owner)
-            report = self._crew(plan, driver).each(
-                "roll back",
-                online,
-                found,
-                owner=plan.parameters.target_owner,
-                work=SessionMover.roll_back,
-                count=Tally.moved,
-            )
+            report = self._roll_back_each(plan, online, found, driver=driver)
             if report.left:
                 return report
-            late = self._crew(plan, driver).each(
-                "roll back",
-                online,
-                found,
-                owner=plan.parameters.target_owner,
-                work=SessionMover.roll_back,
-                count=Tally.moved,
-            )
+            late = self._roll_back_each(plan, online, found, driver=driver)
             if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
         return joined(report, late)
+
+    def _roll_back_each(
+        self, plan: MigrationPlan, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], *, driver: int
+    ) -> StepReport:
+        """Give the target's clients of cohorts back to the source."""
+        owner = plan.parameters.target_owner
+        crew = self._crew(plan, driver)
+        return crew.each("roll back", online, cohorts, owner=owner, work=SessionMover.roll_back, count=Tally.moved)
 
     def too_far_behind(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float) -> str:
         """Return how far the mirror is behind, as the beginning of a sentence; empty where ``max_lag_s`` allows it."""
@@ -522,9 +503,9 @@ class OnlineDriver:
     # --- the mirror --------------------------------------------------------------------------------------------
 
     def mirror(self, cohorts: Sequence[int] | None = None, *, dry_run: bool = False) -> MirrorReport:
-        """Write the changes in Redis since the last pass to PostgreSQL, once for all clients.
+        """Write the changes in the target since the last pass to the source, once for all clients.
 
-        :param dry_run: write nothing; only report how far PostgreSQL is behind.
+        :param dry_run: write nothing; only report how far the source is behind.
         """
         with self._opened() as (_, client, online, plan):
             found = [each for each in online.load(self._plan_id, cohorts) if each.state in MIRRORED]
