@@ -10,6 +10,8 @@ most memory, and the most connections that it held.
 A line through the smallest two sizes, a fixed part and a part per message, is held against the largest: it was not
 used to draw the line.
 
+``--migration-only`` ends each size after the verification.
+
 ``--executors 1 2 4`` copies with so many executors of one core besides, each number on data of its own,
 ``--per-executor`` messages for each executor.
 """
@@ -193,6 +195,17 @@ def copied(at: Stand, keep: Callable[[str, Sample], None]) -> str:
     return str(plan["plan_id"])
 
 
+def maintained(at: Stand, keep: Callable[[str, Sample], None]) -> None:
+    """Profile, judge and clean up what was copied."""
+    keep("profile", at.run("quality", "profile")[0])
+    keep("quality", at.run("quality", "run", "--contents")[0])
+    expire(at)
+    sample, plan = at.run("cleanup", "plan")
+    keep("cleanup: plan", sample)
+    sample, _ = at.run("cleanup", "apply", plan["maintenance_run_id"], "--yes")
+    keep("cleanup: apply", sample)
+
+
 def expire(at: Stand) -> None:
     """Remove the first message of every other queue as Redis does when its time is over: its reference stays."""
     with at.redis.client() as client:
@@ -243,18 +256,10 @@ def grown(arguments: argparse.Namespace, messages: int, say: Callable[[str], Non
         sample, _ = at.run("migrate", "verify", plan_id)
         keep("verify", sample)
         control = control_size(at)
-        for name, words in {
-            "profile": ("quality", "profile"),
-            "quality": ("quality", "run", "--contents"),
-        }.items():
-            keep(name, at.run(*words)[0])
-        expire(at)
-        sample, plan = at.run("cleanup", "plan")
-        keep("cleanup: plan", sample)
-        sample, _ = at.run("cleanup", "apply", plan["maintenance_run_id"], "--yes")
-        keep("cleanup: apply", sample)
-        fill_readings(at, _numbers(arguments, messages))
-        keep("partition survey", at.run("partitions", "plan")[0])
+        if not arguments.migration_only:
+            maintained(at, keep)
+            fill_readings(at, _numbers(arguments, messages))
+            keep("partition survey", at.run("partitions", "plan")[0])
         with connect(at.postgres_url) as connection, at.redis.client() as client:
             about = bench.facts(connection, client) | {"spark": version("pyspark")}
     return {
@@ -409,6 +414,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = bench.options(__doc__)
     parser.add_argument("--messages", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--payload-bytes", type=int, default=64)
+    parser.add_argument("--migration-only", action="store_true", help="measure plan, copy and verification alone")
     parser.add_argument("--master", default="local[2]", help="where Spark runs")
     parser.add_argument("--executors", type=int, nargs="*", default=[])
     parser.add_argument("--per-executor", type=int, default=200_000, help="messages for each executor")
