@@ -179,16 +179,26 @@ def test_what_scan_shows_twice_counts_once_and_what_is_gone_is_no_orphan(client:
     any_client.zrem(queue.messages, queue.payload(1))
     any_client.delete(queue.payload(1))
     any_client.zrem(queue.messages, queue.payload(2))
-    shown = [batch for batch in batches for _ in range(2)]
-    reader = QueueReader(
-        client,
-        parameters=PARAMETERS,
-        shards=[cohort.shard for cohort in all_cohorts],
-        hash_key=b"key",
-        pace=Pace(lambda: None),
-    )
-    (row,) = [row for batch in reader.read(iter(shown)) for row in batch.to_pylist()]
+    (row,) = read_twice(client, batches, shards=[cohort.shard for cohort in all_cohorts])
     assert (row["messages"], row["live"], row["orphans"]) == (3, 3, 1)
+
+
+def test_messages_of_an_id_whose_keys_are_not_read_together_count_once_when_scan_shows_them_twice(
+    client: RedisClient,
+) -> None:
+    any_client: Any = client
+    any_client.mset({"{}_messages_1": "{}", "{}_messages_2": "{}"})
+    all_cohorts, batches = scanned(client, PARAMETERS)
+
+    (row,) = read_twice(client, batches, shards=[cohort.shard for cohort in all_cohorts])
+    assert (row["client_id"], row["bad_tag"], row["messages"], row["live"]) == ("", True, 2, 2)
+
+
+def read_twice(client: RedisClient, batches: list[Any], *, shards: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of what SCAN has shown, when it shows all of it twice."""
+    reader = QueueReader(client, parameters=PARAMETERS, shards=shards, hash_key=b"key", pace=Pace(lambda: None))
+    shown = [batch for batch in batches for _ in range(2)]
+    return [row for batch in reader.read(iter(shown)) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("parameters", [PARAMETERS, CONTENTS], ids=["numbers", "contents"])

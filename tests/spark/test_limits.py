@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -28,10 +28,11 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import session_keys
+from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, MigrationPlan, PlanState, plan_id
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
-from queuekeeper.migration.ledger.status import migration_status
+from queuekeeper.migration.ledger.status import list_plans, migration_status
 from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import connect
@@ -149,6 +150,22 @@ def test_too_little_memory_is_on_record_as_a_refusal(
     assert world.plan(run_id="wide").state is PlanState.PLANNED
     assert re.search(r"^warning: Redis at 127\S+ keeps no append-only file, so a crash", capsys.readouterr().out, re.M)
     assert world.ledger.plan_of_run("wide") == plan.plan_id
+
+
+def test_redis_that_goes_away_at_the_end_of_a_plan_does_not_leave_a_refused_one(
+    make_world: Callable[..., World], healthy_template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(template=healthy_template)
+
+    def away(*_: object) -> NoReturn:
+        raise ServerUnavailable("Redis is away")
+
+    monkeypatch.setattr(preflight, "forecast_by_master", away)
+    with pytest.raises(ServerUnavailable, match="Redis is away"):
+        world.plan(run_id="away")
+    monkeypatch.undo()
+    assert list_plans(world.connection) == []
+    assert world.plan(run_id="back").state is PlanState.PLANNED
 
 
 def _large(world: World, payload_bytes: int, *, messages: int = 1) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from queuekeeper.approvals import check_release
-from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
+from queuekeeper.errors import RefusedError, SchemaMismatch, ServerUnavailable, StalePlan
 from queuekeeper.keyspace import client_slot, format_cohorts
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, TaskMemory
 from queuekeeper.migration.ledger.parameters import Mode
@@ -236,6 +236,7 @@ def check_target(client: RedisClient, *, forecast_bytes: Mapping[str, int] | Non
         :func:`forecast_by_master`. None leaves memory unchecked.
     :returns: warnings, for things that are risky but not wrong.
     :raises RefusedError: naming every problem and the command that mends it.
+    :raises ServerUnavailable: when a master of the forecast is none any more.
     """
     servers = facts(client)
     problems = [problem for server in servers for problem in server_problems(server)]
@@ -436,11 +437,14 @@ def server_problems(server: ServerFacts) -> list[str]:
 
 
 def _memory_problems(servers: list[ServerFacts], forecast: Mapping[str, int]) -> list[str]:
-    """Compare each master with its limit; masters without one share the memory of their host."""
-    problems = [
-        f"the forecast names {name}, which is no master of this Redis: plan again"
-        for name in sorted(set(forecast) - {server.address for server in servers})
-    ]
+    """Compare each master with its limit; masters without one share the memory of their host.
+
+    :raises ServerUnavailable: when the forecast was made for other masters.
+    """
+    if gone := sorted(set(forecast) - {server.address for server in servers}):
+        # Two looks at a cluster; the next try sees one state of it.
+        raise ServerUnavailable(f"{', '.join(gone)} ceased to be a master while this Redis was checked: try again")
+    problems: list[str] = []
     hosts: dict[str, list[ServerFacts]] = {}
     for server in servers:
         if server.maxmemory_bytes:

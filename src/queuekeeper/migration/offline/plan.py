@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from queuekeeper import keyspace
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version, plan_id
@@ -124,6 +124,8 @@ def plan_migration(
                     preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
                     forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
                     warn(preflight.check_target(client, forecast_bytes=forecast))
+                except ServerUnavailable:
+                    raise  # It says nothing of the plan, which a next try makes.
                 except RefusedError as error:
                     plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
                 # In one transaction with the verdict, so that nobody can approve half of a plan, or another plan.

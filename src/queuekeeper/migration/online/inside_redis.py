@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 from queuekeeper import keyspace, redis_async
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.keyspace import Cohort, client_slot, literally
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -117,6 +117,8 @@ def plan_inside_redis(
         try:
             forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
             warn(preflight.check_target(client, forecast_bytes=forecast))
+        except ServerUnavailable:
+            raise  # It says nothing of the plan, which a next try makes.
         except RefusedError as error:
             plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
         stored = MigrationLedger(connection).save_plan(plan, run_id=run_id)

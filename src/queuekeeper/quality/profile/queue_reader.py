@@ -100,8 +100,6 @@ class QueueReader:
         unreadable = rows.column("unreadable").to_numpy()
         packed = rows.column("packed").to_numpy()[starts]
         window = Window(clients, self._parameters.key_prefix, packed)
-        scattered = np.zeros(window.size, np.int64)
-        np.add.at(scattered, queue_of_row, rows.column("scattered").to_numpy())
         bad_tag = np.bincount(queue_of_row[unreadable], minlength=window.size) > 0
         regular = np.bincount(queue_of_row[~unreadable], minlength=window.size) > 0
 
@@ -112,7 +110,8 @@ class QueueReader:
 
         expected = np.bincount(seen_owners, minlength=window.size)
         self._read_references(window, np.flatnonzero(regular & ~packed), expected)
-        self._count_orphans(window, seen)
+        together = regular[seen >> 32]
+        self._count_orphans(window, seen[together])
         self._packed.read(window, np.flatnonzero(regular & packed))
         first_rows = pa.array(starts)
         return window.rows(
@@ -121,7 +120,7 @@ class QueueReader:
             hash_key=self._hash_key,
             cohorts=rows.column("cohort").take(first_rows).to_numpy(),
             slots=rows.column("slot").take(first_rows).to_numpy(),
-            scattered=scattered,
+            scattered=np.bincount(seen[~together] >> 32, minlength=window.size),
             bad_tag=bad_tag | window.encoded,
         )
 

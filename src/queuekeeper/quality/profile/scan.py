@@ -26,14 +26,12 @@ SCHEMA = pa.schema(
         ("packed", pa.bool_()),
         ("packet_ids", pa.list_(pa.int32())),
         ("unreadable", pa.bool_()),
-        ("scattered", pa.int32()),
     ]
 )
 """A row per client, layout and window of SCAN; a client may have many rows.
 
 ``packet_ids`` are those of the payload keys, with -1 for a key that does not end in a number. ``unreadable`` marks a
-client whose keys cannot be read together: the empty id, and in a cluster an id that begins with ``}``. Payload keys of
-such a client are only counted, in ``scattered``.
+client whose keys cannot be read together: the empty id, and in a cluster an id that begins with ``}``.
 """
 
 ORDER = [("client_id", "ascending"), ("packed", "ascending")]
@@ -122,12 +120,11 @@ class Scanner:
         clients, packed, slots, regular = self._clients(encoded.dictionary.to_pylist())
         cohorts = (np.searchsorted(self._slot_firsts, slots, side="right") - 1).astype(np.int32)
         tasks = self._labels[cohorts]
-        counted = is_payload.to_numpy(zero_copy_only=False) & regular[owners]
+        counted = is_payload.to_numpy(zero_copy_only=False)
         order = np.flatnonzero(counted)
         order = order[np.argsort(owners[order], kind="stable")]
         offsets = np.zeros(len(clients) + 1, np.int32)
         np.cumsum(np.bincount(owners[counted], minlength=len(clients)), out=offsets[1:])
-        payloads = np.bincount(owners[is_payload.to_numpy(zero_copy_only=False)], minlength=len(clients))
         batch = pa.RecordBatch.from_arrays(
             [
                 pa.array(tasks),
@@ -137,7 +134,6 @@ class Scanner:
                 pa.array(packed),
                 pa.ListArray.from_arrays(pa.array(offsets), pa.array(packet_ids[order])),
                 pa.array(~regular),
-                pa.array(np.where(regular, 0, payloads).astype(np.int32)),
             ],
             schema=SCHEMA,
         )
