@@ -7,9 +7,9 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis
 def nightly(*values: object) -> list[ParameterSet]:
     """Return values of a parameter with which a test shows again what it has shown with others."""
     return [pytest.param(each, marks=pytest.mark.nightly) for each in values]
+
+
+def in_turn(some: Collection[object], others: Sequence[object]) -> list[ParameterSet]:
+    """Return all pairs of two parameters' values: by day each of the first with one of the others, in turn."""
+    by_day = [(each, others[place % len(others)]) for place, each in enumerate(some)]
+    marks = {pair: () if pair in by_day else (pytest.mark.nightly,) for pair in product(some, others)}
+    return [pytest.param(*pair, marks=marks[pair]) for pair in marks]
 
 
 ONE_SERVER_EACH = ["valkey", *nightly(*REDIS_FLAVOURS[1:])]

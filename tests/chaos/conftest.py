@@ -136,13 +136,14 @@ class Laboratory:
             return contents(client)
 
 
-@pytest.fixture(scope="module")
+# With a parameter of its own, tests that name no layout share the servers of those that name this one.
+@pytest.fixture(scope="module", params=[Layout.TBMQ])
 def laboratory(request: pytest.FixtureRequest, spark: SparkSession, server_home: Path) -> Iterator[Laboratory]:
     """A plan for a hostile sample; rows that live now outlive every test, those that are dead stay dead.
 
     A test may name the layout of the target, which is otherwise TBMQ's.
     """
-    layout: Layout = getattr(request, "param", Layout.TBMQ)
+    layout: Layout = request.param
     folder = server_home / f"chaos-{layout}"
     folder.mkdir()
     postgres = PostgresServer(folder / "postgres", durable=False, die_with_parent=True)

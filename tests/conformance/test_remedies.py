@@ -27,6 +27,7 @@ from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.conftest import in_turn
 from tests.patience import PATIENCE_S
 from tests.remedies_world import (
     RemedyPlan,
@@ -268,8 +269,7 @@ OF_PACKED: dict[str, tuple[str, Callable[[PackedQueue], None], dict[str, int], d
 """What is wrong with a packed session -> remedy, how it comes about, effects, parameters."""
 
 
-@pytest.mark.parametrize("client_id", [C, "}brace"])
-@pytest.mark.parametrize("fault", OF_PACKED)
+@pytest.mark.parametrize(("fault", "client_id"), in_turn(OF_PACKED, [C, "}brace"]))
 def test_fault_of_a_packed_session_is_mended(bench: Bench, fault: str, client_id: str) -> None:
     remedy, plant, effects, parameters = OF_PACKED[fault]
     plant(PackedQueue(client=bench.client, client_id=client_id))
@@ -897,8 +897,9 @@ def record_of(bench: Bench, client_id: str, packet_id: int) -> bytes:
     return json.dumps(record).encode()
 
 
-@pytest.mark.parametrize("named_by_its_tag", [False, True])
-@pytest.mark.parametrize("client_id", ["%percent", "%7Dx", "%", "%%", "}brace", "}"])
+@pytest.mark.parametrize(
+    ("client_id", "named_by_its_tag"), in_turn(["%percent", "%7Dx", "%", "%%", "}brace", "}"], [False, True])
+)
 def test_session_of_an_earlier_build_moves_to_the_keys_that_the_broker_reads(
     bench: Bench, client_id: str, named_by_its_tag: bool
 ) -> None:

@@ -39,8 +39,9 @@ C = "meter-7"
 OTHERS: dict[Owner, Owner] = {"postgres": "redis", "redis": "postgres"}
 
 
-# The asyncio form has the contract of the stores, in test_session_store.py.
-@pytest.fixture(scope="module", params=["blocking", "packed-blocking", *nightly("asyncio", "packed-asyncio")])
+# The asyncio form has the contract of the stores, in test_session_store.py, over both layouts; a router's own code does
+# not know them.
+@pytest.fixture(scope="module", params=["blocking", *nightly("packed-blocking", "asyncio", "packed-asyncio")])
 def opened_world(request: pytest.FixtureRequest) -> Iterator[RouterWorld]:
     """Routers over both stores, in one form; sessions begin in PostgreSQL."""
     postgres_server: PostgresServer = request.getfixturevalue("postgres_server")

@@ -172,6 +172,8 @@ def check_there_and_back(world: LayoutWorld) -> None:
             assert len(world.in_redis(client_id)) == len(messages)
 
 
+# A single server has the tests below, and the cluster all that it has.
+@pytest.mark.nightly
 def test_sessions_answer_the_same_in_either_layout(postgres_url: str, redis_url: str, control_schema: None) -> None:
     """Order, packet ids, properties, expiry, DUP, PUBREL and counters are the same, there and back."""
     world = LayoutWorld(postgres_url, redis_url)

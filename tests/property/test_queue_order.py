@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -16,20 +17,37 @@ from queuekeeper.migration.offline.fates import decided
 from queuekeeper.migration.offline.judging import Judging
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, _none, _Sessions
 from queuekeeper.migration.offline.transforms import MESSAGE, SESSION
-from tests.property.generated_clients import RULES, clients
-from tests.property.migration_rules import Message, Session, decide
+from tests.property.generated_clients import RULES, Client, clients
+from tests.property.migration_rules import Decision, Message, Session, decide
 from tests.property.test_fates import MESSAGE_TYPES, SESSION_TYPES
 
 JUDGING = Judging(default_ttl_s=RULES.default_ttl_s, clustered=RULES.clustered)
 STEP = JUDGING.fragments(prefix="", as_of_ms=RULES.as_of_ms)
-GENERATED = sorted(clients(200), key=lambda client: client.client_id, reverse=True)
-EXPECTED = {client.client_id: decide(client.messages, client.session, RULES) for client in GENERATED}
-MESSAGES = [
-    message
-    for client in GENERATED
-    for message in sorted(client.messages, key=lambda message: message.serial_number, reverse=True)
-]
-cuts = st.lists(st.integers(1, len(MESSAGES)), max_size=60, unique=True).map(sorted)
+
+
+@cache
+def generated() -> list[Client]:
+    """Return clients in the reverse order of their ids; every run of tests reads this file, and few need them."""
+    return sorted(clients(200), key=lambda client: client.client_id, reverse=True)
+
+
+@cache
+def messages() -> list[Message]:
+    """Return their messages, newest first."""
+    return [
+        message
+        for client in generated()
+        for message in sorted(client.messages, key=lambda message: message.serial_number, reverse=True)
+    ]
+
+
+@cache
+def expected() -> dict[str, Decision]:
+    """Return what the rules say of them."""
+    return {client.client_id: decide(client.messages, client.session, RULES) for client in generated()}
+
+
+cuts = st.deferred(lambda: st.lists(st.integers(1, len(messages())), max_size=60, unique=True).map(sorted))
 
 
 def _batch(rows: Sequence[Message] | Sequence[Session], types: dict[str, pa.DataType]) -> pa.RecordBatch:
@@ -40,11 +58,11 @@ def _batch(rows: Sequence[Message] | Sequence[Session], types: dict[str, pa.Data
 
 def _in_order(edges: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """Read all queues as one range does, in batches that end at these messages."""
-    found = [client.session for client in GENERATED if client.session is not None]
+    found = [client.session for client in generated() if client.session is not None]
     judged = JUDGING.sessions(SESSION_COLUMNS).work(_batch(sorted(found), SESSION_TYPES))
     sessions = _Sessions(judged, _none(STEP.columns))
-    for first, last in itertools.pairwise([0, *edges, len(MESSAGES)]):
-        yield sessions.behind(STEP.work(_batch(MESSAGES[first:last], MESSAGE_TYPES)))
+    for first, last in itertools.pairwise([0, *edges, len(messages())]):
+        yield sessions.behind(STEP.work(_batch(messages()[first:last], MESSAGE_TYPES)))
     yield sessions.rest()
 
 
@@ -61,13 +79,13 @@ def test_rows_meet_the_same_fates_whatever_batches_they_come_in(edges: list[int]
     of_messages = {(row["client_id"], row["serial_number"]): row for row in rows if row["kind"] == MESSAGE}
     assert {key: (row["fate"], row["reason"], row["expires_at_ms"]) for key, row in of_messages.items()} == {
         (client_id, serial): tuple(outcome)
-        for client_id, decision in EXPECTED.items()
+        for client_id, decision in expected().items()
         for serial, outcome in decision.messages.items()
     }
     of_sessions = {row["client_id"]: row for row in rows if row["kind"] == SESSION}
     assert {name: row["reason"] for name, row in of_sessions.items()} == {
-        client.client_id: EXPECTED[client.client_id].session_reason
-        for client in GENERATED
+        client.client_id: expected()[client.client_id].session_reason
+        for client in generated()
         if client.session is not None
     }
     whole = _decided(_in_order([]))
@@ -75,9 +93,9 @@ def test_rows_meet_the_same_fates_whatever_batches_they_come_in(edges: list[int]
 
 
 def test_a_session_comes_behind_the_last_message_of_its_client() -> None:
-    for edges in ([], list(range(1, len(MESSAGES)))):
+    for edges in ([], list(range(1, len(messages())))):
         rows = _decided(_in_order(edges))
-        assert len(rows) == len(MESSAGES) + sum(client.session is not None for client in GENERATED)
+        assert len(rows) == len(messages()) + sum(client.session is not None for client in generated())
         for client_id, own in itertools.groupby(rows, key=lambda row: row["client_id"]):
             kinds = [row["kind"] for row in own]
             assert kinds == sorted(kinds), client_id

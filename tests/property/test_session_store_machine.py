@@ -1,4 +1,4 @@
-"""Whatever is done to a session, in whatever order, Redis, PostgreSQL and the reference say and hold the same.
+"""Whatever is done to a session, in whatever order, both layouts of Redis, PostgreSQL and the reference hold the same.
 
 The stores differ in one thing, which is their vendors': TBMQ 1.x counts serials from 0, TBMQ 2.x from the packet id
 that was given out last. So the serials of each store are moved by what its first one is off.
@@ -50,9 +50,10 @@ messages = st.tuples(st.sampled_from(LIVES_S), st.sampled_from(AGES_S), st.integ
 
 
 class SessionStoreMachine(RuleBasedStateMachine):
-    """Stores of two servers, and the reference; each call goes to all of them."""
+    """Stores of two servers, one of them in both layouts, and the reference; each call goes to all of them."""
 
     redis: RedisWorld
+    packed: PackedWorld
     postgres: PostgresWorld
 
     def __init__(self) -> None:
@@ -66,25 +67,27 @@ class SessionStoreMachine(RuleBasedStateMachine):
         # By server and client: what its serials are greater than the reference's.
         self.off: dict[tuple[ServerWorld, str], int] = {}
         self.epochs: dict[str, int] = {}
-        # By client: its session as a mirror holds it.
-        self.mirrors: dict[str, SessionSnapshot] = {}
-        self.ended: set[tuple[str, int]] = set()
+        # By server and client: its session as a mirror holds it.
+        self.mirrors: dict[tuple[ServerWorld, str], SessionSnapshot] = {}
+        self.ended: set[tuple[ServerWorld, str, int]] = set()
 
     @initialize(mirrored=st.booleans())
     def start(self, mirrored: bool = False) -> None:
         """:param mirrored: whether the sessions in Redis have a mirror from the beginning."""
-        self.worlds: tuple[ServerWorld, ...] = (self.redis, self.postgres)
+        self.layouts = (self.redis, self.packed)
+        self.worlds: tuple[ServerWorld, ...] = (*self.layouts, self.postgres)
         for world in self.worlds:
             world.erase()
         self.stores: dict[tuple[ServerWorld, int], Store] = {
             (world, limit): world.store(limit=limit) for world in self.worlds for limit in LIMITS
         }
         self.now_ms = self.redis.now_ms()
-        store: Any = self.stores[self.redis, LIMITS[0]]
         for client_id in CLIENT_IDS if mirrored else ():
             self.epochs[client_id] = 1
-            store.set_owner(client_id, epoch=1, owner="redis", mirrored=True)
-            self.mirrors[client_id] = store.read_snapshot(client_id)
+            for world in self.layouts:
+                store: Any = self.stores[world, LIMITS[0]]
+                store.set_owner(client_id, epoch=1, owner="redis", mirrored=True)
+                self.mirrors[world, client_id] = store.read_snapshot(client_id)
 
     def teardown(self) -> None:
         if hasattr(self, "stores"):
@@ -133,9 +136,10 @@ class SessionStoreMachine(RuleBasedStateMachine):
             return
         ended = replace(message, expires_at_ms=0)
         self.sessions.get(client_id).messages[message.packet_id] = ended
-        serial = message.serial + self.off[self.redis, client_id]
-        self.redis.expire(client_id, message.packet_id, serial)
-        self.ended.add((client_id, serial))
+        for world in self.layouts:
+            serial = message.serial + self.off[world, client_id]
+            world.expire(client_id, message.packet_id, serial)
+            self.ended.add((world, client_id, serial))
         gone = self.postgres.connection.execute(
             "UPDATE device_publish_msg SET time = 0, msg_expiry_interval = 1 WHERE client_id = %s AND packet_id = %s"
             " AND serial_number = %s",
@@ -221,7 +225,7 @@ class SessionStoreMachine(RuleBasedStateMachine):
 
     @rule(client_id=clients, limit=st.integers(1, 6))
     def export(self, client_id: str, limit: int) -> None:
-        """Both stores export the same lines, but for where they come from."""
+        """All stores export the same lines, but for where they come from."""
         found = []
         for world in self.worlds:
             off = self.off.get((world, client_id), 0)
@@ -239,7 +243,7 @@ class SessionStoreMachine(RuleBasedStateMachine):
             for line in lines[1:]:
                 line["serial"] -= off
             found.append(lines)
-        assert found[0] == found[1]
+        assert found == [found[0]] * len(found)
 
     # Owners
 
@@ -250,33 +254,35 @@ class SessionStoreMachine(RuleBasedStateMachine):
         self._drain(client_id, LIMITS[0], limit=50)
         if not self.sessions.get(client_id).messages:
             return
-        store: Any = self.stores[self.redis, LIMITS[0]]
         epoch = self.epochs[client_id] = self.epochs.get(client_id, 0) + 4
-        store.set_owner(client_id, epoch=epoch, owner="fenced", mirrored=True)
-        held = store.read_snapshot(client_id)
-        store.set_owner(client_id, epoch=epoch + 1, owner="postgres")
-        store.apply_snapshot(client_id, replace(held, messages=held.messages[1::2]), epoch=epoch + 1, driver=1)
-        store.apply_snapshot(client_id, held, epoch=epoch + 1, driver=1)
-        assert store.read_snapshot(client_id) == held
-        store.set_owner(client_id, epoch=epoch + 2, owner="redis", mirrored=mirrored)
-        self.mirrors.pop(client_id, None)
-        if mirrored:
-            self.mirrors[client_id] = held
+        for world in self.layouts:
+            store: Any = self.stores[world, LIMITS[0]]
+            store.set_owner(client_id, epoch=epoch, owner="fenced", mirrored=True)
+            held = store.read_snapshot(client_id)
+            store.set_owner(client_id, epoch=epoch + 1, owner="postgres")
+            store.apply_snapshot(client_id, replace(held, messages=held.messages[1::2]), epoch=epoch + 1, driver=1)
+            store.apply_snapshot(client_id, held, epoch=epoch + 1, driver=1)
+            assert store.read_snapshot(client_id) == held
+            store.set_owner(client_id, epoch=epoch + 2, owner="redis", mirrored=mirrored)
+            self.mirrors.pop((world, client_id), None)
+            if mirrored:
+                self.mirrors[world, client_id] = held
         # A repeated batch is told from others still, but no longer known.
         self.last_batches = {key: save for key, save in self.last_batches.items() if key[0] != client_id}
         self._compare(client_id)
 
-    def _follow(self, client_id: str, mirror: SessionSnapshot) -> None:
+    def _follow(self, world: ServerWorld, client_id: str, mirror: SessionSnapshot) -> None:
         """Note what has changed in Redis, as a mirror does: then it holds all of it."""
-        store: Any = self.stores[self.redis, LIMITS[0]]
+        store: Any = self.stores[world, LIMITS[0]]
         outbox = store.read_outbox(client_id)
         if outbox is not None:
             changed = store.read_snapshot(client_id, serials=outbox.serials)
             kept = [m for m in mirror.messages if outbox.serials is not None and m.serial not in set(outbox.serials)]
             messages = sorted([*kept, *changed.messages], key=lambda message: message.serial)
-            mirror = self.mirrors[client_id] = replace(changed, messages=tuple(messages))
+            mirror = self.mirrors[world, client_id] = replace(changed, messages=tuple(messages))
             assert store.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version)
-        left = replace(mirror, messages=tuple(m for m in mirror.messages if (client_id, m.serial) not in self.ended))
+        kept = [m for m in mirror.messages if (world, client_id, m.serial) not in self.ended]
+        left = replace(mirror, messages=tuple(kept))
         assert differences(store.read_snapshot(client_id), left) == []
 
     # What the rules share
@@ -298,6 +304,12 @@ class SessionStoreMachine(RuleBasedStateMachine):
         return live[place % len(live)] if live else None
 
     def _save(self, saves: Sequence[SessionSave], limit: int) -> None:
+        self._saved_alike(saves, limit)
+        for client_id in sorted({save.client_id for save in saves}):
+            self._compare(client_id)
+
+    def _saved_alike(self, saves: Sequence[SessionSave], limit: int) -> None:
+        """Save by all stores and the reference, which have to say the same."""
         self.now_ms = self.redis.now_ms()
         expected = self.references[limit].save_messages(saves)
         for world in self.worlds:
@@ -306,8 +318,6 @@ class SessionStoreMachine(RuleBasedStateMachine):
                 self._note_first(world, report, wanted)
             found = [self._moved(report, world, report.client_id) for report in reports]
             assert found == expected, world
-        for client_id in sorted({save.client_id for save in saves}):
-            self._compare(client_id)
 
     def _note_first(self, world: ServerWorld, report: SaveReport, wanted: SaveReport) -> None:
         pairs = zip(report.serials, wanted.serials, strict=True) if len(report.serials) == len(wanted.serials) else ()
@@ -366,8 +376,9 @@ class SessionStoreMachine(RuleBasedStateMachine):
 
     def _compare(self, client_id: str) -> None:
         """Compare what all hold of a session."""
-        if client_id in self.mirrors:
-            self._follow(client_id, self.mirrors[client_id])
+        for layout in self.layouts:
+            if (layout, client_id) in self.mirrors:
+                self._follow(layout, client_id, self.mirrors[layout, client_id])
         reference = self.references[LIMITS[0]]
         session = self.sessions.get(client_id)
         expected = self._described(reference.inspect(client_id))
@@ -399,11 +410,12 @@ def _told(call: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         return type(error)
 
 
-@pytest.fixture(params=[RedisWorld, PackedWorld], ids=["tbmq", "packed"])
-def worlds(request: pytest.FixtureRequest, valkey_url: str, postgres_url: str) -> Iterator[dict[str, ServerWorld]]:
-    """Redis and PostgreSQL side by side."""
+@pytest.fixture
+def worlds(valkey_url: str, postgres_url: str) -> Iterator[dict[str, ServerWorld]]:
+    """Both layouts of Redis, whose keys differ, and PostgreSQL side by side."""
     found: dict[str, ServerWorld] = {
-        "redis": request.param(valkey_url, awaited=False),
+        "redis": RedisWorld(valkey_url, awaited=False),
+        "packed": PackedWorld(valkey_url, awaited=False),
         "postgres": PostgresWorld(postgres_url, awaited=False),
     }
     yield found
@@ -424,12 +436,15 @@ def test_where_packet_ids_run_out_the_same_messages_make_room_in_each_store(worl
     machine.references[limit] = ReferenceStore(machine.sessions, StoreRules(limit=limit))
     machine.stores |= {(world, limit): world.store(limit=limit) for world in machine.worlds}
 
+    def batch(count: int) -> list[SessionSave]:
+        messages = tuple(machine._message(None, 0, large=False) for _ in range(count))
+        return [SessionSave(client_id=client_id, messages=messages)]
+
     def save(count: int) -> None:
-        batch = tuple(machine._message(None, 0, large=False) for _ in range(count))
-        machine._save([SessionSave(client_id=client_id, messages=batch)], limit)
+        machine._save(batch(count), limit)
 
     for _ in range(13):
-        save(5_000)
+        machine._saved_alike(batch(5_000), limit)
     save(1_000)
     assert machine.sessions.get(client_id).counts == SessionCounts(trimmed=1_000)
     # All in flight but the last ones, which have to go first; then some in the middle are dead.

@@ -379,7 +379,10 @@ def test_source_without_messages_migrates(make_world: Callable[..., World], sess
     assert counters == [None, b"1", b"2"][:sessions]
 
 
-@pytest.mark.parametrize(("layout", "keys"), [(Layout.TBMQ, 300), (Layout.PACKED, 20)])
+# Both layouts are written by one loop of the copy, by scripts that a full server refuses as a whole.
+@pytest.mark.parametrize(
+    ("layout", "keys"), [(Layout.TBMQ, 300), pytest.param(Layout.PACKED, 20, marks=pytest.mark.nightly)]
+)
 def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
     spark: SparkSession,
     make_world: Callable[..., World],

@@ -40,6 +40,7 @@ from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, 
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
 from queuekeeper.sessions.pages import Layout
+from tests.conftest import nightly
 from tests.object_store import ObjectStore
 from tests.spark.world import World
 
@@ -201,7 +202,7 @@ def test_empty_redis_has_an_empty_profile(make_world: Callable[..., World]) -> N
     assert (report.queues, report.messages, report.faulty_queues) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("target", ["redis", "cluster"])
+@pytest.mark.parametrize("target", [*nightly("redis"), "cluster"])
 def test_profile_of_packed_sessions_is_what_the_reader_finds_and_is_judged(
     make_world: Callable[..., World], target: str
 ) -> None:

@@ -10,8 +10,8 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,41 +51,110 @@ def master(hosts: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield url
 
 
-@pytest.fixture
-def unshared(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def unshared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this host under whose name the other host has one of its own."""
-    folder = tmp_path / "unshared"
-    folder.mkdir()
-    return folder
+    return tmp_path_factory.mktemp("unshared")
 
 
-@pytest.fixture
-def worker(hosts: Network, master: str, tmp_path: Path, unshared: Path) -> Iterator[None]:
-    with spark_worker(hosts.hosts[0], master, tmp_path, hidden=[unshared]):
+@pytest.fixture(scope="module")
+def worker(hosts: Network, master: str, unshared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with spark_worker(hosts.hosts[0], master, tmp_path_factory.mktemp("worker"), hidden=[unshared]):
         yield
 
 
-def _build_session(master: str, *, pythons: Sequence[Path | str] = (sys.executable,), **arguments: Any) -> list[str]:
-    """Return what is said when sessions cannot be had; in a process of its own, as each has one Spark.
+DRIVER = """
+import json, os, sys
+from pathlib import Path
+from pyspark import SparkContext
+from queuekeeper.errors import QueuekeeperError
+from queuekeeper.migration.spark.probe import probe_executor
+from queuekeeper.migration.spark.session import build_session, check_shared
 
-    :param pythons: of executors, each for a session of its own.
+for line in sys.stdin:
+    call, python, asked = json.loads(line)
+    context = SparkContext._active_spark_context
+    os.environ["PYSPARK_PYTHON"] = python
+    if context is not None:
+        context.pythonExec = python
+    try:
+        if call == "build":
+            session = build_session("probe", **asked)
+        elif call == "probe":
+            probe_executor(context, stores=(), **asked)
+        else:
+            check_shared(session, Path(asked["folder"]))
+    except QueuekeeperError as error:
+        said = f"{type(error).__name__} {error}"
+    else:
+        said = "granted"
+    print(json.dumps([said, SparkContext._active_spark_context is not None]), flush=True)
+"""
+
+
+class Driver:
+    """A process that has a Spark: to start one, and an executor of it, takes longer than what is asked of them.
+
+    :ivar has_session: whether it has been granted a session.
     """
-    program = (
-        "import json, os, sys\n"
-        "from queuekeeper.errors import QueuekeeperError\n"
-        "from queuekeeper.migration.spark.session import build_session\n"
-        "for python in sys.argv[3:]:\n"
-        "    os.environ['PYSPARK_PYTHON'] = python\n"
-        "    try:\n"
-        "        build_session('probe', master=sys.argv[1], **json.loads(sys.argv[2])).stop()\n"
-        "    except QueuekeeperError as error:\n"
-        "        print(type(error).__name__, error)\n"
-        "    else:\n"
-        "        print('granted')\n"
-    )
-    words = [sys.executable, "-c", program, master, json.dumps(arguments), *map(str, pythons)]
-    done = subprocess.run(words, env=without_local_address(), capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.has_session = False
+
+    def build_session(self, master: str, *, python: Path | str = sys.executable, **arguments: Any) -> str:
+        """Return what is said when a session cannot be had, which then ends, or granted.
+
+        :param python: of executors.
+        """
+        return self._asked("build", python, master=master, **arguments)
+
+    def probe_executor(self, python: Path | str) -> str:
+        """Return what is said of executors of the session that have another Python."""
+        return self._asked("probe", python)
+
+    def check_shared(self, folder: Path) -> str:
+        """Return what is said of a folder that executors of the session are to share."""
+        return self._asked("share", sys.executable, folder=str(folder))
+
+    def _asked(self, call: str, python: Path | str, **arguments: Any) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps([call, str(python), arguments])}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self._log.read_text("utf-8")
+        said, self.has_session = json.loads(answer)
+        return str(said)
+
+
+@contextmanager
+def started_driver(folder: Path) -> Iterator[Driver]:
+    """Start such a process for the block."""
+    log = folder / "driver.log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", DRIVER], env=without_local_address(), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+        ) as process,
+    ):  # fmt: skip
+        yield Driver(process, log)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    with started_driver(tmp_path_factory.mktemp("driver")) as started:
+        yield started
+
+
+@pytest.fixture
+def session(master: str, worker: None, driver: Driver) -> Driver:
+    """The same with a session, which tests share until it is refused something."""
+    if not driver.has_session:
+        assert driver.build_session(master) == "granted"
+    return driver
 
 
 def _python(folder: Path, name: str, *, options: str = "", files: Mapping[str, str] | None = None) -> Path:
@@ -103,7 +172,14 @@ def _python(folder: Path, name: str, *, options: str = "", files: Mapping[str, s
     return program
 
 
-def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, worker: None, tmp_path: Path) -> None:
+# It comes first: no worker has come yet.
+def test_a_spark_that_grants_no_executor_is_reported_and_not_waited_for(master: str, driver: Driver) -> None:
+    said = driver.build_session(master, executor_wait_s=3)
+
+    assert f"ServerUnavailable Spark at {master} granted no executor within 3 seconds: check on the master's" in said
+
+
+def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, session: Driver, tmp_path: Path) -> None:
     package = {f"queuekeeper/{path}__init__.py": "" for path in ("", "migration/", "migration/ledger/")}
     bare = _python(tmp_path, "bare", options="-S")
     older = _python(
@@ -115,7 +191,8 @@ def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, w
         tmp_path, "spark", files={"sitecustomize.py": "import pyspark\npyspark.__version__ = '4.0.1'\n"}
     )
 
-    said = _build_session(master, pythons=(bare, older, other_spark, "/nowhere/python", sys.executable))
+    pythons = (bare, older, other_spark, "/nowhere/python", sys.executable)
+    said = [session.probe_executor(python) for python in pythons]
 
     executor = f"RefusedError the executor of Spark at {master} on {socket.gethostname()}"
     assert [line.partition(": ")[0] for line in said[:3]] == [
@@ -129,13 +206,27 @@ def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, w
     assert said[4:] == ["granted"]
 
 
+def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
+    hosts: Network, master: str, session: Driver, unshared: Path, tmp_path: Path
+) -> None:
+    if not hosts.is_real:
+        pytest.skip("without network namespaces the other host shares all folders")
+    assert session.check_shared(tmp_path) == "granted"
+    said = session.check_shared(unshared)
+
+    assert said.startswith(
+        f"RefusedError executors of Spark at {master} cannot write to {unshared} (No such file or directory, as user"
+    )
+    assert [each.name for each in unshared.iterdir()] == []
+
+
 def test_a_store_that_only_this_host_reaches_is_refused_with_the_words_of_the_executor(
-    hosts: Network, master: str, worker: None, postgres_server: PostgresServer
+    hosts: Network, master: str, session: Driver, postgres_server: PostgresServer
 ) -> None:
     if not hosts.is_real:
         pytest.skip("without network namespaces the other host reaches whatever this one does")
     with CuttingProxy(postgres_server.url, host=hosts.only_here) as store:
-        (said,) = _build_session(master, stores=[store.url])
+        said = session.build_session(master, stores=[store.url])
 
     assert said.startswith(
         f"ServerUnavailable the executor of Spark at {master} on {socket.gethostname()} does not reach the stores: "
@@ -143,11 +234,12 @@ def test_a_store_that_only_this_host_reaches_is_refused_with_the_words_of_the_ex
     )
 
 
-def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network) -> None:
-    with socket.create_server((hosts.here, 0)) as mute:
+def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network, tmp_path: Path) -> None:
+    # A driver of its own: Spark itself goes on waiting.
+    with socket.create_server((hosts.here, 0)) as mute, started_driver(tmp_path) as driver:
         master = f"spark://{hosts.here}:{mute.getsockname()[1]}"
 
-        (said,) = _build_session(master, master_wait_s=2)
+        said = driver.build_session(master, master_wait_s=2)
 
     assert said.startswith(
         f"ServerUnavailable the Spark master at {master} has not accepted this driver's application within 2 seconds. "
@@ -156,39 +248,14 @@ def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network) ->
     assert f"this driver has Spark {pyspark.__version__}" in said
 
 
-def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
-    hosts: Network, master: str, worker: None, unshared: Path, tmp_path: Path
-) -> None:
-    if not hosts.is_real:
-        pytest.skip("without network namespaces the other host shares all folders")
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from queuekeeper.errors import RefusedError\n"
-        "from queuekeeper.migration.spark.session import build_session, check_shared\n"
-        "session = build_session('probe', master=sys.argv[1])\n"
-        "check_shared(session, Path(sys.argv[2]))\n"
-        "try:\n"
-        "    check_shared(session, Path(sys.argv[3]))\n"
-        "except RefusedError as error:\n"
-        "    print(error)\n"
-    )
-    words = [sys.executable, "-c", program, master, str(tmp_path), str(unshared)]
-
-    said = subprocess.run(words, env=without_local_address(), capture_output=True, text=True, check=True).stdout
-
-    assert f"executors of Spark at {master} cannot write to {unshared} (No such file or directory, as user" in said
-    assert [each.name for each in unshared.iterdir()] == []
-
-
 def test_an_executor_that_does_not_answer_is_reported_and_not_waited_for(
-    master: str, worker: None, tmp_path: Path
+    master: str, worker: None, driver: Driver, tmp_path: Path
 ) -> None:
     mute = tmp_path / "mute"
     mute.write_text("#!/bin/sh\nwhile kill -0 $PPID; do sleep 1; done\n", "utf-8")
     mute.chmod(0o755)
 
-    (said,) = _build_session(master, pythons=[mute], answer_wait_s=3)
+    said = driver.build_session(master, python=mute, answer_wait_s=3)
 
     assert said.startswith(
         f"ServerUnavailable an executor of Spark at {master} has come, and did not answer within 3 seconds: check its"
@@ -210,7 +277,7 @@ def test_a_task_that_does_not_find_the_package_fails_the_step_with_advice(spark:
 
 @pytest.mark.nightly
 def test_an_executor_that_comes_later_without_the_package_fails_the_step_with_advice(
-    hosts: Network, master: str, tmp_path: Path, clone: Callable[[str], str], healthy_template: str, own_redis: Any
+    hosts: Network, tmp_path: Path, clone: Callable[[str], str], healthy_template: str, own_redis: Any
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} $LATE "$@"\n', "utf-8")
@@ -239,6 +306,8 @@ def test_an_executor_that_comes_later_without_the_package_fails_the_step_with_ad
     with (
         CuttingProxy(clone(healthy_template), host=hosts.here) as source,
         CuttingProxy(own_redis(), host=hosts.here) as target,
+        # Without the worker of the other tests.
+        spark_master(hosts.here, tmp_path) as master,
         ExitStack() as first,
     ):
         first.enter_context(spark_worker(hosts.hosts[0], master, folders[0]))
@@ -275,16 +344,10 @@ def test_where_namespaces_are_not_allowed_three_addresses_of_this_host_stand_for
                 subprocess.run(host.command(["true"], hidden=[Path("/")]), check=True)
 
 
-def test_a_spark_that_grants_no_executor_is_reported_and_not_waited_for(master: str) -> None:
-    (said,) = _build_session(master, executor_wait_s=3)
-
-    assert f"ServerUnavailable Spark at {master} granted no executor within 3 seconds: check on the master's" in said
-
-
-def test_a_master_that_does_not_answer_is_named_before_spark_starts(hosts: Network) -> None:
+def test_a_master_that_does_not_answer_is_named_before_spark_starts(hosts: Network, driver: Driver) -> None:
     nobody = f"spark://{hosts.here}:{free_port(hosts.here)}"
 
-    (said,) = _build_session(nobody)
+    said = driver.build_session(nobody)
 
     assert said.startswith(
         f"ServerUnavailable no Spark master answers at {nobody}: Connection refused; check its address"

@@ -1,7 +1,7 @@
 """The pages in a real browser: anybody can read them. Who may see them, and a migration played in Airflow's own UI from
 form to report, are in ``tests/integration/test_session_migration.py``.
 
-Pictures of every page are kept in the folder that ``QUEUEKEEPER_SCREENSHOTS`` names, or with the test's other output.
+Pictures of every page are taken where ``QUEUEKEEPER_SCREENSHOTS`` names a folder for them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ PAGES = {
     "nothing": "/nothing",
 }
 SIZES = {"phone": (390, 844), "tablet": (820, 1_180), "desk": (1_280, 900)}
-DAY = ["desk-dark", "desk-light", "phone-light"]
-NIGHT = ["phone-dark", "tablet-dark", "tablet-light"]
+DAY = ["desk-dark", "phone-light"]
+NIGHT = ["desk-light", "phone-dark", "tablet-dark", "tablet-light"]
 
 # What a template leaves where a value was forgotten, and what a Markdown text is before it is rendered.
 LEFTOVERS = re.compile(
@@ -87,14 +87,19 @@ FOCUSED = """() => {
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Stores with a history, and where pictures go."""
+    """Stores with a history, and where pictures go, if anybody wants them."""
 
     connection: Connection
     target: RedisServer
     source_url: str
     home: Path
-    pictures: Path
+    pictures: Path | None
     run_id: str
+
+    def keep_picture(self, page: Page, name: str) -> None:
+        """Keep a picture of a page; nothing else looks at it."""
+        if self.pictures is not None:
+            pictured(page, self.pictures / f"{name}.png")
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +114,8 @@ def world(
     with target.client() as client:
         client.flushall()
     kept = os.environ.get("QUEUEKEEPER_SCREENSHOTS")
-    pictures = Path(kept) if kept else tmp_path_factory.mktemp("pictures")
-    pictures.mkdir(parents=True, exist_ok=True)
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
     with postgres.connect(source, autocommit=True) as connection:
         fill_all(connection, messages=500, sessions=50)
         for about in ("migration", "quality", "fanout"):
@@ -123,7 +128,7 @@ def world(
             target=target,
             source_url=source,
             home=server_home / "ui-home",
-            pictures=pictures,
+            pictures=Path(kept) if kept else None,
             run_id=planned(connection, "fanout_repair", tmp_path_factory.mktemp("undo"), has_work=True),
         )
     postgres_server.drop_database(DATABASE)
@@ -258,7 +263,7 @@ def test_every_page_can_be_read_in_every_size_in_the_light_and_in_the_dark_and_a
         answer = page.goto(f"{site}{path}")
         assert answer is not None
         assert answer.status == (404 if name == "nothing" else 200), (name, page.locator("body").inner_text())
-        pictured(page, world.pictures / f"{name}-{scheme}{'' if size == 'desk' else f'-{size}'}.png")
+        world.keep_picture(page, f"{name}-{scheme}{'' if size == 'desk' else f'-{size}'}")
         text = page.locator("body").inner_text()
         faults += [(name, fault) for fault in serious_faults(page)]
         faults += [(name, contrast) for contrast in page.evaluate(CONTRASTS)]
@@ -348,7 +353,7 @@ def test_slash_leads_to_the_search_from_any_page_and_a_result_to_its_page(
     page.keyboard.type(client)
     page.keyboard.press("Enter")
     arrived(page, "Search")
-    pictured(page, world.pictures / "found.png")
+    world.keep_picture(page, "found")
     assert serious_faults(page) == []
     page.get_by_role("button", name=client).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("One queue explained")
@@ -417,7 +422,7 @@ def test_points_of_plots_are_told_by_pointer_and_arrow_keys_and_a_series_is_swit
         expect(tip).to_contain_text("cleanup")
         assert page.evaluate(CONTRASTS) == []
         assert serious_faults(page) == []
-    pictured(page, world.pictures / "point-dark.png")
+    world.keep_picture(page, "point-dark")
     line = plot.locator("path[data-series='with cleanup']:not(.at)").first
     expect(line).to_be_visible()
     page.get_by_role("button", name="with cleanup", exact=True).first.click()
