@@ -57,6 +57,9 @@ NODE_TIMEOUT_MS = 2_000
 STORES = ["blocking", "asyncio", "packed-blocking", *nightly("packed-asyncio")]
 # The writer reads and acknowledges by the asyncio store.
 SAVED_BY = ["blocking", "writer", "packed-writer", *nightly("asyncio", "packed-blocking", "packed-asyncio")]
+# What only calls meet, whatever the script that they are of.
+CALLED = ["blocking", "asyncio", *nightly("packed-blocking", "packed-asyncio")]
+SAVED_BY_CALLS_OF = ["blocking", "writer", *nightly("asyncio", "packed-writer", "packed-blocking", "packed-asyncio")]
 SAVED_SLOWLY_BY = ["writer", "packed-writer", *nightly("blocking", "asyncio", "packed-blocking", "packed-asyncio")]
 
 
@@ -321,7 +324,7 @@ def test_failover_without_waiting_for_replicas_loses_at_most_what_the_replica_la
 # Scripts.
 
 
-@pytest.mark.parametrize("kind", SAVED_BY)
+@pytest.mark.parametrize("kind", SAVED_BY_CALLS_OF)
 @pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_scripts_may_be_flushed_at_any_time(
     redis_server_factory: Callable[..., RedisServer], flavour: str, kind: Kind, dice: random.Random
@@ -376,7 +379,7 @@ class SlowScript:
         return False
 
 
-@pytest.mark.parametrize("kind", SAVED_BY)
+@pytest.mark.parametrize("kind", SAVED_BY_CALLS_OF)
 def test_calls_wait_for_somebody_elses_slow_script(
     redis_server_factory: Callable[..., RedisServer], kind: Kind, dice: random.Random
 ) -> None:
@@ -407,7 +410,7 @@ def test_calls_wait_for_somebody_elses_slow_script(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", CALLED)
 def test_save_that_does_not_want_to_wait_for_a_slow_script_says_so_and_stores_nothing(
     redis_server_factory: Callable[..., RedisServer], kind: Kind
 ) -> None:
@@ -541,7 +544,7 @@ def test_batch_that_a_full_server_has_cut_off_is_completed_by_its_repetition(
 # A replica.
 
 
-@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("kind", CALLED)
 def test_replica_is_read_from_and_refuses_writes_with_words(
     redis_server_factory: Callable[..., RedisServer], kind: Kind
 ) -> None:
