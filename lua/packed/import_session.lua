@@ -32,7 +32,7 @@ Cost
 --- @include "includes/integers"
 --- @include "includes/packed_import"
 --- @include "includes/packed_new"
---- @include "includes/packed_head"
+--- @include "includes/packed_given"
 --- @include "includes/packed_state"
 --- @include "includes/packed_write"
 --- @include "includes/time"
@@ -66,11 +66,10 @@ local values, gone = { 's', '' }, {}
 local least, greatest, earliest, largest
 for index = 1, count do
     local at = FIRST_PAIR + 2 * (index - 1)
-    local serial, record = integer(ARGV[at]), ARGV[at + 1]
-    if not serial or serial < 0 or #record < HEAD_BYTES then
-        return redis.error_reply('INVALID message ' .. index .. ' has no serial of 0 or more, or is no record')
+    local serial, record, expires_at_ms = given_message(at, index)
+    if not serial then
+        return record
     end
-    local _, expires_at_ms = struct.unpack(HEAD, record)
     if expires_at_ms <= now then
         gone[#gone + 1] = ARGV[at]
     else

@@ -31,7 +31,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/last_packet_id"
---- @include "includes/packed_head"
+--- @include "includes/packed_given"
 --- @include "includes/packed_new"
 --- @include "includes/packed_state"
 --- @include "includes/packed_write"
@@ -88,11 +88,10 @@ end
 local least, greatest, largest, earliest
 for index = 1, count do
     local at = first_pair + 2 * (index - 1)
-    local serial, record = integer(ARGV[at]), ARGV[at + 1]
-    if not serial or serial < 0 or #record < HEAD_BYTES then
-        return redis.error_reply('INVALID message ' .. index .. ' has no serial of 0 or more, or is no record')
+    local serial, record, expires_at_ms = given_message(at, index)
+    if not serial then
+        return record
     end
-    local _, expires_at_ms = struct.unpack(HEAD, record)
     if expires_at_ms <= now then
         going[#going + 1] = ARGV[at]
     else

@@ -15,13 +15,5 @@ WHERE
     AND known.driver = %(driver)s
     AND known.epoch = %(epoch)s
     AND clock_timestamp() < known.fenced_until
-    AND NOT EXISTS (
-        SELECT 1 AS one
-        FROM queuekeeper.online_cohorts AS cohort
-        WHERE
-            cohort.state NOT IN ('planned', 'committed')
-            AND known.slot BETWEEN cohort.slot_first AND cohort.slot_last
-            -- Another driver has taken the cohort over.
-            AND cohort.driver <> %(driver)s
-    )
+    -- include: kept_driver
 RETURNING known.client_id, known.owner, known.epoch, NULL::bigint AS fenced_until_ms, known.mirrored

@@ -82,15 +82,7 @@ WHERE
     known.client_id = %(client_id)s
     AND known.owner = coalesce(%(owner)s::text, known.owner)
     AND (known.state = 'settled' OR known.driver = %(driver)s)
-    AND NOT EXISTS (
-        SELECT 1 AS one
-        FROM queuekeeper.online_cohorts AS cohort
-        WHERE
-            cohort.state NOT IN ('planned', 'committed')
-            AND known.slot BETWEEN cohort.slot_first AND cohort.slot_last
-            -- Another driver has taken the cohort over.
-            AND cohort.driver <> %(driver)s
-    )
+    -- include: kept_driver
 RETURNING
     known.client_id,
     known.owner,

@@ -67,7 +67,8 @@ def scripts_of_objects() -> dict[str, Any]:
     """Return the scripts that objects keep, by the names of their attributes."""
     kept: dict[str, Any] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for attribute, verb in re.findall(r"self\.(\w+) = scripts\.(\w+)$", path.read_text("utf-8"), re.MULTILINE):
+        properties = r"def (\w+)\(self\) -> Bound:\n(?: +#.*\n)* +return scripts\.(\w+)$"
+        for attribute, verb in re.findall(properties, path.read_text("utf-8"), re.MULTILINE):
             kept[attribute] = getattr(AREAS[path.relative_to(PACKAGE).parts[0]], verb)
     return kept
 

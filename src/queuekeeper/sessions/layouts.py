@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeAlias, Type
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer, check_page
-from queuekeeper.clock import Clock
+from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, QueuekeeperError, StaleEpoch
-from queuekeeper.keyspace import check_prefix
+from queuekeeper.keyspace import check_client_id, check_prefix
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.portions import portions
 from queuekeeper.sessions import jsonl
@@ -162,10 +162,25 @@ class SavedPart(NamedTuple):
     replayed: bool = False
 
 
+class ImportChunk(NamedTuple):
+    """A part of a session that one call imports.
+
+    :ivar number: from 0.
+    :ivar last: whether it is the last one.
+    """
+
+    session: jsonl.ExportedSession
+    messages: Sequence[PendingMessage]
+    plan: str
+    epoch: int
+    number: int
+    last: bool
+
+
 S = TypeVar("S", bound=SessionState)
 
 
-class LayoutOperations(FetchOperations, Generic[S]):
+class LayoutOperations(FetchOperations, Generic[S, K]):
     """Base of the operations of both layouts.
 
     :cvar acks_per_call: most acknowledgements that one call removes, together or not at all.
@@ -173,17 +188,37 @@ class LayoutOperations(FetchOperations, Generic[S]):
 
     acks_per_call: ClassVar[int]
 
-    def __init__(self, *, prefix: str, rules: StoreRules | None, epoch_of: EpochOf | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        recent_sessions: int = RECENT_SESSIONS,
+        epoch_of: EpochOf | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
         self._prefix = check_prefix(prefix)
         self._rules = rules or StoreRules()
         self._epoch_of = epoch_of
         self._clock = clock
         expiry_s = self._rules.session_expiry_s
         self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
+        self._recent = RecentKeys(recent_sessions, self._new_keys)
 
     @abstractmethod
-    def _state_of(self, client_id: str) -> Steps[S]:
+    def _new_keys(self, client_id: str) -> K:
+        """Return the keys of a session of which this process knows nothing yet."""
+
+    @abstractmethod
+    def _read_session(self, keys: K) -> Steps[S]:
         """Read a session without its messages."""
+
+    def _keys(self, client_id: str) -> K:
+        check_client_id(client_id)
+        return self._recent.get(client_id)
+
+    def _state_of(self, client_id: str) -> Steps[S]:
+        return self._read_session(self._keys(client_id))
 
     @abstractmethod
     def _page(
@@ -224,22 +259,8 @@ class LayoutOperations(FetchOperations, Generic[S]):
         """Remove what is over the limit: dead messages, then undelivered messages, then messages in flight."""
 
     @abstractmethod
-    def _import_call(
-        self,
-        session: jsonl.ExportedSession,
-        messages: Sequence[PendingMessage],
-        *,
-        plan: str,
-        epoch: int,
-        chunk: int,
-        last: bool,
-    ) -> lua.Call:
-        """Return the call for one chunk of an import.
-
-        :param messages: of the chunk.
-        :param chunk: its number, from 0.
-        :param last: whether it is the last one.
-        """
+    def _import_call(self, chunk: ImportChunk) -> lua.Call:
+        """Return the call for one chunk of an import."""
 
     @abstractmethod
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
@@ -468,12 +489,10 @@ class LayoutOperations(FetchOperations, Generic[S]):
             most_items=MESSAGES_PER_SAVE,
         )
         chunks = list(portioned) or [[]]
-        for number, chunk in enumerate(chunks):
-            call = self._import_call(
-                session, chunk, plan=plan, epoch=int(epoch or 0), chunk=number, last=number == len(chunks) - 1
-            )
+        for number, messages in enumerate(chunks):
+            chunk = ImportChunk(session, messages, plan, int(epoch or 0), number, last=number == len(chunks) - 1)
             try:
-                reply = yield from ask(call)
+                reply = yield from ask(self._import_call(chunk))
             except (ImportedBefore, MovedOn, NotOwner, StaleEpoch) as error:
                 if isinstance(error, NotOwner | StaleEpoch) and epoch != "":
                     raise

@@ -67,9 +67,10 @@ class SyncPart(NamedTuple):
 
 
 S = TypeVar("S", bound=SessionState)
+K = TypeVar("K")
 
 
-class OnlineOperations(LayoutOperations[S], Generic[S]):
+class OnlineOperations(LayoutOperations[S, K], Generic[S, K]):
     """Sets owners, reads and applies snapshots, reads and trims outboxes.
 
     :cvar layout: whose sessions they are.

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from queuekeeper import lua
-from queuekeeper.clock import Clock, system_clock
-from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, packed_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
-from queuekeeper.sessions.layouts import BYTES_PER_CALL, RECENT_SESSIONS, LayoutOperations, RecentKeys, known_serial
-from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.layouts import BYTES_PER_CALL, LayoutOperations, known_serial
 from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.packed_state import STATE
 from queuekeeper.sessions.reports import PendingMessage
@@ -127,29 +125,13 @@ class State(NamedTuple):
         return self.last - self.head > 4 * self.messages + _HOLES
 
 
-class CommonOperations(LayoutOperations[State]):
+class CommonOperations(LayoutOperations[State, Keys]):
     """Base of all operations; see ``PackedSessionOperations``."""
 
     acks_per_call = SERIALS_PER_CALL
 
-    def __init__(
-        self,
-        *,
-        prefix: str = "",
-        rules: StoreRules | None = None,
-        recent_sessions: int = RECENT_SESSIONS,
-        epoch_of: EpochOf | None = None,
-        clock: Clock = system_clock,
-    ) -> None:
-        super().__init__(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
-        self._recent = RecentKeys(recent_sessions, lambda client_id: Keys(client_id, prefix))
-
-    def _keys(self, client_id: str) -> Keys:
-        check_client_id(client_id)
-        return self._recent.get(client_id)
-
-    def _state_of(self, client_id: str) -> Steps[State]:
-        return self._read_session(self._keys(client_id))
+    def _new_keys(self, client_id: str) -> Keys:
+        return Keys(client_id, self._prefix)
 
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))

@@ -21,7 +21,7 @@ from queuekeeper.sessions.wire import UnreadableError
 _SIZE = struct.Struct(">I")
 
 
-class PackedOnlineOperations(CommonOperations, OnlineOperations[State]):
+class PackedOnlineOperations(CommonOperations, OnlineOperations[State, Keys]):
     """Sets owners, reads and applies snapshots, reads and trims outboxes."""
 
     layout = Layout.PACKED

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from queuekeeper import lua
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.jsonl import ExportedSession
+from queuekeeper.sessions.layouts import ImportChunk
 from queuekeeper.sessions.packed_operations.common import SERIALS_PER_CALL
 from queuekeeper.sessions.packed_operations.look import LookOperations
-from queuekeeper.sessions.reports import PendingMessage, PurgeProgress, PurgeReport
+from queuekeeper.sessions.reports import PurgeProgress, PurgeReport
 from queuekeeper.sessions.steps import ask
 from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 
@@ -18,30 +16,22 @@ from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 class TransferOperations(LookOperations):
     """Exports, imports and purges sessions."""
 
-    def _import_call(
-        self,
-        session: ExportedSession,
-        messages: Sequence[PendingMessage],
-        *,
-        plan: str,
-        epoch: int,
-        chunk: int,
-        last: bool,
-    ) -> lua.Call:
+    def _import_call(self, chunk: ImportChunk) -> lua.Call:
+        session = chunk.session
         until_ms: lua.Value = ""
-        if last and isinstance(self._session_expiry_ms, int):
+        if chunk.last and isinstance(self._session_expiry_ms, int):
             ends_ms = map(self._end_of_life, session.messages)
             until_ms = max([self._clock(), *ends_ms]) + self._session_expiry_ms
         values: list[lua.Value] = []
-        for message in messages:
+        for message in chunk.messages:
             values += (message.serial, self._imported(message))
         return scripts.import_session(
             self._keys(session.client_id),
-            plan=plan,
-            epoch=epoch,
+            plan=chunk.plan,
+            epoch=chunk.epoch,
             owner="redis",
-            chunk=chunk,
-            last=int(last),
+            chunk=chunk.number,
+            last=int(chunk.last),
             last_packet_id=session.last_packet_id or 0,
             last_serial="" if session.last_serial is None else session.last_serial,
             until_ms=until_ms,

@@ -8,17 +8,14 @@ from typing import NamedTuple
 
 import orjson
 
-from queuekeeper.clock import Clock, system_clock
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
-    check_client_id,
     payload_key,
     session_keys,
     suffix_packet_id,
 )
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.sessions.layouts import MAX_SERIAL, RECENT_SESSIONS, LayoutOperations, RecentKeys, known_serial
-from queuekeeper.sessions.model import EpochOf, StoreRules
+from queuekeeper.sessions.layouts import MAX_SERIAL, LayoutOperations, known_serial
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Reply, Steps, ask
 from queuekeeper.sessions.store import FIRST_SERIAL
@@ -145,31 +142,13 @@ class Reference(NamedTuple):
     serial: int
 
 
-class CommonOperations(LayoutOperations[State]):
+class CommonOperations(LayoutOperations[State, Keys]):
     """Base of all operations; see ``RedisSessionOperations``."""
 
     acks_per_call = KEYS_PER_CALL
 
-    def __init__(
-        self,
-        *,
-        prefix: str = "",
-        rules: StoreRules | None = None,
-        recent_sessions: int = RECENT_SESSIONS,
-        epoch_of: EpochOf | None = None,
-        clock: Clock = system_clock,
-    ) -> None:
-        super().__init__(prefix=prefix, rules=rules, epoch_of=epoch_of, clock=clock)
-        self._recent = RecentKeys(recent_sessions, lambda client_id: Keys(client_id, prefix))
-        # Bound once, since looking it up costs a hundredth of a save.
-        self._save_script = scripts.save_messages
-
-    def _keys(self, client_id: str) -> Keys:
-        check_client_id(client_id)
-        return self._recent.get(client_id)
-
-    def _state_of(self, client_id: str) -> Steps[State]:
-        return self._read_session(self._keys(client_id))
+    def _new_keys(self, client_id: str) -> Keys:
+        return Keys(client_id, self._prefix)
 
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
@@ -230,6 +209,24 @@ def read_message(
         )
     except ValueError:
         return None
+
+
+def referenced_message(
+    reference: Reference, record: tuple[bytes, int], state: State, *, client_id: str, packet_id: int
+) -> PendingMessage | None:
+    """Return the record to which a reference leads as a message, as :func:`read_message` does.
+
+    :param record: JSON, and the end of its life as Redis tells it.
+    """
+    json, expires_at_ms = record
+    return read_message(
+        json,
+        client_id=client_id,
+        packet_id=packet_id,
+        serial=reference.serial,
+        expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
+        redelivery=reference.serial <= state.delivered_serial,
+    )
 
 
 def judge_record(

@@ -17,7 +17,7 @@ from queuekeeper.sessions.redis_operations.common import (
     CommonOperations,
     Reference,
     State,
-    read_message,
+    referenced_message,
 )
 from queuekeeper.sessions.reports import AckReport, PendingMessage
 from queuekeeper.sessions.steps import Step, Steps, ask, checked
@@ -55,7 +55,8 @@ class DeliverOperations(CommonOperations):
             budget = min(BYTES_PER_CALL, (max_bytes - page.payload_bytes) * 4 // 3 + 1_024)
             batch = references[at : at + KEYS_PER_CALL]
             records = yield from self._records(keys, [r.member for r in batch], max_bytes=budget)
-            for reference, (json, expires_at_ms) in zip(batch, records, strict=False):
+            for reference, record in zip(batch, records, strict=False):
+                json, expires_at_ms = record
                 packet_id = keys.packet_id(reference.member)
                 message: PendingMessage | None = None
                 if packet_id is None:
@@ -63,14 +64,7 @@ class DeliverOperations(CommonOperations):
                 elif not json and expires_at_ms < NO_EXPIRY:
                     page.dead.append(reference)
                 else:
-                    message = read_message(
-                        json,
-                        client_id=client_id,
-                        packet_id=packet_id,
-                        serial=reference.serial,
-                        expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
-                        redelivery=reference.serial <= state.delivered_serial,
-                    )
+                    message = referenced_message(reference, record, state, client_id=client_id, packet_id=packet_id)
                     if message is None:
                         page.unreadable.append(reference)
                     elif page.messages and page.payload_bytes + len(message.payload) > max_bytes:

@@ -24,7 +24,7 @@ from queuekeeper.sessions.redis_operations.common import (
     integer_of,
     is_last,
     judge_record,
-    read_message,
+    referenced_message,
 )
 from queuekeeper.sessions.reports import ImportView, MessageView, PendingMessage, Problem, SessionCounts, SessionView
 from queuekeeper.sessions.steps import T
@@ -76,26 +76,19 @@ class LookOperations(CommonOperations):
         keys = self._keys(client_id)
         member = keys.payload(packet_id)
         state = yield from self._read_session(keys)
-        ((json, expires_at_ms),) = yield from self._records(keys, [member], max_bytes=BYTES_PER_CALL)
-        if expires_at_ms < NO_EXPIRY:
+        (record,) = yield from self._records(keys, [member], max_bytes=BYTES_PER_CALL)
+        if record[1] < NO_EXPIRY:
             return None
         cursor = FIRST_SERIAL
         while True:
             page = yield from self._list(keys, "serial", cursor, REFERENCES_PER_LIST)
-            serial = next((reference.serial for reference in page if reference.member == member), None)
-            if serial is not None:
+            reference = next((each for each in page if each.member == member), None)
+            if reference is not None:
                 break
             if is_last(page, REFERENCES_PER_LIST):
                 return None
             cursor = page[-1].serial
-        message = read_message(
-            json,
-            client_id=client_id,
-            packet_id=packet_id,
-            serial=serial,
-            expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
-            redelivery=serial <= state.delivered_serial,
-        )
+        message = referenced_message(reference, record, state, client_id=client_id, packet_id=packet_id)
         if message is None:
             raise RefusedError(f"packet id {packet_id} of {client_id!r} names a record that is no message of TBMQ")
         return message

@@ -23,13 +23,14 @@ from queuekeeper.sessions.redis_operations.common import (
     listed_references,
     packet_id_of,
     read_message,
+    referenced_message,
 )
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import SessionSnapshot
 from queuekeeper.sessions.steps import Reply, Steps, checked, runs_of
 
 
-class KeyOnlineOperations(CommonOperations, OnlineOperations[State]):
+class KeyOnlineOperations(CommonOperations, OnlineOperations[State, Keys]):
     """Sets owners, reads and applies snapshots, reads and trims outboxes."""
 
     layout = Layout.TBMQ
@@ -69,17 +70,13 @@ class KeyOnlineOperations(CommonOperations, OnlineOperations[State]):
         while at < len(references):
             batch = references[at : at + KEYS_PER_CALL]
             records = yield from self._records(keys, [r.member for r in batch], max_bytes=BYTES_PER_CALL)
-            for reference, (json, expires_at_ms) in zip(batch, records, strict=False):
+            for reference, record in zip(batch, records, strict=False):
+                json, expires_at_ms = record
                 packet_id = keys.packet_id(reference.member)
                 if packet_id is not None and not json and expires_at_ms < NO_EXPIRY:
                     continue
-                message = packet_id and read_message(
-                    json,
-                    client_id=client_id,
-                    packet_id=packet_id,
-                    serial=reference.serial,
-                    expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
-                    redelivery=reference.serial <= state.delivered_serial,
+                message = packet_id and referenced_message(
+                    reference, record, state, client_id=client_id, packet_id=packet_id
                 )
                 if message:
                     messages.append(message)
