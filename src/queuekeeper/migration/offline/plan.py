@@ -16,7 +16,7 @@ from queuekeeper import keyspace
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version, plan_id
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.migration.offline import transforms
@@ -32,10 +32,10 @@ from queuekeeper.migration.offline.source import (
     task_count,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.planning import Target
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.redis_client import clocks_ms, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 
@@ -70,24 +70,23 @@ def plan_migration(
     with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
         preflight.check_source(connection)
         preflight.check_target(client)
-        # A message that only some masters take for expired is planned; the master that gets it decides.
-        as_of_ms = min(clocks_ms(client)) if now_ms is None else now_ms
-        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
-        chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
-        clustered = is_cluster(client)
+        target = Target.of(client, parameters)
+        as_of_ms = target.now_ms if now_ms is None else now_ms
         migrate(connection)
         ledger = MigrationLedger(connection)
         rows = int(_scalar(connection, "migration/count_messages"))
         print(f"plan: reading {rows:,} messages", flush=True)
-        everything = range(len(cohorts))
+        everything = range(len(target.cohorts))
         tasks = task_count(spark, rows=rows)
-        placement = layout(cohorts=cohorts, wanted=everything, tasks=tasks)
+        placement = layout(cohorts=target.cohorts, wanted=everything, tasks=tasks)
         with (
             open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks) as source,
             our_errors(),
         ):
             fingerprint = preflight.source_fingerprint(source.connection)
-            judging = Judging(default_ttl_s=parameters.default_ttl_s, clustered=clustered, layout=parameters.layout)
+            judging = Judging(
+                default_ttl_s=parameters.default_ttl_s, clustered=target.clustered, layout=parameters.layout
+            )
             judged = _measured(
                 measured_rows(source, judging, prefix=parameters.key_prefix, limit=parameters.limit, as_of_ms=as_of_ms)
             ).persist(StorageLevel.DISK_ONLY)
@@ -100,20 +99,10 @@ def plan_migration(
                     fingerprint,
                     **{name: sum(row[name] for row in found.values()) for name in ("messages", "sessions")},
                 )
-                plan = MigrationPlan(
-                    plan_id=plan_id(
-                        parameters=parameters,
-                        source_fingerprint=fingerprint,
-                        version=code_version(),
-                        target_clustered=clustered,
-                    ),
-                    parameters=parameters,
+                plan = target.plan(
+                    (_cohort_plan(cohort, found.get(cohort.cohort)) for cohort in target.cohorts),
                     source_fingerprint=fingerprint,
-                    code_version=code_version(),
                     as_of_ms=as_of_ms,
-                    cohorts=tuple(_cohort_plan(cohort, found.get(cohort.cohort)) for cohort in cohorts),
-                    chosen=tuple(chosen),
-                    target_clustered=clustered,
                 )
                 examples = None
                 try:

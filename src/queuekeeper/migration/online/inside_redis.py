@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
-from queuekeeper import keyspace, redis_async
+from queuekeeper import redis_async
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.keyspace import Cohort, client_slot, literally
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version, plan_id
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.planning import Target
 from queuekeeper.postgres import connect, migrate
-from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, shards
+from queuekeeper.redis_client import RedisClient, nodes
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Names
 from queuekeeper.sessions.model import StoreRules
@@ -86,34 +87,17 @@ def plan_inside_redis(
     with connect_redis(redis_url) as client, connect(postgres_url, autocommit=True) as connection:
         preflight.check_target(client)
         migrate(connection)
-        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
-        chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
-        clustered = is_cluster(client)
-        as_of_ms = min(clocks_ms(client))
-        counts = asyncio.run(_count(client, redis_url, parameters, cohorts))
-        fingerprint = _fingerprint(client, parameters)
-        plan = MigrationPlan(
-            plan_id=plan_id(
-                parameters=parameters,
-                source_fingerprint=fingerprint,
-                version=code_version(),
-                target_clustered=clustered,
-            ),
-            parameters=parameters,
-            source_fingerprint=fingerprint,
-            code_version=code_version(),
-            as_of_ms=as_of_ms,
-            cohorts=tuple(
-                CohortPlan(
-                    **asdict(cohort),
-                    **asdict(counted),
-                    quarantined_by_reason={"record_unreadable": counted.quarantined} if counted.quarantined else {},
-                )
-                for cohort, counted in zip(cohorts, counts, strict=True)
-            ),
-            chosen=tuple(chosen),
-            target_clustered=clustered,
+        target = Target.of(client, parameters)
+        counts = asyncio.run(_count(client, redis_url, parameters, target.cohorts))
+        planned = (
+            CohortPlan(
+                **asdict(cohort),
+                **asdict(counted),
+                quarantined_by_reason={"record_unreadable": counted.quarantined} if counted.quarantined else {},
+            )
+            for cohort, counted in zip(target.cohorts, counts, strict=True)
         )
+        plan = target.plan(planned, source_fingerprint=_fingerprint(client, parameters), as_of_ms=target.now_ms)
         try:
             forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
             warn(preflight.check_target(client, forecast_bytes=forecast))
