@@ -48,8 +48,17 @@ def check_threads(threads: int) -> int:
     return threads
 
 
+class _OfGroup:
+    operations: Consumption
+
+    @property
+    def group_id(self) -> str:
+        """Id of the group whose events it reads."""
+        return self.operations.group_id
+
+
 @shows(server=lambda consumer: address_of(consumer._url), group="group_id")
-class EventConsumer(EventService[None]):
+class EventConsumer(_OfGroup, EventService[None]):
     """Reads a group's events and calls handlers in threads of its own.
 
     ::
@@ -87,11 +96,6 @@ class EventConsumer(EventService[None]):
             attempt=partial(blocking_attempt, middleware=tuple(middleware)),
             began=self._begins.set,
         )
-
-    @property
-    def group_id(self) -> str:
-        """Id of the group whose events it reads."""
-        return self.operations.group_id
 
     @checked
     def handle(
@@ -159,7 +163,7 @@ class EventConsumer(EventService[None]):
 
 
 @shows(server=lambda consumer: address_of(consumer._url), group="group_id")
-class AsyncEventConsumer(AsyncEventService[None]):
+class AsyncEventConsumer(_OfGroup, AsyncEventService[None]):
     """:class:`EventConsumer` for asyncio: handlers are coroutine functions, and all runs in one event loop.
 
     :param url: URL of the database; the other parameters are those of :class:`EventConsumer`.
@@ -182,11 +186,6 @@ class AsyncEventConsumer(AsyncEventService[None]):
             attempt=partial(awaited_attempt, middleware=tuple(middleware)),
             began=self._begins.set,
         )
-
-    @property
-    def group_id(self) -> str:
-        """Id of the group whose events it reads."""
-        return self.operations.group_id
 
     @keeps(EventConsumer.handle)
     @checked
