@@ -133,6 +133,10 @@ class Stand:
         """Messages in the source."""
         return self.plan.total("messages")
 
+    def plan_id(self, packed: bool) -> str:
+        """Return the id of the plan for TBMQ's layout, or for packed sessions."""
+        return (self.packed_plan if packed else self.plan).plan_id
+
     def empty_target(self) -> None:
         """Give every measurement the same empty server, which knows the script."""
         with self.redis.client(timeout_s=600) as client:
@@ -211,40 +215,22 @@ def fill_and_plan(
 # --- the ways ---------------------------------------------------------------------------------------------
 
 
-def copy(stand: Stand) -> int:
+def copy(stand: Stand, *, packed: bool = False) -> int:
     """Copy with Spark already up; reading the source twice for its fingerprint is part of it."""
-    return _copy(stand, stand.plan)
-
-
-def packed_copy(stand: Stand) -> int:
-    """Copy into packed sessions."""
-    return _copy(stand, stand.packed_plan)
-
-
-def _copy(stand: Stand, plan: MigrationPlan) -> int:
     with redirect_stdout(StringIO()):  # its progress, a line each second
         report = copy_sessions(
-            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=plan.plan_id
+            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=stand.plan_id(packed)
         )
     if report.messages_written != stand.plan.total("to_copy"):
         raise QueuekeeperError(f"the copy wrote {report.messages_written} of {stand.plan.total('to_copy')} messages")
     return stand.messages
 
 
-def verify(stand: Stand) -> int:
+def verify(stand: Stand, *, packed: bool = False) -> int:
     """Compare a copy with its source."""
-    return _verify(stand, stand.plan)
-
-
-def packed_verify(stand: Stand) -> int:
-    """Compare packed sessions with their source."""
-    return _verify(stand, stand.packed_plan)
-
-
-def _verify(stand: Stand, plan: MigrationPlan) -> int:
     with redirect_stdout(StringIO()):  # its progress, a line each second
         report = verify_migration(
-            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=plan.plan_id
+            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=stand.plan_id(packed)
         )
     if not report.balanced:
         raise QueuekeeperError(f"the verification of the copy has found {report.differences} differences")
@@ -404,11 +390,11 @@ WAYS: dict[str, Callable[[Stand], int]] = {
     PIPELINE: pipeline,
     FOREACH: foreach,
     COPY: copy,
-    PACKED_COPY: packed_copy,
+    PACKED_COPY: partial(copy, packed=True),
     VERIFY: verify,
-    PACKED_VERIFY: packed_verify,
+    PACKED_VERIFY: partial(verify, packed=True),
 }
-BEFORE = {VERIFY: copy, PACKED_VERIFY: packed_copy}
+BEFORE = {VERIFY: WAYS[COPY], PACKED_VERIFY: WAYS[PACKED_COPY]}
 
 
 # --- recording -------------------------------------------------------------------------------------------------

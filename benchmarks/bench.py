@@ -124,6 +124,17 @@ def durability(append_only: str) -> dict[str, str | int]:
     return {"appendfsync": append_only, "auto-aof-rewrite-percentage": 0}
 
 
+@contextmanager
+def measured_redis(arguments: argparse.Namespace) -> Iterator[tuple[RedisServer, redis.Redis]]:
+    """Run the Redis or Valkey that was asked for, as durable as asked, and connect to it."""
+    with (
+        private_folder() as home,
+        private_redis(home, arguments.server, durability(arguments.append_only)) as server,
+        server.client(timeout_s=600) as client,
+    ):
+        yield server, client
+
+
 # --- measuring -------------------------------------------------------------------------------------------------
 
 

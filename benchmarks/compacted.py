@@ -41,7 +41,7 @@ from typing import Any, TypeAlias, cast
 import bench
 import hiredis
 import redis
-from online import Sample, median, packed, pipe_into, process_cpu_s, quantile, ratio, server_us, speed
+from online import Sample, client_us, median, packed, pipe_into, process_cpu_s, quantile, ratio, server_us, speed
 from rich.console import Console
 from rich.table import Table
 from watch import empty_redis
@@ -638,16 +638,13 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
     lines: dict[str, Any] = {}
     for way in table:
         samples = rounds[way.key]
-        client_us = [
-            None if sample.client_cpu_s is None else 1e6 * sample.client_cpu_s / sample.messages for sample in samples
-        ]
         used_us = statistics.median(map(server_us, samples))
         lines[way.key] = {
             "messages_per_s": round(statistics.median(map(speed, samples))),
             "per_server_cpu_s": round(1e6 / used_us),
             "p50_ms": median([sample.p50_ms for sample in samples], 2),
             "p99_ms": median([sample.p99_ms for sample in samples], 2),
-            "client_cpu_us": median(client_us, 2),
+            "client_cpu_us": median(client_us(samples), 2),
             "server_cpu_us": round(used_us, 2),
             "of_limit": ratio(rounds, way.key, way.limit_key, speed),
             "server_cpu_of_limit": ratio(rounds, way.key, way.limit_key, server_us),
@@ -715,11 +712,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything and return the result."""
-    with (
-        bench.private_folder() as home,
-        bench.private_redis(home, arguments.server, bench.durability(arguments.append_only)) as server,
-        server.client(timeout_s=600) as client,
-    ):
+    with bench.measured_redis(arguments) as (server, client):
         # What is piped is not sent again when its script is not known yet; and a call that fails for want of its
         # script would count as work.
         for script in lua.names():

@@ -42,7 +42,7 @@ from typing import Any, ClassVar
 import bench
 import redis
 from compacted import Stand, Stopwatch, is_no_error, speed_and_cost
-from online import Sample, median, packed, pipe_into, ratio, server_us, speed
+from online import Sample, client_us, median, packed, pipe_into, ratio, server_us, speed
 from rich.console import Console
 
 from queuekeeper import lua, redis_async, redis_client
@@ -621,12 +621,11 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
     lines: dict[str, Any] = {}
     for way in table:
         samples = rounds[way.key]
-        client_us = [1e6 * sample.client_cpu_s / sample.messages for sample in samples if sample.client_cpu_s]
         lines[way.key] = {
             "messages_per_s": median(list(map(speed, samples)), 0),
             "p50_ms": median([sample.p50_ms for sample in samples], 2),
             "p99_ms": median([sample.p99_ms for sample in samples], 2),
-            "client_cpu_us": median(client_us, 2),
+            "client_cpu_us": median(client_us(samples), 2),
             "server_cpu_us": median(list(map(server_us, samples)), 2),
         }
         if way.system is Fanout:
@@ -683,11 +682,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything and return the result."""
-    with (
-        bench.private_folder() as home,
-        bench.private_redis(home, arguments.server, bench.durability(arguments.append_only)) as server,
-        server.client(timeout_s=600) as client,
-    ):
+    with bench.measured_redis(arguments) as (server, client):
         return measure(arguments, console, server, client)
 
 

@@ -1045,6 +1045,11 @@ def server_us(sample: Sample) -> float:
     return 1e6 * sample.server_cpu_s / sample.messages
 
 
+def client_us(samples: Sequence[Sample]) -> list[float | None]:
+    """Return the clients' processor time per message in each round; none where it was not measured."""
+    return [None if one.client_cpu_s is None else 1e6 * one.client_cpu_s / one.messages for one in samples]
+
+
 def median(values: Sequence[float | None], digits: int) -> float | None:
     """Return the median of what was measured."""
     present = [value for value in values if value is not None]
@@ -1056,14 +1061,11 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
     lines: dict[str, Any] = {}
     for way in table:
         samples = rounds[way.key]
-        client_us = [
-            None if sample.client_cpu_s is None else 1e6 * sample.client_cpu_s / sample.messages for sample in samples
-        ]
         lines[way.key] = {
             "messages_per_s": round(statistics.median(map(speed, samples))),
             "p50_ms": median([sample.p50_ms for sample in samples], 2),
             "p99_ms": median([sample.p99_ms for sample in samples], 2),
-            "client_cpu_us": median(client_us, 2),
+            "client_cpu_us": median(client_us(samples), 2),
             "server_cpu_us": round(statistics.median(map(server_us, samples)), 2),
             "times_naive": ratio(rounds, way.key, naive_key(way.payload_bytes, way.publishers), speed),
             "of_limit": ratio(rounds, way.key, limit_key(way.payload_bytes, way.per_client), speed),

@@ -17,7 +17,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -157,7 +157,7 @@ def plan(url: str, clients: Sequence[str], parameters: MigrationParameters) -> N
 # Processes.
 
 
-def load(
+async def load(
     postgres_url: str,
     redis_url: str,
     home: Layout | None,
@@ -167,18 +167,6 @@ def load(
     out: Connection,
 ) -> None:
     """Call a router at a rate until told to stop, then say how long each call took."""
-    asyncio.run(_load(postgres_url, redis_url, home, clients, rate, stop, out))
-
-
-async def _load(
-    postgres_url: str,
-    redis_url: str,
-    home: Layout | None,
-    clients: Sequence[str],
-    rate: float,
-    stop: EventType,
-    out: Connection,
-) -> None:
     dice = random.Random(1)
     found: list[Call] = []
 
@@ -242,13 +230,20 @@ def _silent(_: str) -> None:
     """Say nothing."""
 
 
+def _whole(function: Callable[..., Coroutine[Any, Any, None] | None], *words: Any) -> None:
+    """Call a function, which may be a coroutine function."""
+    working = function(*words)
+    if working is not None:
+        asyncio.run(working)
+
+
 @contextmanager
-def beside(function: Callable[..., None], *words: Any) -> Iterator[list[Call]]:
+def beside(function: Callable[..., Coroutine[Any, Any, None] | None], *words: Any) -> Iterator[list[Call]]:
     """Let another process measure while the block runs; its calls are there afterwards."""
     context = get_context("spawn")
     stop = context.Event()
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=function, args=(*words, stop, sender), daemon=True)
+    process = context.Process(target=_whole, args=(function, *words, stop, sender), daemon=True)
     process.start()
     sender.close()
     found: list[Call] = []
