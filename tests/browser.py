@@ -119,3 +119,34 @@ def check_structure(page: Page, *, title: str) -> None:
         "[...document.querySelectorAll('.scroll')].filter((each) => each.tabIndex !== 0 || !each.ariaLabel).length"
     )
     assert unreachable == 0
+
+
+def check_readable(browser: Browser, path: Path, picture: Path, *, scheme: Any, width: int, figures: int) -> None:
+    """Check that a page can be read in a colour scheme and at a width: nothing is cut off, too pale, or fetched.
+
+    :param picture: where its picture is written.
+    :param figures: how many drawings are shown.
+    """
+    page, requests, complaints = opened(browser, path, color_scheme=scheme, viewport={"width": width, "height": 900})
+
+    assert pictured(page, picture).startswith(b"\x89PNG")
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(CONTRASTS) == []
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    assert dark is (scheme == "dark")
+    shown = page.locator("figure svg:visible")
+    kind = "wide" if width == 1280 else "narrow"
+    assert [shown.nth(at).get_attribute("class") for at in range(shown.count())] == [kind] * figures
+    page.close()
+
+
+def check_print(browser: Browser, path: Path) -> None:
+    """Check that a page is printed in black on white, also for people who have chosen dark colours."""
+    page, _, _ = opened(browser, path, color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.close()

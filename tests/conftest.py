@@ -20,12 +20,13 @@ from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, settings
 
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
+from queuekeeper.embedded import postgres_server as postgres_server_module
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.schema import install
 from queuekeeper.java import java_home
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import Connection, connect, migrate
 from tests import spark_java
 from tests.object_store import ObjectStore, forget
 from tests.patience import PATIENCE_S
@@ -203,14 +204,35 @@ def postgres_server(postgres_binaries: Path | None) -> Iterator[PostgresServer]:
         server.erase()
 
 
+def new_template(server: PostgresServer, purpose: str, prepare: Callable[[Connection], Any]) -> str:
+    """Make a database that tests copy, since a copy is quicker than making another; return its name."""
+    server.start()
+    name = f"{purpose}_template_{os.getpid()}"
+    with connect(server.create_database(name, template="template0"), autocommit=True) as connection:
+        prepare(connection)
+    return name
+
+
+@pytest.fixture
+def system_postgres(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
+    """The system's PostgreSQL, started, which a test may stop and start; skips where none is installed."""
+    monkeypatch.setattr(postgres_server_module, "_wheel_binaries", lambda: None)
+    if not postgres_server_module._candidates():
+        pytest.skip("no PostgreSQL is installed")
+    postgres_server_module._usable_binaries.cache_clear()
+    server = PostgresServer(server_home / "system-postgres", durable=False, die_with_parent=True)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.erase()
+        postgres_server_module._usable_binaries.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def control_template(postgres_server: PostgresServer) -> str:
     """Name of a database with schema ``queuekeeper``; copying it is five times faster than making another."""
-    postgres_server.start()
-    name = f"control_template_{os.getpid()}"
-    with connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        migrate(connection)
-    return name
+    return new_template(postgres_server, "control", migrate)
 
 
 @pytest.fixture(scope="session")
@@ -251,11 +273,7 @@ def postgres_url(request: pytest.FixtureRequest, postgres_server: PostgresServer
 @pytest.fixture(scope="session")
 def broker_template(postgres_server: PostgresServer) -> str:
     """Name of a database with a new event broker; copying it is ten times faster than installing another."""
-    postgres_server.start()
-    name = f"broker_template_{os.getpid()}"
-    with connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        install(connection)
-    return name
+    return new_template(postgres_server, "broker", install)
 
 
 @pytest.fixture

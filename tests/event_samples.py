@@ -44,6 +44,15 @@ def poll(connection: Connection) -> int:
     return total
 
 
+def dispatch_at_another_time(connection: Connection, moved: str) -> None:
+    """Dispatch one event, 1, as if the clock had been so far ahead at that time; it is right again afterwards."""
+    publish(connection, 1)
+    poll(connection)
+    connection.execute(
+        "UPDATE pgmb.dispatch_state SET last_dispatch_id = pgmb.create_event_id(now() + %s::interval, 0)", (moved,)
+    )
+
+
 def delivered(connection: Connection, subscription: str, *, group: str = GROUP) -> list[str]:
     """Return the ids of the unread events of one subscription, in the order in which they will be read."""
     rows = connection.execute(

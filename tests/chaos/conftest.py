@@ -25,7 +25,9 @@ from queuekeeper.postgres import connect
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
+from tests.chaos.online_world import prepare
 from tests.chaos.support import Driver, Value, contents, until
+from tests.conftest import new_template
 from tests.spark_session import spark
 
 __all__ = ["spark"]
@@ -49,6 +51,15 @@ def dice(request: pytest.FixtureRequest) -> random.Random:
     """Chance that is the same in every run of this test with the same CHAOS_SEED."""
     print(f"CHAOS_SEED={SEED}")
     return random.Random(f"{SEED} {request.node.name}")
+
+
+@pytest.fixture(scope="module")
+def online_template(postgres_server: PostgresServer) -> Iterator[str]:
+    """Name of a database with all tables of an online migration, of which tests make copies."""
+    name = new_template(postgres_server, "online", prepare)
+    yield name
+    postgres_server.start()
+    postgres_server.drop_database(name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import re
 import pytest
 from pyspark.sql import functions as F
 
+from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.migration.ledger.model import CopyReport
 from queuekeeper.migration.offline.copy import copy_sessions
@@ -39,6 +40,21 @@ def resumed(laboratory: Laboratory) -> CopyReport:
     return report
 
 
+def copied_until_death(
+    laboratory: Laboratory, server: PostgresServer | RedisServer, dice: random.Random, *, words: str
+) -> None:
+    """Copy until a server is killed half-way; the driver must end with these words, a pattern, and say them."""
+    share = dice.uniform(0.3, 0.6)
+    with laboratory.driver() as driver:
+        laboratory.wait_for(share, running=driver.running)
+        server.kill()
+        assert driver.wait() == 4, driver.said
+        error = driver.result
+        assert error["error"] == "ServerUnavailable"
+        assert re.search(words, error["message"]), error
+        assert f"\nerror: {error['message']}\n" in driver.said
+
+
 @pytest.mark.parametrize(
     "laboratory", [Layout.TBMQ, pytest.param(Layout.PACKED, marks=pytest.mark.nightly)], indirect=True
 )
@@ -65,15 +81,7 @@ def test_a_copy_stops_with_words_when_redis_dies_and_goes_on_when_it_is_back(
 ) -> None:
     laboratory.reset(throttle=THROTTLE)
     emptied = append_only_file(laboratory.redis)
-    share = dice.uniform(0.3, 0.6)
-    with laboratory.driver() as driver:
-        laboratory.wait_for(share, running=driver.running)
-        laboratory.redis.kill()
-        assert driver.wait() == 4, driver.said
-        error = driver.result
-        assert error["error"] == "ServerUnavailable"
-        assert re.search(r"127\.0\.0\.1:\d+ (?:closed|refuses) the connection", error["message"]), error
-        assert f"\nerror: {error['message']}\n" in driver.said
+    copied_until_death(laboratory, laboratory.redis, dice, words=r"127\.0\.0\.1:\d+ (?:closed|refuses) the connection")
     # Under everysec a crash of the machine takes the last second with it; a cut anywhere leaves a torn command.
     written = append_only_file(laboratory.redis)
     assert written.path == emptied.path
@@ -95,17 +103,8 @@ def test_a_copy_stops_with_words_when_postgresql_dies_and_goes_on_when_it_is_bac
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:
     laboratory.reset(throttle=THROTTLE)
-    share = dice.uniform(0.3, 0.6)
-    with laboratory.driver() as driver:
-        laboratory.wait_for(share, running=driver.running)
-        laboratory.postgres.kill()
-        assert driver.wait() == 4, driver.said
-        error = driver.result
-        assert error["error"] == "ServerUnavailable"
-        assert re.search(
-            r"PostgreSQL at 127\.0\.0\.1:\d+.* (?:broke the connection|is not available)", error["message"]
-        )
-        assert f"\nerror: {error['message']}\n" in driver.said
+    words = r"PostgreSQL at 127\.0\.0\.1:\d+.* (?:broke the connection|is not available)"
+    copied_until_death(laboratory, laboratory.postgres, dice, words=words)
 
     laboratory.postgres.start()
     resumed(laboratory)

@@ -26,7 +26,7 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.sessions.pages import Layout
-from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step, prepare
+from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 
@@ -42,18 +42,6 @@ LAYOUTS = list(Layout) if ASKED_SEEDS else [Layout.PACKED, *nightly(Layout.TBMQ)
 
 THERE: tuple[Step, ...] = ("arm", "catch_up", "verify", "cut_over")
 _names = count(1)
-
-
-@pytest.fixture(scope="module")
-def template(postgres_server: PostgresServer) -> Iterator[str]:
-    """Name of a database with all tables: copying one is quicker than making one."""
-    postgres_server.start()
-    name = f"online_template_{os.getpid()}"
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        prepare(connection)
-    yield name
-    postgres_server.start()
-    postgres_server.drop_database(name)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +66,7 @@ def redis_homes(server_home: Path) -> Iterator[dict[Flavour, RedisServer]]:
 def world(
     request: pytest.FixtureRequest,
     postgres_server: PostgresServer,
-    template: str,
+    online_template: str,
     redis_homes: dict[Flavour, RedisServer],
     tmp_path: Path,
 ) -> Iterator[Callable[[int], OnlineWorld]]:
@@ -88,7 +76,7 @@ def world(
     def make(seed: int) -> OnlineWorld:
         postgres_server.start()
         made.append(f"online_{os.getpid()}_{next(_names)}")
-        postgres_server.create_database(made[-1], template=template)
+        postgres_server.create_database(made[-1], template=online_template)
         redis = redis_homes[REDIS_FLAVOURS[seed % len(REDIS_FLAVOURS)]]
         redis.start()
         with redis.client() as client:

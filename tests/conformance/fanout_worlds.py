@@ -11,7 +11,7 @@ from queuekeeper import redis_client
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys, fanout_keys
 from queuekeeper.redis_async import connect as connect_async
-from tests.conformance.store_worlds import AwaitedStore
+from tests.conformance.store_worlds import AtStep, AwaitedStore
 
 Queues: TypeAlias = Any
 """Has the methods of ``FanoutQueues``, each of which returns its result."""
@@ -97,19 +97,13 @@ class FanoutWorld:
         """
         target = queues.store if isinstance(queues, AwaitedStore) else queues
         original = target.answer
-        steps = 0
-
-        def count() -> None:
-            nonlocal steps
-            steps += 1
-            if steps == number:
-                act()
+        at_step = AtStep(number, act)
 
         def answer(step: Any) -> Any:
-            count()
+            at_step.count()
             return original(step)
 
         target.answer = answer
         yield
         target.answer = original
-        assert steps >= number
+        assert at_step.was_reached()

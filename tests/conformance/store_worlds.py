@@ -46,6 +46,25 @@ class AwaitedStore:
         return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
 
 
+class AtStep:
+    """Does something once, when so many steps were counted."""
+
+    def __init__(self, number: int, act: Callable[[], Any]) -> None:
+        self._number = number
+        self._act = act
+        self._steps = 0
+
+    def count(self) -> None:
+        """Count a step."""
+        self._steps += 1
+        if self._steps == self._number:
+            self._act()
+
+    def was_reached(self) -> bool:
+        """Return whether there were so many steps."""
+        return self._steps >= self._number
+
+
 class World(ABC):
     """One kind of store and the server behind it.
 
@@ -184,26 +203,20 @@ class ServerWorld(World):
         """
         target = store.store if isinstance(store, AwaitedStore) else store
         original = target.answer
-        steps = 0
-
-        def count() -> None:
-            nonlocal steps
-            steps += 1
-            if steps == number:
-                act()
+        at_step = AtStep(number, act)
 
         def answer(step: Any) -> Any:
             reply = original(step)
-            count()
+            at_step.count()
             return reply
 
         async def answer_async(step: Any) -> Any:
             reply = await original(step)
-            count()
+            at_step.count()
             return reply
 
         target.answer = answer if self._runner is None else answer_async
-        yield lambda: steps >= number
+        yield at_step.was_reached
         target.answer = original
 
 

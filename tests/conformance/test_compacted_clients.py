@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -39,6 +38,7 @@ from queuekeeper.keyspace import compacted_keys
 from queuekeeper.redis_async import connect
 from queuekeeper.redis_client import connect as connect_blocking
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.conformance.watching import INSIDE, Watching
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -1259,36 +1259,11 @@ def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(valkey_url:
     run(valkey_url, test)
 
 
-class Watcher(Middleware):
-    """Notes what it is told and what it puts around, and fails where that changes nothing."""
+class Watcher(Watching, Middleware):
+    """Looks on, and names a message by its value."""
 
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    @contextmanager
-    def around(self, message: CompactedMessage) -> Iterator[None]:
-        inside = INSIDE.set(message.value)
-        try:
-            yield
-        except KeyError:
-            self.told.append("ended")
-        finally:
-            INSIDE.reset(inside)
-
-    def before(self, message: CompactedMessage) -> None:
-        self.told.append(("before", message.value))
-        raise ValueError("middleware")
-
-    def after(self, message: CompactedMessage, *, duration_s: float) -> None:
-        assert duration_s >= 0
-        self.told.append(("after", message.value))
-
-    def error(self, message: CompactedMessage, error: Exception, *, duration_s: float, is_final: bool) -> None:
-        assert duration_s >= 0
-        self.told.append((repr(error), message.value, is_final))
-
-
-INSIDE: ContextVar[bytes | None] = ContextVar("inside", default=None)
+    def name_of(self, message: CompactedMessage) -> bytes | None:
+        return message.value
 
 
 def in_form(form: str, work: Callable[[CompactedMessage], None]) -> Callable[[CompactedMessage], Any]:

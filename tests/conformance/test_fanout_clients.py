@@ -39,6 +39,7 @@ from queuekeeper.keyspace import fanout_keys
 from queuekeeper.redis_async import connect as connect_async
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.fanout_clients import Clients, until
+from tests.conformance.watching import Watching
 from tests.conftest import nightly
 from tests.patience import PATIENCE_S
 
@@ -314,23 +315,8 @@ def test_message_for_later_comes_when_it_is_due_though_nobody_looks(clients: Cli
     assert books.bodies == [b"now", b"sooner", b"later", b'"at an instant"']
 
 
-class Watcher(Middleware):
-    """Notes what it is told, and fails."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def before(self, message: FanoutMessage) -> None:
-        self.told.append(("before", message.attempt))
-        raise ValueError("middleware")
-
-    def after(self, message: FanoutMessage, *, duration_s: float) -> None:
-        assert duration_s >= 0
-        self.told.append(("after", message.attempt))
-
-    def error(self, message: FanoutMessage, error: Exception, *, duration_s: float, is_final: bool) -> None:
-        assert duration_s >= 0
-        self.told.append((repr(error), message.attempt, is_final))
+class Watcher(Watching, Middleware):
+    """Looks on, and names a message by its attempt."""
 
 
 def test_failures_are_retried_then_dead_and_those_who_look_on_hear_of_all(clients: Clients) -> None:

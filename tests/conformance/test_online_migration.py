@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, Self
 
 import psycopg
@@ -26,6 +27,7 @@ from queuekeeper.migration.offline.quarantine import replay
 from queuekeeper.migration.online import crew, foreign_writers
 from queuekeeper.migration.online.checks import check_approval_age
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import MoveReport, Outcome
 from queuekeeper.migration.online.states import OnlineState
@@ -1110,17 +1112,22 @@ def test_what_is_on_its_way_back_can_be_compared(few: OnlineWorld) -> None:
 # --- servers, people, clocks -------------------------------------------------------------------------------------
 
 
+def caught_up(world: OnlineWorld) -> OnlineDriver:
+    """Plan the move of one client with one message, and copy it; return the driver."""
+    save(world.at_postgres, C, b"1")
+    world.plan(count=1)
+    driver = world.driver()
+    driver.arm()
+    driver.catch_up()
+    return driver
+
+
 def test_redis_that_was_restarted_after_the_verification_makes_it_void(
     postgres_url: str, redis_server_factory: Callable[..., RedisServer]
 ) -> None:
     server = redis_server_factory(appendonly="yes")
-    world = OnlineWorld(postgres_url, server.url)
-    try:
-        save(world.at_postgres, C, b"1")
-        world.plan(count=1)
-        driver = world.driver()
-        driver.arm()
-        driver.catch_up()
+    with closing(OnlineWorld(postgres_url, server.url)) as world:
+        driver = caught_up(world)
         driver.verify()
         server.stop()
         server.start()
@@ -1135,21 +1142,14 @@ def test_redis_that_was_restarted_after_the_verification_makes_it_void(
         driver.catch_up()
         driver.verify()
         assert until_none_is_late(driver.cut_over).left == {}
-    finally:
-        world.close()
 
 
 def test_catch_up_after_a_restart_of_redis_goes_through_at_once(
     postgres_url: str, redis_server_factory: Callable[..., RedisServer]
 ) -> None:
     server = redis_server_factory()
-    world = OnlineWorld(postgres_url, server.url)
-    try:
-        save(world.at_postgres, C, b"1")
-        world.plan(count=1)
-        driver = world.driver()
-        driver.arm()
-        driver.catch_up()
+    with closing(OnlineWorld(postgres_url, server.url)) as world:
+        driver = caught_up(world)
         server.stop()
         server.start()
         world.client.flushall()
@@ -1157,8 +1157,6 @@ def test_catch_up_after_a_restart_of_redis_goes_through_at_once(
         assert driver.catch_up().written == 1
         driver.verify()
         assert until_none_is_late(driver.cut_over).left == {}
-    finally:
-        world.close()
 
 
 def test_pause_throttle_and_resume_take_effect_while_it_works_and_say_why(world: OnlineWorld) -> None:

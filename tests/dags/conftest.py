@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from queuekeeper import postgres, redis_client
+from queuekeeper.java import java_home
 from tests.conftest import in_memory
 
 if TYPE_CHECKING:
@@ -103,6 +104,15 @@ def client(valkey_url: str, connections: Callable[..., None]) -> Iterator[redis_
     connections(queuekeeper_redis=valkey_url)
     with redis_client.connect(valkey_url) as found:
         yield found
+
+
+@pytest.fixture
+def local_spark(server_home: Path, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's connection to a Spark on this machine, and the Java that it needs."""
+    java = java_home(server_home)
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(java / "bin"), os.environ["PATH"]]))
+    connections(queuekeeper_spark='{"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}')
 
 
 Stores = tuple[redis_client.RedisClient, postgres.Connection]

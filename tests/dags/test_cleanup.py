@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from airflow.providers.standard.operators.hitl import HITLOperator
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, CheckJobApprovalOperator, PlanJobOperator
-from queuekeeper.errors import CheckFailed, RefusedError, UsageError
-from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.model import ShareReport
+from queuekeeper.airflow.operators.jobs import CheckJobApprovalOperator, PlanJobOperator
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupParameters
 from tests.cleanup_world import World
-from tests.dags.runs import states
+from tests.dags.runs import FakeRun, check_unfinished_share_fails, states
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -94,11 +92,6 @@ def test_unknown_parameter_is_named(cleanup: DAG, world: World) -> None:
         plan.execute({"dag_run": FakeRun({"idle_day": 3}), "dag": cleanup})  # type: ignore[typeddict-item]
 
 
-class FakeRun:
-    def __init__(self, conf: dict[str, Any]) -> None:
-        self.conf = conf
-
-
 def test_rejection_writes_nothing(world: World) -> None:
     postgres.migrate(world.connection)
     run_id, _ = world.approved()
@@ -117,15 +110,7 @@ def test_rejection_writes_nothing(world: World) -> None:
 def test_shard_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     postgres.migrate(world.connection)
     run_id, (shard,) = world.approved()
-    done = world.apply(run_id, shard)
-    stopped = ShareReport(
-        maintenance_run_id=run_id, share=shard, done=False, stopped="its 5 minutes are over", counts=done.counts,
-        seconds=1.0, undo_file="",
-    )  # fmt: skip
-    monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
-    task = ApplyJobShareOperator(job=KIND, task_id="apply", maintenance_run_id=run_id, share=shard)
-    with pytest.raises(CheckFailed, match=f"^{shard} is not finished: its 5 minutes are over$"):
-        task.execute({})
+    check_unfinished_share_fails(KIND, world.apply(run_id, shard), task_id="apply", monkeypatch=monkeypatch)
 
 
 def test_defaults_are_those_of_the_cleanup_itself(cleanup: DAG) -> None:

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
-from queuekeeper.errors import CheckFailed, UsageError
-from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.model import ShareReport
+from queuekeeper.airflow.operators.jobs import PlanJobOperator
+from queuekeeper.errors import UsageError
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.compacted.model import CollectionParameters
 from tests.compacted_gc_world import World
-from tests.dags.runs import states
+from tests.dags.runs import FakeRun, check_report_is_red, check_unfinished_share_fails, states
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -84,26 +82,12 @@ def test_unknown_parameter_is_named(collection: DAG, world: World) -> None:
         plan.execute({"dag_run": FakeRun({"retention": 3}), "dag": collection})  # type: ignore[typeddict-item]
 
 
-class FakeRun:
-    dag_id, run_id = "compacted_queue_gc", "by hand"
-
-    def __init__(self, conf: dict[str, Any]) -> None:
-        self.conf = conf
-
-
 def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     postgres.migrate(world.connection)
     run_id, [share] = world.planned()
-    done = world.collect(run_id, share)
-    stopped = ShareReport(
-        maintenance_run_id=run_id, share=share, done=False, stopped="its 5 minutes are over", counts=done.counts,
-        seconds=1.0, undo_file="",
-    )  # fmt: skip
-    monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
-    with pytest.raises(CheckFailed, match=f"^{share} is not finished: its 5 minutes are over$"):
-        ApplyJobShareOperator(
-            job="compacted_queue_gc", task_id="collect", maintenance_run_id=run_id, share=share
-        ).execute({})
+    check_unfinished_share_fails(
+        "compacted_queue_gc", world.collect(run_id, share), task_id="collect", monkeypatch=monkeypatch
+    )
 
 
 def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
@@ -114,10 +98,8 @@ def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(
     world.now_ms += 30 * 86_400_000
     run_id, [share] = world.planned()
     world.collect(run_id, share)
-    report = ReportJobOperator(job="compacted_queue_gc", task_id="report", maintenance_run_id=run_id, plan_only="False")
-    with pytest.raises(CheckFailed, match=r"1 queues cannot be collected: `queuekeeper quality run --store compacted`"):
-        report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
-    assert len(list((tmp_path / "reports").glob("compacted-*.html"))) == 1
+    words = "1 queues cannot be collected: `queuekeeper quality run --store compacted`"
+    check_report_is_red("compacted_queue_gc", run_id, words=words, pages=tmp_path / "reports")
 
 
 def test_defaults_are_those_of_the_collection_itself(collection: DAG) -> None:

@@ -7,8 +7,7 @@ killed process is in ``tests/integration/test_session_migration.py``.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.clock import system_clock
-from queuekeeper.java import java_home
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState, code_version
 from queuekeeper.migration.preflight import source_fingerprint
@@ -32,6 +30,8 @@ from tests import report_samples as samples
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
+
+    from tests.dags.conftest import Stores
 
 pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
@@ -96,20 +96,12 @@ class Runs:
 
 
 @pytest.fixture
-def runs(
-    postgres_url: str,
-    valkey_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[Runs]:
+def runs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Airflow's own database, and servers that it knows."""
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
-    with postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
-        postgres.migrate(connection)
-        yield Runs(connection, monkeypatch)
+    _, connection = stores
+    connection.execute(postgres.statement("sessions/vendor_schema"))
+    postgres.migrate(connection)
+    return Runs(connection, monkeypatch)
 
 
 def test_dry_run_ends_with_the_plan(runs: Runs) -> None:
@@ -150,18 +142,10 @@ def test_dry_run_plans_and_asks_nobody(
     session_migration: DAG,
     postgres_url: str,
     valkey_url: str,
-    server_home: Path,
+    local_spark: None,
     connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    java = java_home(server_home)
-    monkeypatch.setenv("JAVA_HOME", str(java))
-    monkeypatch.setenv("PATH", os.pathsep.join([str(java / "bin"), os.environ["PATH"]]))
-    connections(
-        queuekeeper_postgres=postgres_url,
-        queuekeeper_redis=valkey_url,
-        queuekeeper_spark='{"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}',
-    )
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
         postgres.migrate(connection)
         now_ms = system_clock()

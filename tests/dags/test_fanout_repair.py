@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
-from queuekeeper.errors import CheckFailed, UsageError
-from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.model import ShareReport
+from queuekeeper.airflow.operators.jobs import PlanJobOperator
+from queuekeeper.errors import UsageError
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.fanout.model import FanoutRepairParameters
-from tests.dags.runs import states
+from tests.dags.runs import FakeRun, check_report_is_red, check_unfinished_share_fails, states
 from tests.fanout_repair_world import World
 
 if TYPE_CHECKING:
@@ -86,13 +84,6 @@ def test_dry_run_of_named_queues_reports_and_changes_nothing(repair: DAG, world:
     assert "2 repairs are to be made, nothing was changed" in page.read_text("utf-8")
 
 
-class FakeRun:
-    dag_id, run_id = "fanout_repair", "by hand"
-
-    def __init__(self, conf: dict[str, Any]) -> None:
-        self.conf = conf
-
-
 def test_unknown_parameter_is_named(repair: DAG, world: World) -> None:
     plan = PlanJobOperator(job="fanout_repair", task_id="plan")
     with pytest.raises(UsageError, match=r"unknown parameter 'queue' \(did you mean 'queues'\?\)"):
@@ -102,14 +93,9 @@ def test_unknown_parameter_is_named(repair: DAG, world: World) -> None:
 def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     postgres.migrate(world.connection)
     run_id, [share] = world.planned()
-    done = world.repair(run_id, share)
-    stopped = ShareReport(
-        maintenance_run_id=run_id, share=share, done=False, stopped="its 5 minutes are over", counts=done.counts,
-        seconds=1.0, undo_file="",
-    )  # fmt: skip
-    monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
-    with pytest.raises(CheckFailed, match=f"^{share} is not finished: its 5 minutes are over$"):
-        ApplyJobShareOperator(job="fanout_repair", task_id="repair", maintenance_run_id=run_id, share=share).execute({})
+    check_unfinished_share_fails(
+        "fanout_repair", world.repair(run_id, share), task_id="repair", monkeypatch=monkeypatch
+    )
 
 
 def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
@@ -118,10 +104,8 @@ def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(w
     client.hset(world.keys("orders of 1").options, "billing", "of another kind")
     run_id, [share] = world.planned()
     world.repair(run_id, share)
-    report = ReportJobOperator(job="fanout_repair", task_id="report", maintenance_run_id=run_id, plan_only="False")
-    with pytest.raises(CheckFailed, match=r"1 queues cannot be repaired: the log of the plan says why"):
-        report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
-    assert len(list((tmp_path / "reports").glob("fanout-*.html"))) == 1
+    words = "1 queues cannot be repaired: the log of the plan says why"
+    check_report_is_red("fanout_repair", run_id, words=words, pages=tmp_path / "reports")
 
 
 def test_defaults_are_those_of_the_repair_itself(repair: DAG) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.events.schema import install
 from queuekeeper.fanout.model import NewMessage as FanoutMessage
 from queuekeeper.fanout.queue import FanoutQueues
-from queuekeeper.java import java_home
 from queuekeeper.keyspace import compacted_keys, fanout_keys, session_keys
 from queuekeeper.quality.judge.store import QualityStore
 from queuekeeper.redis_client import RedisClient
@@ -50,22 +48,15 @@ def queue_quality(dag_bag: DagBag) -> DAG:
 def redis(
     postgres_url: str,
     valkey_url: str,
-    server_home: Path,
     tmp_path: Path,
+    local_spark: None,
     connections: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[RedisClient]:
     """Healthy queues, a control schema and Airflow's own database."""
-    java = java_home(server_home)
-    monkeypatch.setenv("JAVA_HOME", str(java))
-    monkeypatch.setenv("PATH", os.pathsep.join([str(java / "bin"), os.environ["PATH"]]))
     monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://airflow.example.org/ops")
-    connections(
-        queuekeeper_postgres=postgres_url,
-        queuekeeper_redis=valkey_url,
-        queuekeeper_spark='{"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}',
-    )
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
         postgres.migrate(connection)
     with redis_client.connect(valkey_url) as client:

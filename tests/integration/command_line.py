@@ -9,6 +9,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
+from queuekeeper import postgres, redis_client
 from queuekeeper.cli import app
 
 
@@ -57,3 +58,17 @@ class CommandLine:
         assert "Traceback" not in result.stderr
         assert not self.secret or self.secret not in result.output
         return result
+
+
+class Servers:
+    """A Redis and a PostgreSQL, and the options that name them."""
+
+    def __init__(self, redis_url: str, postgres_url: str) -> None:
+        self.client: Any = redis_client.connect(redis_url)
+        self.connection = postgres.connect(postgres_url, autocommit=True)
+        self.options = ("--redis-url", redis_url, "--postgres-url", postgres_url)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+        self.connection.close()

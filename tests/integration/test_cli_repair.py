@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from queuekeeper import assets, audit, postgres, redis_client
+from queuekeeper import assets, audit
 from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
@@ -22,7 +22,7 @@ from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
-from tests.integration.command_line import CommandLine
+from tests.integration.command_line import CommandLine, Servers
 from tests.quality_rows import queue, save_profile
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
@@ -33,14 +33,12 @@ commands = CommandLine(group="repair")
 run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
-class Servers:
+class Faulty(Servers):
     """A Redis with a session whose messages have lost their expiry, and a PostgreSQL with our schema."""
 
     def __init__(self, redis_url: str, postgres_url: str) -> None:
-        self.client: Any = redis_client.connect(redis_url)
-        self.connection = postgres.connect(postgres_url, autocommit=True)
+        super().__init__(redis_url, postgres_url)
         self.postgres_url = postgres_url
-        self.options = ("--redis-url", redis_url, "--postgres-url", postgres_url)
         store = RedisSessionStore(self.client)
         for client_id in (C, "meter-18"):
             message = NewMessage(topic="t", payload=b"secret", qos=1, time_ms=system_clock(), expiry_interval_s=3_600)
@@ -52,19 +50,15 @@ class Servers:
         """Return how many messages of a session never expire."""
         return sum(self.client.pexpiretime(payload_key(client_id, n)) == -1 for n in (1, 2, 3))
 
-    def close(self) -> None:
-        self.client.close()
-        self.connection.close()
-
 
 @pytest.fixture
-def servers(valkey_url: str, postgres_url: str, control_schema: None) -> Iterator[Servers]:
-    found = Servers(valkey_url, postgres_url)
+def servers(valkey_url: str, postgres_url: str, control_schema: None) -> Iterator[Faulty]:
+    found = Faulty(valkey_url, postgres_url)
     yield found
     found.close()
 
 
-def test_session_is_mended_and_taken_back(servers: Servers) -> None:
+def test_session_is_mended_and_taken_back(servers: Faulty) -> None:
     plan = as_json("repair_ttl", C, "--dry-run", *servers.options)
     assert plan["effects"] == {"life given where there was no end": 2}
     assert servers.lasting() == 2
@@ -92,7 +86,7 @@ def test_session_is_mended_and_taken_back(servers: Servers) -> None:
     assert {each.actor for each in undone} == {kept.approved_by}
 
 
-def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
+def test_people_read_plan_and_report(servers: Faulty, tmp_path: Path) -> None:
     shown = run("repair_ttl", C, "--dry-run", *servers.options)
     assert re.search(r"life given where there was no end +2", shown.stdout)
     assert "Messages that still exist get their old expiry back" in shown.stdout
@@ -106,7 +100,7 @@ def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
     assert re.search(r"restored +2", undone.stdout)
 
 
-def test_undo_file_may_be_in_an_object_store(servers: Servers, tmp_path: Path) -> None:
+def test_undo_file_may_be_in_an_object_store(servers: Faulty, tmp_path: Path) -> None:
     place = f"memory://{tmp_path.name}/my.undo.jsonl"
     report = as_json("repair_ttl", C, "--yes", "--undo-file", place, *servers.options)
     assert (report["undo_file"], servers.lasting()) == (place, 0)
@@ -114,7 +108,7 @@ def test_undo_file_may_be_in_an_object_store(servers: Servers, tmp_path: Path) -
     assert servers.lasting() == 2
 
 
-def test_queues_of_a_quality_run_are_mended(servers: Servers) -> None:
+def test_queues_of_a_quality_run_are_mended(servers: Faulty) -> None:
     key = hash_key(Settings())
     save_profile(
         servers.postgres_url,
@@ -145,14 +139,14 @@ def test_queues_of_a_quality_run_are_mended(servers: Servers) -> None:
     )  # fmt: skip
 
 
-def test_without_a_quality_run_the_sentence_says_how_to_make_one(servers: Servers) -> None:
+def test_without_a_quality_run_the_sentence_says_how_to_make_one(servers: Faulty) -> None:
     fails(
         "repair_ttl", "--quality-run", "latest", *servers.options,
         code=2, words="there is no quality run yet with a profile of Redis: run `queuekeeper quality run` first",
     )  # fmt: skip
 
 
-def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_job(servers: Servers) -> None:
+def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_job(servers: Faulty) -> None:
     key = hash_key(Settings())
     save_profile(servers.postgres_url, queue(C, client_hash=client_hash(C, key=key), without_ttl=2))
     servers.connection.execute(
@@ -188,7 +182,7 @@ def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_
     assert as_json("repair_ttl", C, "--dry-run", *redis)["looked_at"] == 1
 
 
-def test_undo_file_of_an_earlier_release_is_found_by_its_run_and_taken_back(servers: Servers) -> None:
+def test_undo_file_of_an_earlier_release_is_found_by_its_run_and_taken_back(servers: Faulty) -> None:
     done = as_json("repair_ttl", C, "--yes", *servers.options)
     path, run_id = Path(done["undo_file"]), done["maintenance_run_id"]
     header, *lines = path.read_text("utf-8").splitlines()
@@ -205,7 +199,7 @@ def test_undo_file_of_an_earlier_release_is_found_by_its_run_and_taken_back(serv
     assert servers.lasting() == 2
 
 
-def test_bad_input_is_refused_before_anything_is_done(servers: Servers, tmp_path: Path) -> None:
+def test_bad_input_is_refused_before_anything_is_done(servers: Faulty, tmp_path: Path) -> None:
     fails("repair_ttl", *servers.options, code=2, words="name either client ids or --quality-run")
     fails("repair_ttl", C, "--quality-run", "q1", *servers.options, code=2, words="name either client ids or")
     fails("repair_ttl", "", *servers.options, code=2, words="client id is empty")
@@ -230,19 +224,19 @@ def test_bad_input_is_refused_before_anything_is_done(servers: Servers, tmp_path
     assert servers.lasting() == 2
 
 
-def test_dry_run_on_named_sessions_needs_no_postgresql(servers: Servers) -> None:
+def test_dry_run_on_named_sessions_needs_no_postgresql(servers: Faulty) -> None:
     plan = as_json("repair_ttl", C, "--dry-run", *servers.options[:2])
     assert plan["effects"] == {"life given where there was no end": 2}
 
 
 @pytest.mark.parametrize("remedy", REMEDY_NAMES)
-def test_every_remedy_is_a_command(servers: Servers, remedy: str) -> None:
+def test_every_remedy_is_a_command(servers: Faulty, remedy: str) -> None:
     servers.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
     assert f"queuekeeper repair {remedy}" in run(remedy, "--help").stdout
     assert as_json(remedy, C, "meter-18", "--dry-run", *servers.options)["remedy"] == remedy
 
 
-def test_run_keeps_to_its_throttle_and_notes_its_progress(servers: Servers) -> None:
+def test_run_keeps_to_its_throttle_and_notes_its_progress(servers: Faulty) -> None:
     for client_id in (C, "meter-18"):
         servers.client.set(session_keys(client_id).last_packet_id, 1)
         servers.client.hdel(session_keys(client_id).session, "saved_last_packet_id")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import assets, postgres, redis_client
+from queuekeeper import assets
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.keyspace import payload_key
@@ -22,7 +22,7 @@ from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import SaveReport
 from queuekeeper.sessions.transfer import SessionStore
-from tests.integration.command_line import CommandLine
+from tests.integration.command_line import CommandLine, Servers
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
@@ -33,27 +33,18 @@ commands = CommandLine(group="sessions")
 run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
-class Servers:
+class Stores(Servers):
     """A Redis and a PostgreSQL with TBMQ's tables, and the options that name them."""
-
-    def __init__(self, redis_url: str, postgres_url: str) -> None:
-        self.client = redis_client.connect(redis_url)
-        self.connection = postgres.connect(postgres_url, autocommit=True)
-        self.options = ("--redis-url", redis_url, "--postgres-url", postgres_url)
 
     def store(self, name: str, *, layout: Layout = Layout.TBMQ, **rules: Any) -> SessionStore:
         if name == "postgres":
             return PostgresSessionStore(self.connection, rules=StoreRules(**rules))
         return RedisSessionStore(self.client, rules=StoreRules(**rules), layout=layout)
 
-    def close(self) -> None:
-        self.client.close()
-        self.connection.close()
-
 
 @pytest.fixture
-def servers(valkey_url: str, postgres_url: str, control_schema: None) -> Iterator[Servers]:
-    found = Servers(valkey_url, postgres_url)
+def servers(valkey_url: str, postgres_url: str, control_schema: None) -> Iterator[Stores]:
+    found = Stores(valkey_url, postgres_url)
     found.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
     yield found
     found.close()
@@ -68,7 +59,7 @@ def save(store: SessionStore, *payloads: bytes, client_id: str = C, **fields: An
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_peek_shows_the_content_only_when_asked(servers: Servers, store: str) -> None:
+def test_peek_shows_the_content_only_when_asked(servers: Stores, store: str) -> None:
     save(
         servers.store(store), b"temperature \xe2\x98\x83 \x0a\xe2\x80\xae reversed",
         correlation_data=b"\xff\x00", user_properties=(("secret-name", "secret-value"),), content_type="text/plain",
@@ -96,7 +87,7 @@ def test_peek_shows_the_content_only_when_asked(servers: Servers, store: str) ->
 
 
 @pytest.mark.parametrize("payload", [b"\x1b[31mred", b"\xff\xfe", b"a\x00b", "next\x85line".encode()])
-def test_payload_that_is_no_plain_text_is_shown_as_base64(servers: Servers, payload: bytes) -> None:
+def test_payload_that_is_no_plain_text_is_shown_as_base64(servers: Stores, payload: bytes) -> None:
     save(servers.store("redis"), payload)
     command = ("peek", C, "1", "--payload", *servers.options)
 
@@ -107,7 +98,7 @@ def test_payload_that_is_no_plain_text_is_shown_as_base64(servers: Servers, payl
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_peek_names_what_is_not_there_or_no_packet_id(servers: Servers, store: str) -> None:
+def test_peek_names_what_is_not_there_or_no_packet_id(servers: Stores, store: str) -> None:
     command = ("peek", "x\x1b[31m", "--store", store, *servers.options)
 
     failed = fails(*command, "7", code=2, words=r"holds no message of 'x.x1b\[31m' with packet id 7: .* lists those")
@@ -119,7 +110,7 @@ def test_peek_names_what_is_not_there_or_no_packet_id(servers: Servers, store: s
 @pytest.mark.parametrize("target", STORES)
 @pytest.mark.parametrize("source", STORES)
 def test_session_goes_through_a_file_and_comes_back_byte_for_byte(
-    servers: Servers, tmp_path: Path, source: str, target: str
+    servers: Stores, tmp_path: Path, source: str, target: str
 ) -> None:
     origin = servers.store(source)
     save(origin, *(b"%d\xff" % number for number in range(1_203)), user_properties=(("k", "v"),))
@@ -149,7 +140,7 @@ def test_session_goes_through_a_file_and_comes_back_byte_for_byte(
     )  # fmt: skip
 
 
-def test_export_to_stdout_is_the_lines_alone_and_import_reads_them_from_stdin(servers: Servers) -> None:
+def test_export_to_stdout_is_the_lines_alone_and_import_reads_them_from_stdin(servers: Stores) -> None:
     save(servers.store("redis"), b"a", b"b")
 
     piped = run("export", C, *servers.options)
@@ -163,7 +154,7 @@ def test_export_to_stdout_is_the_lines_alone_and_import_reads_them_from_stdin(se
     fails("export", C, "--json", *servers.options, code=2, words="both want stdout: name a file by --output")
 
 
-def test_file_that_is_there_is_replaced_only_when_somebody_agrees(servers: Servers, tmp_path: Path) -> None:
+def test_file_that_is_there_is_replaced_only_when_somebody_agrees(servers: Stores, tmp_path: Path) -> None:
     save(servers.store("redis"), b"a")
     file = tmp_path / "session.jsonl"
     file.write_text("precious")
@@ -181,7 +172,7 @@ def test_file_that_is_there_is_replaced_only_when_somebody_agrees(servers: Serve
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_export_that_fails_leaves_the_old_file_and_no_draft(servers: Servers, tmp_path: Path, store: str) -> None:
+def test_export_that_fails_leaves_the_old_file_and_no_draft(servers: Stores, tmp_path: Path, store: str) -> None:
     file = tmp_path / "session.jsonl"
     file.write_text("precious")
 
@@ -193,7 +184,7 @@ def test_export_that_fails_leaves_the_old_file_and_no_draft(servers: Servers, tm
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_export_that_is_not_whole_is_written_and_ends_with_1(servers: Servers, tmp_path: Path) -> None:
+def test_export_that_is_not_whole_is_written_and_ends_with_1(servers: Stores, tmp_path: Path) -> None:
     save(servers.store("redis"), b"a", b"b", b"c")
     servers.client.set(payload_key(C, 2), "{broken")
     file = tmp_path / "session.jsonl"
@@ -208,7 +199,7 @@ def test_export_that_is_not_whole_is_written_and_ends_with_1(servers: Servers, t
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_import_names_the_broken_line_and_stores_nothing(servers: Servers, tmp_path: Path, store: str) -> None:
+def test_import_names_the_broken_line_and_stores_nothing(servers: Stores, tmp_path: Path, store: str) -> None:
     save(servers.store("redis"), b"a")
     exported = run("export", C, *servers.options).stdout_bytes
     servers.store("redis").purge_session(C)
@@ -225,7 +216,7 @@ def test_import_names_the_broken_line_and_stores_nothing(servers: Servers, tmp_p
     assert not servers.store(store).inspect(C).exists
 
 
-def test_life_without_an_expiry_is_told_for_a_store_that_cannot_keep_the_instant(servers: Servers) -> None:
+def test_life_without_an_expiry_is_told_for_a_store_that_cannot_keep_the_instant(servers: Stores) -> None:
     save(servers.store("redis", default_ttl_s=1_000), b"a", expiry_interval_s=None)
     exported = run("export", C, *servers.options).stdout_bytes
     command = ("import", C, "--store", "postgres", "--input", "-", *servers.options)
@@ -235,7 +226,7 @@ def test_life_without_an_expiry_is_told_for_a_store_that_cannot_keep_the_instant
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_purge_says_how_many_messages_go_and_asks_first(servers: Servers, store: str) -> None:
+def test_purge_says_how_many_messages_go_and_asks_first(servers: Stores, store: str) -> None:
     save(servers.store(store), b"a", b"b", b"c")
     purge = ("purge", C, "--store", store, *servers.options)
     product = {"redis": "Redis", "postgres": "PostgreSQL"}[store]
@@ -255,7 +246,7 @@ def test_purge_says_how_many_messages_go_and_asks_first(servers: Servers, store:
     assert as_json(*purge, "--yes")["messages"] == 0, "to purge what is not there is no error"
 
 
-def test_no_to_the_question_removes_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_to_the_question_removes_nothing(servers: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     save(servers.store("redis"), b"a")
     asked: list[str] = []
 
@@ -278,7 +269,7 @@ class _Terminal:
         return True
 
 
-def test_only_the_server_of_the_named_store_has_to_run(servers: Servers) -> None:
+def test_only_the_server_of_the_named_store_has_to_run(servers: Stores) -> None:
     save(servers.store("redis"), b"a")
     redis_only = (*servers.options[:2], "--postgres-url", "postgresql://127.0.0.1:1/x")
 
@@ -289,7 +280,7 @@ def test_only_the_server_of_the_named_store_has_to_run(servers: Servers) -> None
     fails("peek", C, "1", "--store", "cassandra", *redis_only, code=2, words="Invalid value for '--store'")
 
 
-def test_key_prefix_names_other_sessions(servers: Servers) -> None:
+def test_key_prefix_names_other_sessions(servers: Stores) -> None:
     prefixed = RedisSessionStore(servers.client, "tbmq:")
     save(prefixed, b"a")
 
@@ -299,7 +290,7 @@ def test_key_prefix_names_other_sessions(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_inspect_says_what_has_become_of_messages(servers: Servers, layout: Layout) -> None:
+def test_inspect_says_what_has_become_of_messages(servers: Stores, layout: Layout) -> None:
     for name in STORES:
         store = servers.store(name, layout=layout, limit=2)
         save(store, b"a", b"b", b"c")
@@ -320,7 +311,7 @@ def test_inspect_says_what_has_become_of_messages(servers: Servers, layout: Layo
     assert as_json("inspect", C, "--layout", other, *servers.options)["redis"]["exists"] is False
 
 
-def test_packed_session_is_found_for_every_command(servers: Servers, tmp_path: Path) -> None:
+def test_packed_session_is_found_for_every_command(servers: Stores, tmp_path: Path) -> None:
     save(servers.store("redis", layout=Layout.PACKED), b"a", b"b")
     assert as_json("peek", C, "1", *servers.options)["payload_bytes"] == 1
     file = tmp_path / "session.jsonl"
@@ -332,7 +323,7 @@ def test_packed_session_is_found_for_every_command(servers: Servers, tmp_path: P
 
 
 def test_full_redis_can_be_purged_and_refuses_an_import_as_a_whole(
-    redis_server_factory: Callable[..., RedisServer], servers: Servers
+    redis_server_factory: Callable[..., RedisServer], servers: Stores
 ) -> None:
     save(servers.store("redis"), *([b"x" * 10_000] * 100))
     exported = run("export", C, *servers.options).stdout_bytes
@@ -347,7 +338,7 @@ def test_full_redis_can_be_purged_and_refuses_an_import_as_a_whole(
         assert as_json("purge", "other", "--yes", *full)["messages"] == 2
 
 
-def test_what_was_set_aside_is_listed_shown_and_comes_back_after_a_question(servers: Servers) -> None:
+def test_what_was_set_aside_is_listed_shown_and_comes_back_after_a_question(servers: Stores) -> None:
     store = servers.store("postgres")
     save(store, b"1", b"secret")
     servers.connection.execute("UPDATE device_publish_msg SET topic = '' WHERE serial_number = 1")

@@ -299,40 +299,41 @@ def _works_by_the_changed_file(queues: FanoutQueues, folder: Path) -> bool:
     return done(folder)[-1][2] == "changed"
 
 
+@pytest.fixture
+def broker(broker_url: str) -> Iterator[EventBroker]:
+    """An event broker without subscriptions."""
+    with connect_postgres(broker_url, autocommit=True) as connection:
+        yield EventBroker(connection)
+
+
 def test_events_are_handled_by_a_group(
-    started: Callable[..., subprocess.Popen[str]], postgres_url: str, folder: Path
+    started: Callable[..., subprocess.Popen[str]], broker: EventBroker, broker_url: str, folder: Path
 ) -> None:
-    with connect_postgres(postgres_url, autocommit=True) as connection:
-        schema.install(connection)
-        broker = EventBroker(connection)
-        broker.subscribe("billing", Interest.topics("order.paid"))
-        url = ["--postgres-url", postgres_url]
-        dispatcher = started("events", "dispatch", *url)
-        worker = started("events", "work", "billing:bill_events", "billing", "--topic", "order.paid", *url)
-        broker.publish([NewEvent(topic="order.paid", payload=number) for number in range(20)])
-        until(lambda: len(done(folder)) >= 20)
-        stop(worker)
-        stop(dispatcher)
+    broker.subscribe("billing", Interest.topics("order.paid"))
+    url = ["--postgres-url", broker_url]
+    dispatcher = started("events", "dispatch", *url)
+    worker = started("events", "work", "billing:bill_events", "billing", "--topic", "order.paid", *url)
+    broker.publish([NewEvent(topic="order.paid", payload=number) for number in range(20)])
+    until(lambda: len(done(folder)) >= 20)
+    stop(worker)
+    stop(dispatcher)
 
     assert sorted(int(line[0]) for line in done(folder)) == list(range(20))
 
 
 def test_rules_of_a_handler_of_events_count(
-    started: Callable[..., subprocess.Popen[str]], postgres_url: str, folder: Path
+    started: Callable[..., subprocess.Popen[str]], broker: EventBroker, broker_url: str
 ) -> None:
-    with connect_postgres(postgres_url, autocommit=True) as connection:
-        schema.install(connection)
-        broker = EventBroker(connection)
-        broker.subscribe("billing", Interest())
-        broker.publish([NewEvent(topic="order.paid", payload=7)])
-        broker.poll()
-        url = ["--postgres-url", postgres_url]
-        refused = started("events", "work", "billing:bill_in_time", "billing", "--retry", "1", *url)
-        _, errors = refused.communicate(timeout=PATIENCE_S)
-        worker = started("events", "work", "billing:bill_in_time", "billing", *url)
-        until(lambda: bool(broker.dead_letters()))
-        stop(worker)
-        (letter,) = broker.dead_letters()
+    broker.subscribe("billing", Interest())
+    broker.publish([NewEvent(topic="order.paid", payload=7)])
+    broker.poll()
+    url = ["--postgres-url", broker_url]
+    refused = started("events", "work", "billing:bill_in_time", "billing", "--retry", "1", *url)
+    _, errors = refused.communicate(timeout=PATIENCE_S)
+    worker = started("events", "work", "billing:bill_in_time", "billing", *url)
+    until(lambda: bool(broker.dead_letters()))
+    stop(worker)
+    (letter,) = broker.dead_letters()
 
     assert refused.returncode == 2
     assert "retries_s is (1.0,): the handler has rules of its own" in " ".join(errors.split())

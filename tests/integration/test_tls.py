@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from queuekeeper import postgres, redis_async
 from queuekeeper.doctor import State, examine_postgres, examine_redis
-from queuekeeper.embedded import PostgresServer, RedisServer, postgres_server
+from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import NewMessage, SessionSave
@@ -137,32 +137,23 @@ def test_every_client_of_redis_speaks_tls_and_checks_the_certificate(
 
 
 @pytest.fixture
-def secured_postgres(ours: Authority, server_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Address of the system's PostgreSQL, which takes encrypted connections only."""
-    monkeypatch.setattr(postgres_server, "_wheel_binaries", lambda: None)
-    if not postgres_server._candidates():
-        pytest.skip("no PostgreSQL is installed, and the package's is built without TLS")
-    postgres_server._usable_binaries.cache_clear()
-    server = PostgresServer(server_home / "secured-postgres", durable=False, die_with_parent=True)
-    try:
-        server.start()
-        owner = server.data.stat()
-        key = server.data / "server.key"
-        shutil.copy(ours.key, key)
-        os.chown(key, owner.st_uid, owner.st_gid)
-        key.chmod(0o600)
-        with postgres.connect(server.url, autocommit=True) as connection:
-            connection.execute(f"ALTER SYSTEM SET ssl_cert_file = '{ours.certificate}'".encode())
-            connection.execute("ALTER SYSTEM SET ssl_key_file = 'server.key'")
-            connection.execute("ALTER SYSTEM SET ssl = on")
-        access = server.data / "pg_hba.conf"
-        access.write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n", "utf-8")
-        server.stop()
-        server.start()
-        yield server.url
-    finally:
-        server.erase()
-        postgres_server._usable_binaries.cache_clear()
+def secured_postgres(ours: Authority, system_postgres: PostgresServer) -> str:
+    """Address of the system's PostgreSQL, since the package's has no TLS; it takes encrypted connections only."""
+    server = system_postgres
+    owner = server.data.stat()
+    key = server.data / "server.key"
+    shutil.copy(ours.key, key)
+    os.chown(key, owner.st_uid, owner.st_gid)
+    key.chmod(0o600)
+    with postgres.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"ALTER SYSTEM SET ssl_cert_file = '{ours.certificate}'".encode())
+        connection.execute("ALTER SYSTEM SET ssl_key_file = 'server.key'")
+        connection.execute("ALTER SYSTEM SET ssl = on")
+    access = server.data / "pg_hba.conf"
+    access.write_text("hostssl all all 127.0.0.1/32 scram-sha-256\n", "utf-8")
+    server.stop()
+    server.start()
+    return server.url
 
 
 def test_postgres_is_reached_by_tls_with_our_authority_alone(

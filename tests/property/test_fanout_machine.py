@@ -315,43 +315,20 @@ class FanoutMachine(RuleBasedStateMachine):
         count = data.draw(st.integers(1, len(ids)))
         return name, token, ids[:count]
 
-    def _publish(
-        self,
-        worker: int,
-        count: int,
-        *,
-        order_key: str | None,
-        ttl_ms: int,
-        delay_ms: int,
-        repeat: bool,
-        to: str | None,
-    ) -> None:
+    def _publish(self, worker: int, count: int, *, repeat: bool, to: str | None, **fields: Any) -> None:
+        """Publish messages with these fields."""
         new = []
         for _ in range(count):
             self.number += 1
             number = max(1, self.number - 3) if repeat else self.number
-            new.append(
-                NewMessage(
-                    body=b"%d" % self.number,
-                    order_key=order_key,
-                    ttl_ms=ttl_ms,
-                    delay_ms=delay_ms,
-                    deduplication_id=f"d{number}",
-                )
-            )
+            new.append(NewMessage(body=b"%d" % self.number, deduplication_id=f"d{number}", **fields))
         reports = self.queues[worker].publish(Q, new, to=to)
         for message, report in zip(new, reports, strict=True):
             expected = self.model.publish(
-                message.body,
-                order_key=order_key,
-                ttl_ms=ttl_ms,
-                delay_ms=delay_ms,
-                deduplication_id=message.deduplication_id,
-                to=to,
-                now=self.now,
+                message.body, deduplication_id=message.deduplication_id, to=to, now=self.now, **fields
             )
             assert (report.id, report.duplicate) == expected
-            self.later |= {expected[0]} if delay_ms else set()
+            self.later |= {expected[0]} if fields["delay_ms"] else set()
         turns = sum(report.id % 16 == 0 for report in reports if not report.duplicate)
         self.model.remove_over(most=32 * turns, now=self.now)
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from queuekeeper.compacted.model import Position, Retention, RetentionPolicy
-from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
-from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.identity import client_hash
 from queuekeeper.jobs.checks import check
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
-from queuekeeper.quality.judge.live_queues import QueueReading, part_of_turn
+from queuekeeper.quality.judge.live_queues import part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
-from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, World
@@ -192,17 +190,7 @@ def test_fast_judgement_reads_one_part_and_a_day_reads_all(stage: Stage) -> None
 
 
 def test_rows_are_kept_for_the_newest_judgements_and_name_clients_by_hash(stage: Stage) -> None:
-    connection, key = stage.world.connection, hash_key(Settings())
-    for number in range(12):
-        name = f"kept-{number}"
-        QualityStore(connection).begin(
-            quality_run_id=name, mode="full", suites=[COMPACTED], profile_ids=[], numbers={},
-            started_at=datetime.fromtimestamp(number, UTC),
-        )  # fmt: skip
-        reading = QueueReading(
-            client=stage.world.client, quality_run_id=name, prefix=PREFIX, now_ms=stage.world.now_ms, hash_key=key
-        )
-        profile_compacted_queues(connection, reading)
+    connection, key = stage.world.connection, stage.keep(profile_compacted_queues, runs=12)
     rows = connection.execute("SELECT count(DISTINCT quality_run_id), count(*) FROM queuekeeper.compacted_profiles")
     assert rows.fetchone() == (10, 50)
     busy = connection.execute(

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode
-from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.judge.live_queues import PARTS, QueueReading, part_of_turn
+from queuekeeper.quality.judge.live_queues import PARTS, part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
-from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
 from tests.fanout_repair_world import HOUR_MS, World
@@ -168,17 +166,7 @@ def test_fast_judgement_reads_one_part_of_the_fanout_queues_and_a_day_reads_all(
 
 
 def test_rows_of_fanout_queues_are_kept_for_the_newest_judgements(stage: Stage) -> None:
-    connection, key = stage.world.connection, hash_key(Settings())
-    for number in range(12):
-        name = f"kept-{number}"
-        QualityStore(connection).begin(
-            quality_run_id=name, mode="full", suites=[FANOUT], profile_ids=[], numbers={},
-            started_at=datetime.fromtimestamp(number, UTC),
-        )  # fmt: skip
-        reading = QueueReading(
-            client=stage.world.client, quality_run_id=name, prefix=PREFIX, now_ms=stage.world.now_ms, hash_key=key
-        )
-        profile_fanout_queues(connection, reading)
+    connection, key = stage.world.connection, stage.keep(profile_fanout_queues, runs=12)
     rows = connection.execute("SELECT count(DISTINCT quality_run_id), count(*) FROM queuekeeper.fanout_profiles")
     assert rows.fetchone() == (10, 80)
     busy = connection.execute(

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queuekeeper.postgres import Connection
-from tests.event_samples import GROUP, delivered, poll, publish, subscribe, value
+from tests.event_samples import GROUP, delivered, dispatch_at_another_time, poll, publish, subscribe, value
 
 pytestmark = pytest.mark.sql
 
@@ -297,11 +297,7 @@ def test_what_a_transaction_publishes_after_it_has_resynchronised_arrives(broker
 @pytest.mark.parametrize("moved", ["-1 hour", "1 hour"])
 def test_dispatches_keep_their_order_when_the_clock_moves(broker: Connection, moved: str) -> None:
     """A state from the future is what the next poll finds after the clock went back."""
-    publish(broker, 1)
-    poll(broker)
-    broker.execute(
-        "UPDATE pgmb.dispatch_state SET last_dispatch_id = pgmb.create_event_id(now() + %s::interval, 0)", (moved,)
-    )
+    dispatch_at_another_time(broker, moved)
     cursor = read(broker)[1]
     publish(broker, 2)
     poll(broker)

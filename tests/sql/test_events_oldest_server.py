@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.embedded import PostgresServer, postgres_server
+from queuekeeper.embedded import PostgresServer
 from queuekeeper.events import schema
 from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.model import Interest, NewEvent
@@ -18,20 +17,10 @@ pytestmark = pytest.mark.sql
 
 
 @pytest.fixture
-def system_connection(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def system_connection(system_postgres: PostgresServer) -> Iterator[Connection]:
     """Connection to an empty database of the system's PostgreSQL."""
-    monkeypatch.setattr(postgres_server, "_wheel_binaries", lambda: None)
-    if not postgres_server._candidates():
-        pytest.skip("no PostgreSQL is installed")
-    postgres_server._usable_binaries.cache_clear()
-    server = PostgresServer(server_home / "system-postgres", durable=False, die_with_parent=True)
-    try:
-        server.start()
-        with postgres.connect(server.url, autocommit=True) as connection:
-            yield connection
-    finally:
-        server.erase()
-        postgres_server._usable_binaries.cache_clear()
+    with postgres.connect(system_postgres.url, autocommit=True) as connection:
+        yield connection
 
 
 def test_events_reach_their_subscriptions_in_order_on_the_systems_server(system_connection: Connection) -> None:

@@ -13,7 +13,14 @@ from playwright.sync_api import Browser
 from queuekeeper.quality.report.gather import compose_report, write_report
 from queuekeeper.quality.report.model import PublishedReport
 from tests import quality_samples as samples
-from tests.browser import CONTRASTS, check_structure, chromium, opened, pictured, seconds_at_work
+from tests.browser import (
+    check_print,
+    check_readable,
+    check_structure,
+    chromium,
+    opened,
+    seconds_at_work,
+)
 
 pytestmark = pytest.mark.ui
 
@@ -39,23 +46,8 @@ def report_file(report: PublishedReport, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Path, scheme: Any, width: int) -> None:
-    page, requests, complaints = opened(
-        browser, report_file, color_scheme=scheme, viewport={"width": width, "height": 900}
-    )
-    pictured(page, tmp_path / f"{scheme}-{width}.png")
-
-    assert [url for url in requests if not url.startswith("data:")] == [report_file.as_uri()]
-    assert complaints == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate(CONTRASTS) == []
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    assert dark is (scheme == "dark")
-    shown = page.locator("figure svg:visible")
-    kind = "wide" if width == 1280 else "narrow"
-    assert {shown.nth(at).get_attribute("class") for at in range(shown.count())} == {kind}
     # Lengths, bytes, messages and what is held, of two stores; memory.
-    assert shown.count() == 9
-    page.close()
+    check_readable(browser, report_file, tmp_path / "page.png", scheme=scheme, width=width, figures=9)
 
 
 def test_the_verdict_is_seen_first_and_all_runs_of_the_heat_map_fit(browser: Browser, report_file: Path) -> None:
@@ -118,9 +110,4 @@ def test_ten_thousand_cohorts_and_evidence_open_at_once(browser: Browser, tmp_pa
 
 
 def test_the_page_prints_in_black_on_white(browser: Browser, report_file: Path) -> None:
-    page, _, _ = opened(browser, report_file, color_scheme="dark")
-    page.emulate_media(media="print", color_scheme="dark")
-
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    page.close()
+    check_print(browser, report_file)

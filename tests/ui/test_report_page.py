@@ -11,7 +11,14 @@ from playwright.sync_api import Browser
 
 from queuekeeper.migration.report.gather import compose_report, write_report
 from tests import report_samples as samples
-from tests.browser import CONTRASTS, check_structure, chromium, opened, pictured, seconds_at_work
+from tests.browser import (
+    check_print,
+    check_readable,
+    check_structure,
+    chromium,
+    opened,
+    seconds_at_work,
+)
 
 pytestmark = pytest.mark.ui
 
@@ -31,22 +38,7 @@ def report_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Path, scheme: Any, width: int) -> None:
-    page, requests, complaints = opened(
-        browser, report_file, color_scheme=scheme, viewport={"width": width, "height": 900}
-    )
-    picture = pictured(page, tmp_path / f"{scheme}-{width}.png")
-
-    assert [url for url in requests if not url.startswith("data:")] == [report_file.as_uri()]
-    assert complaints == []
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate(CONTRASTS) == []
-    assert picture.startswith(b"\x89PNG")
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    assert dark is (scheme == "dark")
-    shown = page.locator("figure svg:visible")
-    assert shown.count() == 2
-    assert all(shown.nth(at).get_attribute("class") == ("wide" if width == 1280 else "narrow") for at in range(2))
-    page.close()
+    check_readable(browser, report_file, tmp_path / "page.png", scheme=scheme, width=width, figures=2)
 
 
 def test_the_verdict_is_seen_first(browser: Browser, report_file: Path) -> None:
@@ -79,12 +71,7 @@ def test_the_page_is_built_for_screen_readers_and_keyboards(browser: Browser, re
 
 
 def test_the_page_prints_in_black_on_white(browser: Browser, report_file: Path) -> None:
-    page, _, _ = opened(browser, report_file, color_scheme="dark")
-    page.emulate_media(media="print", color_scheme="dark")
-
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    page.close()
+    check_print(browser, report_file)
 
 
 def test_a_board_of_ten_thousand_cohorts_opens_at_once(browser: Browser, tmp_path: Path) -> None:
