@@ -1,14 +1,17 @@
-"""What the plans of all migrations have in common: the target, its cohorts, and the record."""
+"""What the plans of all migrations have in common: the target, its cohorts, the record, and when it is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from queuekeeper import keyspace
+from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.keyspace import Cohort
-from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, code_version, plan_id
+from queuekeeper.migration import preflight
+from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version, plan_id
 from queuekeeper.migration.ledger.parameters import MigrationParameters
+from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, shards
 
 
@@ -61,3 +64,20 @@ class Target:
             chosen=self.chosen,
             target_clustered=self.clustered,
         )
+
+
+def judged(plan: MigrationPlan, client: RedisClient, *checks: Callable[[], object]) -> MigrationPlan:
+    """Return a plan; as refused, with the reason, when one of the checks or the target's memory refuses it.
+
+    :raises ServerUnavailable: which says nothing of the plan; a next try makes it.
+    """
+    try:
+        for check in checks:
+            check()
+        forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
+        warn(preflight.check_target(client, forecast_bytes=forecast))
+    except ServerUnavailable:
+        raise
+    except RefusedError as error:
+        return replace(plan, state=PlanState.REFUSED, state_reason=str(error))
+    return plan

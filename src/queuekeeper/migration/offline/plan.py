@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from queuekeeper import keyspace
-from queuekeeper.errors import RefusedError, ServerUnavailable
+from queuekeeper.errors import RefusedError
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState
@@ -32,7 +31,7 @@ from queuekeeper.migration.offline.source import (
     task_count,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.planning import Target
+from queuekeeper.migration.planning import Target, judged
 from queuekeeper.migration.spark.session import our_errors, task_memory
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
@@ -87,13 +86,13 @@ def plan_migration(
             judging = Judging(
                 default_ttl_s=parameters.default_ttl_s, clustered=target.clustered, layout=parameters.layout
             )
-            judged = _measured(
+            rows_judged = _measured(
                 measured_rows(source, judging, prefix=parameters.key_prefix, limit=parameters.limit, as_of_ms=as_of_ms)
             ).persist(StorageLevel.DISK_ONLY)
             try:
                 found = {
                     row["cohort"]: row
-                    for row in _count(judged, model=memory_model(client, layout=parameters.layout)).collect()
+                    for row in _count(rows_judged, model=memory_model(client, layout=parameters.layout)).collect()
                 }
                 preflight.check_all_read(
                     fingerprint,
@@ -104,25 +103,22 @@ def plan_migration(
                     source_fingerprint=fingerprint,
                     as_of_ms=as_of_ms,
                 )
-                examples = None
-                try:
-                    if too_many := _over_the_cap(plan):
-                        examples = _REFUSED_EXAMPLES
+                too_many = _over_the_cap(plan)
+
+                def check() -> None:
+                    if too_many:
                         raise RefusedError(too_many)
                     preflight.check_heap(source.connection, task_memory(spark))
-                    preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
-                    forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
-                    warn(preflight.check_target(client, forecast_bytes=forecast))
-                except ServerUnavailable:
-                    raise  # It says nothing of the plan, which a next try makes.
-                except RefusedError as error:
-                    plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
+                    preflight.check_values(client, largest_bytes=_largest(found, target.chosen))
+
                 # In one transaction with the verdict, so that nobody can approve half of a plan, or another plan.
                 stored = ledger.save_plan(
-                    plan, run_id=run_id, quarantine=_quarantined(source.connection, judged, examples)
+                    judged(plan, client, check),
+                    run_id=run_id,
+                    quarantine=_quarantined(source.connection, rows_judged, _REFUSED_EXAMPLES if too_many else None),
                 )
             finally:
-                judged.unpersist()
+                rows_judged.unpersist()
         if stored.state is PlanState.REFUSED:
             raise RefusedError(stored.state_reason)
         warn(OnlineCohorts(connection).hindrances(stored))

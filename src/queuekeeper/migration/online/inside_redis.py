@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 
 from queuekeeper import redis_async
-from queuekeeper.errors import RefusedError, ServerUnavailable
+from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import Cohort, client_slot, literally
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -17,7 +17,7 @@ from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanSt
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.migration.online.cohorts import OnlineCohorts
-from queuekeeper.migration.planning import Target
+from queuekeeper.migration.planning import Target, judged
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.redis_client import RedisClient, nodes
 from queuekeeper.redis_client import connect as connect_redis
@@ -98,14 +98,7 @@ def plan_inside_redis(
             for cohort, counted in zip(target.cohorts, counts, strict=True)
         )
         plan = target.plan(planned, source_fingerprint=_fingerprint(client, parameters), as_of_ms=target.now_ms)
-        try:
-            forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
-            warn(preflight.check_target(client, forecast_bytes=forecast))
-        except ServerUnavailable:
-            raise  # It says nothing of the plan, which a next try makes.
-        except RefusedError as error:
-            plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
-        stored = MigrationLedger(connection).save_plan(plan, run_id=run_id)
+        stored = MigrationLedger(connection).save_plan(judged(plan, client), run_id=run_id)
         if stored.state is PlanState.REFUSED:
             raise RefusedError(stored.state_reason)
         warn(OnlineCohorts(connection).hindrances(stored))
