@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -276,6 +277,103 @@ def test_mover_killed_in_the_middle_is_resumed_with_the_same_result(world: Layou
         assert until_none_is_late(world.driver().cut_over).left == {}
         assert world.all_owners() == {"packed"}
         assert world.answers(router) == before
+
+
+def kill_behind_the_change_of_owner(world: LayoutWorld, step: str) -> None:
+    """Have a driver carry out a step, and kill it when the owner of a client has just changed in PostgreSQL."""
+    code = (
+        "import os, signal, sys\n"
+        "from queuekeeper.migration.online import mover\n"
+        "from queuekeeper.migration.online.driver import OnlineDriver\n"
+        "flip = mover.AsyncOwnerStore.flip\n"
+        "async def killed(self, client_id, **options):\n"
+        "    await flip(self, client_id, **options)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "mover.AsyncOwnerStore.flip = killed\n"
+        "postgres_url, redis_url, plan_id, step = sys.argv[1:]\n"
+        "driver = OnlineDriver(postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, actor='x', count=1)\n"
+        "getattr(driver, step)()\n"
+    )
+    words = [sys.executable, "-c", code, world.postgres_url, world.redis_url, world.plan_id, step]
+    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+
+
+def last_packet_ids(world: LayoutWorld) -> dict[Layout, int | None]:
+    """Return the last packet id of the client in each layout, whoever owns it."""
+    return {layout: world.store(layout).read_snapshot(C).last_packet_id for layout in Layout}
+
+
+def check_that_no_packet_id_in_use_is_given_out(router: SessionRouter) -> None:
+    """Save messages to the client whose messages have the packet ids 1, 2 and 3."""
+    save(router, C, b"4", b"5")
+    held = list(pending(router, C))
+    assert [each.payload for each in held] == [b"1", b"2", b"3", b"4", b"5"]
+    assert len({each.packet_id for each in held}) == 5
+
+
+@pytest.fixture
+def armed(world: LayoutWorld) -> LayoutWorld:
+    """A verified client that goes from the packed layout to TBMQ's; the packet id 1 comes next, and is in use."""
+    save(world.store(Layout.PACKED), C, b"1", b"2", b"3")
+    assert world.store(Layout.PACKED).set_last_packet_id(C, packet_id=65_535, expected=3)
+    world.plan_from(Layout.PACKED)
+    driver = world.driver()
+    driver.arm()
+    driver.catch_up()
+    driver.verify()
+    return world
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_last_packet_id_that_a_killed_driver_has_not_written_to_the_copy_holds_up_no_verification(
+    armed: LayoutWorld, resumed: bool
+) -> None:
+    kill_behind_the_change_of_owner(armed, "cut_over")
+    assert armed.owner(C).owner == "redis"
+    assert last_packet_ids(armed) == {Layout.PACKED: 65_535, Layout.TBMQ: 3}
+    driver = armed.driver()
+    if resumed:
+        assert until_none_is_late(driver.cut_over).left == {}
+    assert driver.verify().outcomes == {"equal": 1}
+    assert last_packet_ids(armed) == {Layout.PACKED: 3, Layout.TBMQ: 3}
+    until_none_is_late(driver.cut_over)
+    with armed.router(home=Layout.PACKED) as router:
+        check_that_no_packet_id_in_use_is_given_out(router)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_way_back_from_a_cut_over_whose_driver_was_killed_gives_out_no_packet_id_in_use(
+    armed: LayoutWorld, resumed: bool
+) -> None:
+    kill_behind_the_change_of_owner(armed, "cut_over")
+    driver = armed.driver()
+    if resumed:
+        assert until_none_is_late(driver.cut_over).left == {}
+    assert until_none_is_late(driver.roll_back).left == {}
+    assert armed.owner(C).owner == "packed"
+    assert last_packet_ids(armed) == {Layout.PACKED: 3, Layout.TBMQ: 3}
+    with armed.router(home=Layout.PACKED) as router:
+        check_that_no_packet_id_in_use_is_given_out(router)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_way_back_whose_driver_was_killed_gives_out_no_packet_id_in_use_there_and_back(
+    world: LayoutWorld, resumed: bool
+) -> None:
+    """The mirror image: the copy that is left behind is packed, and the next catch-up compares it."""
+    save(world.store(Layout.TBMQ), C, b"1", b"2", b"3")
+    with world.router(home=Layout.TBMQ) as router:
+        driver = world.to_other_layout(Layout.TBMQ)
+        assert router.set_last_packet_id(C, packet_id=65_535, expected=3)
+        driver.mirror()
+        kill_behind_the_change_of_owner(world, "roll_back")
+        assert world.owner(C).owner == "redis"
+        assert last_packet_ids(world) == {Layout.PACKED: 65_535, Layout.TBMQ: 3}
+        if resumed:
+            assert until_none_is_late(driver.roll_back).left == {}
+            world.to_redis(driver)
+            assert last_packet_ids(world) == {Layout.PACKED: 3, Layout.TBMQ: 3}
+        check_that_no_packet_id_in_use_is_given_out(router)
 
 
 def test_way_back_brings_everything_that_was_done_in_the_other_layout(few: LayoutWorld) -> None:

@@ -17,7 +17,7 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
+from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.migration.online.reports import MoveReport, Outcome, SyncReport
@@ -97,7 +97,7 @@ class SessionMover:
         """
         owned = await self._owner(client_id)
         if owned.owner == self._target.owner:
-            return await self._compare_mirror(client_id)
+            return await self._compare_mirror(owned)
         if bad := await self._source.keeping(client_id):
             return SyncReport(client_id=client_id, equal=False, bad=bad)
         written = removed = 0
@@ -122,8 +122,9 @@ class SessionMover:
             differences=tuple(left),
         )
 
-    async def _compare_mirror(self, client_id: str) -> SyncReport:
+    async def _compare_mirror(self, owned: Ownership) -> SyncReport:
         """Compare the source's copy with what the target holds; a client that changes meanwhile is not judged."""
+        client_id = owned.client_id
         left: list[Difference] = []
         for _ in range(_LOOKS):
             await self.mirror(client_id)
@@ -131,11 +132,26 @@ class SessionMover:
             left = await self._differences_of_copy(self._source, held)
             if not left:
                 break
+            if isinstance(self._source, RedisSide) and [each.what for each in left] == ["last_packet_id"]:
+                await self._note_last_packet_id(owned, held.last_packet_id)
+                continue
             # The mirror has nothing to write, and the target has not changed meanwhile.
             still = not self._differences(held, await self._target.read(client_id))
             if still and await self._target.store.read_outbox(client_id) is None:
                 break
         return SyncReport(client_id=client_id, equal=not left, messages=len(held.messages), differences=tuple(left))
+
+    async def _note_last_packet_id(self, owned: Ownership, packet_id: int | None) -> None:
+        """Have the mirror write a last packet id that the move into TBMQ's layout has changed.
+
+        In the target it is set to what it is, so that the change is noted. If another one has been given out since,
+        nothing is set, as that is noted already.
+        """
+        with suppress(NotOwner, StaleEpoch):
+            # The driver that has changed the owner may not have told the target.
+            await self._target.tell(owned)
+            if packet_id is not None:
+                await self._target.store.set_last_packet_id(owned.client_id, packet_id=packet_id, expected=packet_id)
 
     async def _differences_of_copy(self, side: Side, expected: SessionSnapshot) -> list[Difference]:
         """Compare a copy with what it should be; unreadable messages in the copy count as differences."""
@@ -209,8 +225,6 @@ class SessionMover:
             # It owns the client from here on. If one of these calls fails, the next caller tells it.
             with suppress(StaleEpoch):
                 await frm.tell(moved)
-                if wanted != held and isinstance(frm, RedisSide):
-                    await frm.apply(moved, replace(wanted, messages=()), driver=self._driver, serials=())
                 await to.tell(moved)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
         if bad:
