@@ -11,7 +11,7 @@ local function delivered_up_to(references_key, given_out, notes)
     if not delivered then
         return -1
     end
-    -- Only the copy from PostgreSQL writes to a session that PostgreSQL owns.
+    -- Only the copy writes to a session that the other store owns.
     if notes[5] == 'postgres' then
         return delivered
     end

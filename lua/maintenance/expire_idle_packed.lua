@@ -12,7 +12,7 @@ ARGV
 Returns
     {"expires", expires_at_ms, as_of_ms}  instant that is set; the instant for which the reply holds
     {"kept"}       a message waits, or the session has an expiry; nothing was written
-    {"held"}       the session must last for ever, is being imported or moved, belongs to PostgreSQL or has a mirror
+    {"held"}       the session must last for ever, is imported or moved, belongs to the other store or has a mirror
                    there
     {"foreign"}    it has no state
 Errors

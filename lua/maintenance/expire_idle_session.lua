@@ -15,7 +15,7 @@ Returns
     {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory of each key, 0 if it
                             does not exist or has an expiry; the instant for which the reply holds
     {"kept"}                a message waits, or every key has an expiry; nothing was written
-    {"held"}                the session must last for ever, is being imported or moved, belongs to PostgreSQL or has
+    {"held"}                the session must last for ever, is imported or moved, belongs to the other store or has
                             a mirror there
     {"foreign"}             the keys are of another type, or hold what neither a broker nor our stores write
 Errors

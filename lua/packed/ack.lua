@@ -12,7 +12,7 @@ Returns
                       messages: the caller looks through these and calls again with their serials
 Errors
     INVALID    an acknowledgement is not written so, or there are none or too many
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M) for M acknowledgements; about 4 us per call and 0.5 us each. At most 1,000.

@@ -12,7 +12,7 @@ Returns
     0  it was there or further, or the session has never stored a message
 Errors
     INVALID    the serial is not an integer of 0 or more
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(1); about 4 us.

@@ -16,7 +16,7 @@ Returns
     "elsewhere"   without a serial: it may be an older message; the caller looks through these and calls again
 Errors
     INVALID    the packet id is no integer, or the serial is neither one nor empty
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(B) for a record of B bytes; about 6 us, and 1 us per 2 KB.

@@ -15,7 +15,7 @@ Returns
                        mirror, of which only the given messages are removed, else -1
 Errors
     INVALID    up_to_serial or a serial is not an integer, or there are too many
-    NOT_OWNER  PostgreSQL owns the session or is about to
+    NOT_OWNER  the other store owns the session or is about to
     STALE      the session has another epoch than the caller
 Cost
     O(1); about 10 us, as the server frees the memory in the background. With a mirror O(M) for M serials, about 0.5 us

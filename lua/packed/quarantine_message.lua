@@ -14,7 +14,7 @@ Returns
     0  there is none, or another one; nothing was written
 Errors
     INVALID    the serial is not an integer, or an argument is missing
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(B) for a record of B bytes; about 8 us, and 1 us per 200 bytes.

@@ -16,7 +16,7 @@ Returns
                    messages that stay, 0 for none; bytes of the records removed
 Errors
     INVALID    an argument is not an integer, or there are too many serials
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M) for M serials; about 5 us per call and 1 us each. At most 500.

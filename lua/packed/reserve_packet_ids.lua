@@ -15,7 +15,7 @@ Returns
     {"conflict"}  a packet id may be in use, or the state is not the one that the caller has seen; nothing was written
 Errors
     INVALID    an argument breaks the rules above
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(1); about 6 us. At most 1,000 packet ids.

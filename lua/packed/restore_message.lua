@@ -16,7 +16,7 @@ Returns
     "occupied"  there is a message at its serial
 Errors
     INVALID    an argument breaks the rules above
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(B) for a record of B bytes; about 10 us.

@@ -31,7 +31,7 @@ Returns
     {"conflict"}   a packet id may be in use, or the state is not the one that the caller has seen; nothing was written
 Errors
     INVALID    an argument breaks the rules above, or serials have reached 2^53
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M) for M messages; about 4 us for a call of one message of 256 B, 1 us per message in large ones; 1 us for each
@@ -94,7 +94,7 @@ else
     head, delivered, trimmed_so_far, expired_so_far, refused_so_far, quarantined = 0, -1, 0, 0, 0, 0
     guarded = others > 1 and 1 or 0
 end
--- Records a change for PostgreSQL; nothing without a mirror.
+-- Records a change for the other store; nothing without a mirror.
 local note
 if guarded == 1 or epoch >= 0 then
     --- @include "includes/guard"

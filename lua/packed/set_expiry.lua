@@ -13,7 +13,7 @@ Returns
              expire at once
 Errors
     INVALID    an argument breaks the rules above, or there are too many messages
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(B) for B bytes of M messages; about 3 us each. At most 200.

@@ -14,7 +14,7 @@ Returns
     0  the last packet id is another one; nothing was written
 Errors
     INVALID    an argument breaks the rules above
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(1); about 6 us.

@@ -6,8 +6,8 @@ KEYS
     [1]  session         the session
 ARGV
     [1]  epoch           of this ownership; a session with a greater one is left alone
-    [2]  owner           redis, postgres, or fenced: nobody may write, because the session moves to PostgreSQL
-    [3]  mirror          1: changes from now on are recorded for PostgreSQL; 0: they are not. Used only with redis
+    [2]  owner           redis, postgres, or fenced: nobody may write, because the session moves away
+    [3]  mirror          1: changes from now on are recorded for the other store; 0: they are not. Used only with redis
 Returns
     "set"        the session has this owner now
     "unchanged"  it had this owner before; a mirror that was ended under the same epoch stays ended
@@ -48,7 +48,7 @@ if is_mirrored then
     if not was_mirrored then
         others = others + redis.call('HSET', session_key, 'outbox', '', 'outbox_ms', '', 'outbox_version', '0')
     end
-    -- Changes in Redis before this were not recorded. A session that PostgreSQL hands over is equal in both stores.
+    -- Changes in Redis before this were not recorded. A session that the other store hands over is equal in both.
     if not was_mirrored and fields[1] ~= 'postgres' and state then
         note_change(session_key, '*')
     end
@@ -66,7 +66,7 @@ if state then
     -- Saves need not look at the owner while it is Redis and nobody else has to know what changes.
     state.guarded = keeps_expiry and is_complete and 0 or 1
     if owner == 'postgres' then
-        -- What PostgreSQL has saved may live longer than what Redis knew.
+        -- What the other store has saved may live longer than what is known here.
         state.until_ms = -1
     end
     redis.call('HSET', session_key, 's', packed(state))

@@ -1,12 +1,12 @@
 #!lua
 --[[
 Purpose
-    Bring the copy of a session that PostgreSQL owns up to date, in one call or several. A repeated call has the same
-    result.
+    Bring the copy of a session that the other store owns up to date, in one call or several. A repeated call has the
+    same result.
 KEYS
     [1]  session           the session
 ARGV
-    [1]  epoch             of PostgreSQL's ownership; a session with a greater one is left alone
+    [1]  epoch             of that store's ownership; a session with a greater one is left alone
     [2]  last_packet_id    0 to 65535; empty: none
     [3]  last_serial       last serial; empty: none
     [4]  delivered_serial  serial up to which messages have been sent; empty: unknown
@@ -24,8 +24,8 @@ Returns
 Errors
     INVALID    an argument breaks the rules above
     STALE      the session has a greater epoch
-    NOT_OWNER  Redis owns the session, or it is moving from there
-    MOVED_ON   the session has been used in Redis, and has no owner
+    NOT_OWNER  these keys own the session, or it is moving from them
+    MOVED_ON   the session has been used here, and has no owner
 Cost
     O(M) for M messages; about 20 us per call and 1 us per message. At most 256 messages and 256 sources.
 ]]
@@ -108,10 +108,10 @@ if (integer(fields[2] or '') or -1) > epoch then
     return redis.error_reply('STALE epoch ' .. fields[2] .. ' owns the session: ask for its owner')
 end
 if fields[1] == 'redis' or fields[1] == 'fenced' then
-    return redis.error_reply('NOT_OWNER Redis owns the session, or it is on its way from there')
+    return redis.error_reply('NOT_OWNER the session is owned here, or it is on its way from here')
 end
 if not fields[1] and fields[3] then
-    return redis.error_reply('MOVED_ON the session has been used in Redis, and nobody owns it: purge it there first')
+    return redis.error_reply('MOVED_ON the session has been used here, and nobody owns it: purge it here first')
 end
 
 -- Writing: HSET, which a full server refuses, comes first; removals come last.
@@ -141,7 +141,7 @@ end
 state.ids = integer(ARGV[2]) or 0
 state.free, state.since, state.offset = state.ids + (free or 0), state.last + 1, state.ids - state.last
 state.bound = redis.call('HLEN', session_key) - state.others
--- What PostgreSQL saves may live longer than what is known here.
+-- What the owner saves may live longer than what is known here.
 state.until_ms, state.guarded = -1, 1
 redis.call('HSET', session_key, 's', packed(state))
 redis.call('PERSIST', session_key)

@@ -12,7 +12,7 @@ Returns
     {trimmed, messages}  messages removed; messages of the session now
 Errors
     INVALID    an argument is not an integer, or there are too many serials
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M) for M serials; about 5 us per call and 0.5 us each. At most 500.

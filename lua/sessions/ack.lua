@@ -13,7 +13,7 @@ Returns
     {*removed}  1 or 0 per payload key, in order
 Errors
     INVALID    a serial is neither an integer nor empty, or there are no payload keys or too many
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M log N) for M payload keys and N references; about 12 us per call and 3 us per key. At most 1,000 keys.

@@ -16,7 +16,7 @@ Returns
     0  it was there or further, or the session has neither messages nor fields
 Errors
     INVALID    an argument is not an integer of 0 or more
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(log N) for N references; about 9 us, and 1 us per message below the serial that another program has added since.

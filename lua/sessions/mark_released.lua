@@ -16,7 +16,7 @@ Returns
     "unreadable"  the key holds no message of type PUBLISH or PUBREL; nothing was written
 Errors
     INVALID    the serial is neither an integer nor empty
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(log N + B) for N references and a record of B bytes; about 8 us, and 1 us per 2 KB.

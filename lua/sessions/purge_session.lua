@@ -17,7 +17,7 @@ Returns
     {removed, remaining}  references removed by this call and left in the set
 Errors
     INVALID    up_to_serial is not an integer, or there are too many payload keys or members
-    NOT_OWNER  PostgreSQL owns the session or is about to
+    NOT_OWNER  the other store owns the session or is about to
     STALE      the session has another epoch than the caller
 Cost
     O(M log N) for M keys and members and N references; about 3 us per key. At most 1,000 in all.

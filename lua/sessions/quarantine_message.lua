@@ -18,7 +18,7 @@ Returns
        stays; nothing was written
 Errors
     INVALID    an argument is not an integer, or the life is not 1 or more
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(log N + B) for N references and a record of B bytes; about 6 us, and 1 us per 100 bytes that are judged.

@@ -19,7 +19,7 @@ Returns
                   the packet ids of the keys at these positions, from 0, are in use; nothing was written
 Errors
     INVALID    an argument breaks the rules above
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M) for M packet ids; about 10 us per call and 1 us per packet id. At most 1,000.

@@ -32,7 +32,7 @@ Returns
                       the payload keys at these positions, from 0, are in use; nothing was written
 Errors
     INVALID    an argument breaks the rules above, or serials have reached 2^53
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller; not checked if the last save was ours and there is no
                mirror, since a change of the owner removes the record of that save
 Cost

@@ -8,8 +8,8 @@ KEYS
     [3]  session         fields of the session
 ARGV
     [1]  epoch           of this ownership; a session with a greater one is left alone
-    [2]  owner           redis, postgres, or fenced: nobody may write, because the session moves to PostgreSQL
-    [3]  mirror          1: changes from now on are recorded for PostgreSQL; 0: they are not. Used only with redis
+    [2]  owner           redis, postgres, or fenced: nobody may write, because the session moves away
+    [3]  mirror          1: changes from now on are recorded for the other store; 0: they are not. Used only with redis
 Returns
     "set"        the session has this owner now
     "unchanged"  it had this owner before; a mirror that was ended under the same epoch stays ended
@@ -49,7 +49,7 @@ end
 redis.call('HDEL', session_key, 'saved_last_packet_id')
 if fields[8] and fields[1] == 'postgres' and owner == 'redis' then
     --- @include "includes/kept_for_ever"
-    -- Only the copy from PostgreSQL has written here; from now on the record of what has been sent needs its proof.
+    -- Only the copy has written here; from now on the record of what has been sent needs its proof.
     local greatest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or fields[8]
     redis.call('HSET', session_key, 'delivered_at', (redis.call('GET', last_packet_id_key) or '') .. ':' .. greatest)
     if redis.call('PEXPIRETIME', messages_key) == -1 then
@@ -63,7 +63,7 @@ elseif owner == 'redis' and mirror == '0' then
 elseif owner == 'redis' or was_mirrored then
     redis.call('HSET', session_key, 'mirror', ARGV[1])
 end
--- Changes in Redis before this were not recorded. A session that PostgreSQL hands over is equal in both stores.
+-- Changes in Redis before this were not recorded. A session that the other store hands over is equal in both.
 if owner == 'redis' and mirror == '1' and not was_mirrored and fields[1] ~= 'postgres' and has_been_used then
     note_change(session_key, '*')
 end

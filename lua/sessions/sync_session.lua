@@ -1,15 +1,15 @@
 #!lua
 --[[
 Purpose
-    Bring the copy of a session that PostgreSQL owns up to date, in one call or several. A repeated call has the same
-    result.
+    Bring the copy of a session that the other store owns up to date, in one call or several. A repeated call has the
+    same result.
 KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  last packet id
     [3]  session         fields of the session
     [4+] payloads        keys of messages: first those to remove, then those to write, in the order of the triples
 ARGV
-    [1]  epoch             of PostgreSQL's ownership; a session with a greater one is left alone
+    [1]  epoch             of that store's ownership; a session with a greater one is left alone
     [2]  removed           number of payload keys to remove
     [3]  last_packet_id    0 to 65535; empty: none
     [4]  last_serial       last serial; empty: none
@@ -22,8 +22,8 @@ Returns
 Errors
     INVALID    an argument breaks the rules above, or a payload key comes twice
     STALE      the session has a greater epoch
-    NOT_OWNER  Redis owns the session, or it is moving from there
-    MOVED_ON   the session has been used in Redis, and has no owner
+    NOT_OWNER  these keys own the session, or it is moving from them
+    MOVED_ON   the session has been used here, and has no owner
 Cost
     O(M log N) for M messages and N references; about 15 us per call and 5 us per message. At most 256 payload keys
     and 256 sources.
@@ -99,10 +99,10 @@ if (integer(fields[2] or '') or -1) > epoch then
     return redis.error_reply('STALE epoch ' .. fields[2] .. ' owns the session: ask for its owner')
 end
 if fields[1] == 'redis' or fields[1] == 'fenced' then
-    return redis.error_reply('NOT_OWNER Redis owns the session, or it is on its way from there')
+    return redis.error_reply('NOT_OWNER the session is owned here, or it is on its way from here')
 end
 if not fields[1] and (fields[3] or fields[4] or redis.call('EXISTS', messages_key, last_packet_id_key) > 0) then
-    return redis.error_reply('MOVED_ON the session has been used in Redis, and nobody owns it: purge it there first')
+    return redis.error_reply('MOVED_ON the session has been used here, and nobody owns it: purge it here first')
 end
 
 -- Writing: HSET, which a full server refuses, comes first, before anything has changed; removals come last.

@@ -14,7 +14,7 @@ Returns
     {trimmed, dead, references}  messages removed; references removed whose message had expired; members of the set now
 Errors
     INVALID    an argument is not an integer, or there are too many payload keys
-    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    NOT_OWNER  the other store owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
     O(M log N) for M payload keys and N references; about 3 us per removed key. At most 1,000 keys.

@@ -720,7 +720,7 @@ def test_canary_goes_first(world: OnlineWorld) -> None:
     assert driver.choose_canary(100) == canary
     for cohorts in (None, [1]):
         with pytest.raises(
-            RefusedError, match="the canary, cohorts 0, has not gone to Redis and back yet: rehearse it"
+            RefusedError, match="the canary, cohorts 0, has not gone to the target and back yet: rehearse it"
         ):
             driver.cut_over(cohorts)
     assert world.all_owners() == {"postgres"}

@@ -518,7 +518,7 @@ def test_refused_save_says_why_and_the_others_are_done(
     reports = knowing.save_messages([SessionSave(client_id=name, messages=(message(),)) for name in ("a", "b", "c")])
 
     assert [type(report.error) for report in reports] == [NotOwner, StaleEpoch, type(None)]
-    assert str(reports[0].error) == "the session is on its way to PostgreSQL: repeat the call in a moment"
+    assert str(reports[0].error) == "the session is on its way to the other store: repeat the call in a moment"
     knowing.set_owner("a", epoch=6, owner="redis")
     assert knowing.set_owner("b", epoch=7, owner="redis")
     epochs["a"] = 6

@@ -312,7 +312,7 @@ def test_packed_session_that_changed_since_the_plan_is_left_alone(bench: Bench) 
     report = bench.apply(plan, C)
 
     assert report.done == {}
-    assert report.refusals == {"the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy": 1}
+    assert report.refusals == {"the session belongs to the other store: queuekeeper online catch-up mends its copy": 1}
 
 
 # Counter.
@@ -1106,10 +1106,10 @@ def test_keys_that_no_message_claims_are_left_alone(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"owner": "postgres"}, "the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy"),
-        ({"owner": "fenced"}, "the session is on its way to PostgreSQL"),
+        ({"owner": "postgres"}, "the session belongs to the other store: queuekeeper online catch-up mends its copy"),
+        ({"owner": "fenced"}, "the session is on its way to the other store"),
         ({"import": "3"}, "its import is not complete"),
-        ({"mirror": "7"}, "its changes still go to PostgreSQL too: end the online migration first"),
+        ({"mirror": "7"}, "its changes still go to the other store too: end the online migration first"),
     ],
 )
 def test_session_of_an_earlier_build_that_is_on_its_way_is_left_alone(
@@ -1184,8 +1184,8 @@ def test_session_whose_import_is_not_complete_is_left_alone(
 @pytest.mark.parametrize(
     ("owner", "reason"),
     [
-        ("postgres", "the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy"),
-        ("fenced", "the session is on its way to PostgreSQL"),
+        ("postgres", "the session belongs to the other store: queuekeeper online catch-up mends its copy"),
+        ("fenced", "the session is on its way to the other store"),
     ],
 )
 @pytest.mark.parametrize("remedy", [name for name in REMEDY_NAMES if name != "rekey_clients"])

@@ -312,7 +312,7 @@ def test_cut_over_that_was_paused_gives_nobody_to_redis_once_clients_were_taken_
     run(RollBackOperator, decision=YES, four_eyes="True", max_lag_s="10")
 
     task = CutOverOperator(task_id="task", plan_id=PLAN_ID, mode="online", lease_ms="1000", **wish)
-    words = "are going back to PostgreSQL, or have gone, so no further client is given to Redis"
+    words = "are going back to the source, or have gone, so no further client is given to the target"
     with pytest.raises(RefusedError, match=words):
         task.look_again(context())
     assert world.all_owners() == {"postgres"}

@@ -183,7 +183,7 @@ def test_for_people_it_says_the_same_in_words(world: OnlineWorld) -> None:
     result = ONLINE.run("catch-up", PLAN_ID)
     assert "catch up: " in result.stdout or "Catch up of plan" in result.stdout
     ONLINE.run("verify", PLAN_ID)
-    assert "12 clients of 2 cohorts would be given to Redis; nothing was changed." in " ".join(
+    assert "12 clients of 2 cohorts would be given to the target; nothing was changed." in " ".join(
         ONLINE.run("cut-over", PLAN_ID, "--dry-run").stdout.split()
     )
     # Nobody has said yes.

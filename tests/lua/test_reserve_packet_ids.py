@@ -94,7 +94,7 @@ def test_last_packet_id_without_expiry_stays_so(client: RedisClient) -> None:
 def test_session_that_takes_no_messages_gives_out_no_packet_ids(client: RedisClient, options: dict[str, Any]) -> None:
     session = Session(client=client)
     session.import_session(messages(1), **options)
-    with pytest.raises(NotOwner, match=r"^PostgreSQL owns the session, or its import is not complete$"):
+    with pytest.raises(NotOwner, match=r"^the other store owns the session, or its import is not complete$"):
         session.reserve_packet_ids([2])
 
 

@@ -434,7 +434,7 @@ def test_session_that_postgres_owns_takes_nothing(session: Session) -> None:
     session.import_session(messages(1), last_packet_id=1, owner="postgres")
     with (
         unchanged(session.client),
-        pytest.raises(NotOwner, match=r"^PostgreSQL owns the session, or its import is not complete$"),
+        pytest.raises(NotOwner, match=r"^the other store owns the session, or its import is not complete$"),
     ):
         session.save_messages(far(1, first=2), expected=1)
 
@@ -443,7 +443,7 @@ def test_session_whose_import_goes_on_takes_nothing(session: Session) -> None:
     session.import_session(messages(1), last=False)
     with (
         unchanged(session.client),
-        pytest.raises(NotOwner, match=r"^PostgreSQL owns the session, or its import is not complete$"),
+        pytest.raises(NotOwner, match=r"^the other store owns the session, or its import is not complete$"),
     ):
         session.save_messages(far(1, first=2))
 

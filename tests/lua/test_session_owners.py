@@ -94,7 +94,9 @@ def test_session_that_is_not_of_redis_refuses_every_write(
     session.set_owner(owner, epoch=2)
     before = contents(session.client)
     sentence = (
-        "PostgreSQL owns the session" if owner == "postgres" else "the session is on its way to PostgreSQL: repeat"
+        "the other store owns the session"
+        if owner == "postgres"
+        else "the session is on its way to the other store: repeat"
     )
     with pytest.raises(NotOwner, match=f"^{sentence}"):
         WRITES[write](replace(session, claims=claims))
@@ -130,7 +132,7 @@ def test_import_that_is_not_complete_refuses_every_other_write(client: RedisClie
     session.import_session(messages(4), last=False)
     with (
         unchanged(client),
-        pytest.raises(NotOwner, match=r"^PostgreSQL owns the session, or its import is not complete$"),
+        pytest.raises(NotOwner, match=r"^the other store owns the session, or its import is not complete$"),
     ):
         WRITES[write](session)
 

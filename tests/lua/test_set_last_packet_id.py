@@ -60,7 +60,7 @@ def test_session_that_takes_no_messages_is_left_alone(client: RedisClient, optio
     session.import_session(messages(1), **options)
     with (
         unchanged(client),
-        pytest.raises(NotOwner, match=r"^PostgreSQL owns the session, or its import is not complete$"),
+        pytest.raises(NotOwner, match=r"^the other store owns the session, or its import is not complete$"),
     ):
         session.set_last_packet_id(2, expected=options.get("last_packet_id", ""))
 

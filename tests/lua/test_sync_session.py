@@ -145,7 +145,10 @@ def test_session_of_redis_is_left_alone(client: RedisClient, owner: str) -> None
     session = Session(client=client)
     session.save_messages(BATCH)
     session.set_owner(owner, epoch=2)
-    with unchanged(client), pytest.raises(NotOwner, match=r"^Redis owns the session, or it is on its way from there$"):
+    with (
+        unchanged(client),
+        pytest.raises(NotOwner, match=r"^the session is owned here, or it is on its way from here$"),
+    ):
         session.sync_session(BATCH, epoch=3, **WHOLE)
 
 
@@ -167,7 +170,7 @@ def test_session_that_was_used_and_has_no_owner_is_left_alone(client: RedisClien
         use(Session(client=client, client_id=client_id))
     before = contents(client)
     for client_id in used:
-        with pytest.raises(MovedOn, match=r"^the session has been used in Redis, and nobody owns it: purge it there"):
+        with pytest.raises(MovedOn, match=r"^the session has been used here, and nobody owns it: purge it here"):
             Session(client=client, client_id=client_id).sync_session(BATCH, **WHOLE)
     assert contents(client) == before
 

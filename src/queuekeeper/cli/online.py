@@ -108,7 +108,7 @@ def arm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, "catch-up", asks=_asks("movers"))
 def catch_up(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Make the copies in Redis equal to PostgreSQL, without a fence.
+    """Make the copies in the target equal to the source, without a fence.
 
     Example: `queuekeeper online catch-up 0123456789abcdef`
     """
@@ -130,13 +130,13 @@ def verify(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     asks=takes(lambda: StepWish, only=["canary_percent"], names={"canary_percent": ["--percent"]}),
 )
 def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Move a few clients, the canary, to Redis and back as a test.
+    """Move a few clients, the canary, to the target and back as a test.
 
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
     driver = call.driver(plan_id, parameters)
     percent = parameters.canary_percent
-    question = f"Cohorts with at least {percent} % of the clients will go to Redis and back."
+    question = f"Cohorts with at least {percent} % of the clients will go to the target and back."
     call.agree(plan_id, question, kind="online_rehearsal")
     driver.choose_canary(percent)
     reports = driver.rehearse()
@@ -147,27 +147,27 @@ def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, "cut-over", also=PLANS, asks=_asks("movers", "lease_ms"))
 def cut_over(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Give the clients of verified cohorts to Redis.
+    """Give the clients of verified cohorts to the target.
 
     Example: `queuekeeper online cut-over 0123456789abcdef --cohorts 0-3 --lease-ms 500`
     """
     chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
-        return _would(call, plan_id, parameters, "cut over", "would be given to Redis")
-    call.agree(plan_id, "Clients of verified cohorts will be Redis's.", kind="online_cut_over")
+        return _would(call, plan_id, parameters, "cut over", "would be given to the target")
+    call.agree(plan_id, "Clients of verified cohorts will be the target's.", kind="online_cut_over")
     return _done(call.driver(plan_id, parameters).cut_over(chosen))
 
 
 @command(app, "roll-back", also=PLANS, asks=_asks("movers", "lease_ms", "max_lag_s", "mirror_wait_minutes"))
 def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Give clients back to PostgreSQL, with all that Redis holds.
+    """Give clients back to the source, with all that the target holds.
 
     Example: `queuekeeper online roll-back 0123456789abcdef --dry-run`
     """
     chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
-        return _would(call, plan_id, parameters, "roll back", "would go back to PostgreSQL")
-    call.agree(plan_id, "Clients will be PostgreSQL's again.", kind="online_roll_back")
+        return _would(call, plan_id, parameters, "roll back", "would go back to the source")
+    call.agree(plan_id, "Clients will be the source's again.", kind="online_roll_back")
     driver = call.driver(plan_id, parameters)
     return _done(
         driver.roll_back(chosen, max_lag_s=parameters.max_lag_s, mirror_wait_minutes=parameters.mirror_wait_minutes)
@@ -176,7 +176,7 @@ def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, also=("dry_run",), asks=_asks())
 def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool = False) -> Shown | None:
-    """Write to PostgreSQL what has changed in Redis.
+    """Write to the source what has changed in the target.
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
 
@@ -205,7 +205,7 @@ def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool 
 
 @command(app, asks=_asks("soak_minutes"))
 def soak(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Watch cohorts on Redis for a while, with the mirror at work.
+    """Watch cohorts in the target for a while, with the mirror at work.
 
     You can interrupt and repeat it: the time counts from the moment in which the cohorts began to soak.
 
@@ -223,7 +223,7 @@ def commit(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     """
     chosen = call.chosen(plan_id, parameters)
     if call.dry_run:
-        return _would(call, plan_id, parameters, "commit", "would stay Redis's for good")
+        return _would(call, plan_id, parameters, "commit", "would stay the target's for good")
     question = (
         "The mirror will end: there is no way back but a new migration. Unless the plan leaves them, messages of "
         "clients that no cluster can hold go into quarantine. Copies of a source in Redis are removed."

@@ -120,7 +120,7 @@ class ArmCohortsOperator(OnlineOperator):
 
 
 class CatchUpOperator(OnlineOperator):
-    """Bring the copies up to date with PostgreSQL, then compare every client."""
+    """Bring the copies up to date with the source, then compare every client."""
 
     rests = True
 
@@ -268,14 +268,14 @@ class RollBackOperator(AnsweredOnlineOperator):
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Bring the mirror up to date, or wait until PostgreSQL accepts the changes; then return the clients."""
+        """Bring the mirror up to date, or wait until the source accepts the changes; then return the clients."""
         wish, chosen = self.read(RollbackWish), self.chosen()
         now_ms = system_clock()
         since_ms = self.waits_since_ms or now_ms
         left_s = 60 * wish.mirror_wait_minutes - (now_ms - since_ms) / 1_000
         mirrored = driver.mirror(chosen)
         if left_s > 0 and (words := driver.too_far_behind(chosen, max_lag_s=wish.max_lag_s)):
-            why = f"; PostgreSQL does not take the changes of {mirrored.reason}" if mirrored.refused else ""
+            why = f"; the source does not take the changes of {mirrored.reason}" if mirrored.refused else ""
             self.log.info("%s are allowed; it waits for %.0f s more at most%s", words, left_s, why)
             self.park(at_most_s=left_s, since_ms=since_ms)
         return self.told(driver.roll_back(chosen, max_lag_s=wish.max_lag_s))

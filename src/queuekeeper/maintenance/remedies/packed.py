@@ -126,7 +126,7 @@ class PackedPart(ABC):
     def read(self, queue: Queue, *, fingerprints: bool = False) -> Reading:
         """Read what the server tells of a session.
 
-        :raises QueueRefused: when it belongs to PostgreSQL, its import is not complete, or it is no hash.
+        :raises QueueRefused: when it belongs to the other store, its import is not complete, or it is no hash.
         """
         keys = self.keys(queue)
         told = self.sessions.ask(scripts.read_session(keys)).values

@@ -130,7 +130,7 @@ class _Move:
             raise QueueRefused(WRONG_TYPE)
         fields = self._sessions.state(self._old_queue).fields
         if "mirror" in fields:
-            raise QueueRefused("its changes still go to PostgreSQL too: end the online migration first")
+            raise QueueRefused("its changes still go to the other store too: end the online migration first")
         state = self._sessions.state(self._target)
         if "rekeyed" not in state.fields and (state.references or state.last_packet_id or state.fields):
             raise QueueRefused("the session exists and was not moved here")

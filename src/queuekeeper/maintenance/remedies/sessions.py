@@ -145,7 +145,7 @@ class Sessions:
     def state(self, queue: Queue) -> State:
         """Return the state of a session.
 
-        :raises QueueRefused: when the session belongs to PostgreSQL, or its import is not complete.
+        :raises QueueRefused: when the session belongs to the other store, or its import is not complete.
         """
         reply = self.ask(scripts.read_session(self.keys(queue)))
         fields = {each.field.decode("utf-8", "replace"): each.value.decode("utf-8", "replace") for each in reply.fields}
@@ -212,12 +212,12 @@ class Sessions:
 def check_owned(owner: str, progress: str) -> None:
     """Refuse a session that Redis does not own as a whole.
 
-    :raises QueueRefused: when it belongs to PostgreSQL or moves there, or its import is not complete.
+    :raises QueueRefused: when it belongs to the other store or moves there, or its import is not complete.
     """
     if owner == "postgres":
-        raise QueueRefused("the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy")
+        raise QueueRefused("the session belongs to the other store: queuekeeper online catch-up mends its copy")
     if owner == "fenced":
-        raise QueueRefused("the session is on its way to PostgreSQL")
+        raise QueueRefused("the session is on its way to the other store")
     if progress not in {"", "done"}:
         raise QueueRefused("its import is not complete")
 

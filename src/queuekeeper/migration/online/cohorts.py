@@ -75,7 +75,7 @@ class Control:
     :param clients_per_s: most clients to move per second; none for no limit.
     :param held_back: what slows the migration down at this moment; empty when nothing does.
     :param canary: cohorts that go first; empty before the first cut over.
-    :param rehearsed_at: when the canary had gone to Redis and back; none before.
+    :param rehearsed_at: when the canary had gone to the target and back; none before.
     """
 
     paused: bool
@@ -313,7 +313,7 @@ class OnlineCohorts:
         self._rows("choose_online_canary", {"plan_id": plan_id, "cohorts": list(cohorts)})
 
     def rehearsed(self, plan_id: str) -> None:
-        """Note that the canary has gone to Redis and back."""
+        """Note that the canary has gone to the target and back."""
         self._rows("note_online_rehearsal", {"plan_id": plan_id})
 
     # --- common parts ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Leads cohorts to Redis and back, client by client, with several movers side by side.
+"""Leads cohorts to the target and back, client by client, with several movers side by side.
 
 A driver first takes its cohorts over, and stops at its next write when another driver has taken them. Every step can be
 repeated; a repetition finds what is done already.
@@ -88,7 +88,7 @@ class OnlineDriver:
     # --- steps on the way --------------------------------------------------------------------------------------
 
     def arm(self, cohorts: Sequence[int] | None = None, *, require_trigger: bool = False) -> StepReport:
-        """Have every write to these cohorts' clients check who owns them; PostgreSQL stays the owner.
+        """Have every write to these cohorts' clients check who owns them; the source stays the owner.
 
         Waits until all writers that began before this have ended.
 
@@ -204,7 +204,7 @@ class OnlineDriver:
             report = self._cut_over_each(plan, online, found, driver=driver)
             if report.left:
                 return report
-            # Clients that connect for the first time belong to Redis from here on; some may have connected before.
+            # Clients that connect for the first time belong to the target from here on; some may have connected before.
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner=plan.parameters.target_owner)
             late = self._cut_over_each(plan, online, found, driver=driver)
             if not late.left:
@@ -238,7 +238,7 @@ class OnlineDriver:
         return crew.each("cut over", online, cohorts, owner=owner, work=SessionMover.cut_over, count=Tally.moved)
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
-        """Tell Redis which clients it owns: a driver that died may not have done so."""
+        """Tell the target which clients it owns: a driver that died may not have done so."""
         with self._opened() as (connection, client, online, plan):
             owners = OwnerStore(connection)
             store = _target(client, plan)
@@ -260,18 +260,19 @@ class OnlineDriver:
             waiting = [each.cohort for each in found if each.state in BEGINS["cut over"]]
             if back := [str(each.cohort) for each in found if each.state in _ON_THE_WAY_BACK]:
                 raise RefusedError(
-                    f"cohorts {', '.join(back)} of plan {self._plan_id} are going back to PostgreSQL, or have gone, so "
-                    "no further client is given to Redis: to cut over again, finish the way back, catch up and verify"
+                    f"cohorts {', '.join(back)} of plan {self._plan_id} are going back to the source, or have gone, "
+                    "so no further client is given to the target: to cut over again, finish the way back, catch up and "
+                    "verify"
                 )
         return self.cut_over(waiting) if waiting else None
 
     def soak(self, cohorts: Sequence[int] | None = None, *, minutes: float) -> SoakReport:
-        """Watch cohorts on Redis until their soak is over, and keep the mirror up to date meanwhile.
+        """Watch cohorts in the target until their soak is over, and keep the mirror up to date meanwhile.
 
         A soak counts from the moment at which its cohort began it, so an interrupted call may be repeated.
 
         :param minutes: length of the soak of each cohort.
-        :raises CheckFailed: when PostgreSQL still does not take a client's changes at the end.
+        :raises CheckFailed: when the source still does not take a client's changes at the end.
         """
         while True:
             report = self.look_at_soak(cohorts, minutes=minutes)
@@ -287,8 +288,8 @@ class OnlineDriver:
         """Begin a soak, or see how far it is; bring the mirror up to date once.
 
         :param minutes: length of the soak of each cohort.
-        :raises RefusedError: when a cohort is not on Redis, or on its way back.
-        :raises CheckFailed: when the time is over and PostgreSQL does not take a client's changes.
+        :raises RefusedError: when a cohort is not in the target, or on its way back.
+        :raises CheckFailed: when the time is over and the source does not take a client's changes.
         """
         with self._opened() as (connection, client, online, _plan):
             found = online.chosen(self._plan_id, cohorts, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
@@ -307,7 +308,7 @@ class OnlineDriver:
         report = SoakReport(**vars(mirrored), begun_ms=begun_ms, left_s=left_s)
         if report.is_over and report.refused:
             raise CheckFailed(
-                f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}: "
+                f"the source does not take the changes of {report.refused:,} clients, such as {report.reason}: "
                 f"mend the cause, or roll back by `queuekeeper online roll-back {self._plan_id}`"
             )
         return report
@@ -316,7 +317,7 @@ class OnlineDriver:
         """End the mirror; from here on only a new migration leads back. A repeated call finishes an interrupted one.
 
         Clients that no cluster can hold were served from PostgreSQL until now; their messages go to the quarantine.
-        Nothing reads or writes the tables in PostgreSQL from here on. Copies of a source in Redis are removed.
+        Nothing reads or writes TBMQ's tables in PostgreSQL from here on. Copies of a source in Redis are removed.
 
         :raises RefusedError: when a cohort is not soaking, or has to be verified again.
         """
@@ -397,7 +398,7 @@ class OnlineDriver:
             left_s = ends_s - time.monotonic()
             if left_s <= 0:
                 raise RefusedError(
-                    f"{words} are allowed: run queuekeeper online mirror {self._plan_id}, see that PostgreSQL takes "
+                    f"{words} are allowed: run queuekeeper online mirror {self._plan_id}, see that the source takes "
                     "writes, then roll back again"
                 )
             self._tell(f"roll back: {words} are allowed; the mirror is brought up to date for at most {left_s:,.0f} s")
@@ -474,7 +475,7 @@ class OnlineDriver:
         return chosen
 
     def rehearse(self) -> list[StepReport]:
-        """Take the canary to Redis and back, and verify it again; only then may other cohorts be cut over.
+        """Take the canary to the target and back, and verify it again; only then may other cohorts be cut over.
 
         A repeated call continues an interrupted one.
         """
@@ -557,7 +558,7 @@ class OnlineDriver:
         control = online.control(self._plan_id)
         if control.canary and control.rehearsed_at is None and set(cohorts) - set(control.canary):
             raise RefusedError(
-                f"the canary, cohorts {', '.join(map(str, control.canary))}, has not gone to Redis and back yet: "
+                f"the canary, cohorts {', '.join(map(str, control.canary))}, has not gone to the target and back yet: "
                 f"rehearse it first (queuekeeper online rehearse {self._plan_id})"
             )
 

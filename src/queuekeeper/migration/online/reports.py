@@ -116,13 +116,13 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorReport:
-    """How far PostgreSQL is behind Redis.
+    """How far the source is behind the target.
 
     :param clients: clients that are mirrored.
-    :param behind: clients with changes that PostgreSQL does not have yet.
+    :param behind: clients with changes that the source does not have yet.
     :param lag_s: age of the oldest of these changes; 0 when there is none.
     :param written: clients whose changes this pass has written.
-    :param refused: clients whose changes PostgreSQL did not take.
+    :param refused: clients whose changes the source did not take.
     :param reason: one of these clients with the reason; empty when there is none.
     """
 
@@ -137,7 +137,7 @@ class MirrorReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SoakReport(MirrorReport):
-    """How far a soak is, and how far PostgreSQL is behind Redis.
+    """How far a soak is, and how far the source is behind the target.
 
     :param begun_ms: when the last of the cohorts began to soak.
     :param left_s: seconds until the soak is over; 0 when it is over.

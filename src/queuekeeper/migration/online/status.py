@@ -36,7 +36,7 @@ class OnlineStatus:
     :param clients_per_s: most clients to move per second; none for no limit.
     :param held_back: what slows the migration down; empty when nothing does.
     :param canary: cohorts that go first.
-    :param rehearsed_at: when the canary had gone to Redis and back; none before.
+    :param rehearsed_at: when the canary had gone to the target and back; none before.
     """
 
     states: Mapping[OnlineState, int]
