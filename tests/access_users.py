@@ -11,6 +11,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import session_keys
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 PREFIX = "site-1:"
@@ -27,8 +28,8 @@ def working_as(admin: RedisClient, job: str) -> Iterator[RedisClient]:
     masters: list[Any] = [node for _, node in nodes(admin)]
     for node in masters:
         # A selector in brackets is one word of the command.
-        head, _, selector = words.partition(" (")
-        node.execute_command(*head.split(), *([f"({selector}"] if selector else []))
+        head, *selectors = words.split(" (")
+        node.execute_command(*head.split(), *(f"({selector}" for selector in selectors))
         node.execute_command("ACL", "LOG", "RESET")
     options = masters[0].connection_pool.connection_kwargs
     try:
@@ -45,9 +46,9 @@ def _refusals(node: Any) -> list[Any]:
     return [entry for entry in node.acl_log() if entry["object"] not in (b"client|setinfo", "client|setinfo")]
 
 
-def save(client: RedisClient, *, count: int = 3) -> RedisSessionStore:
+def save(client: RedisClient, *, count: int = 3, layout: Layout = Layout.TBMQ) -> RedisSessionStore:
     """Store messages as an administrator."""
-    store = RedisSessionStore(client, prefix=PREFIX)
+    store = RedisSessionStore(client, prefix=PREFIX, layout=layout)
     now_ms = system_clock()
     messages = tuple(NewMessage(topic=f"t/{number}", payload=SECRET, qos=2, time_ms=now_ms) for number in range(count))
     (report,) = store.save_messages([SessionSave(client_id=CLIENT, messages=messages)])

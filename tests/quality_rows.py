@@ -27,7 +27,7 @@ _QUEUE: dict[str, Any] = {
     "oversized": 0, "unreadable": 0, "mismatched": 0, "bad_qos": 0, "qos_0": 0, "bad_packet_types": 0,
     "wrong_type_keys": 0, "bad_tag": 0, "odd_characters": 0, "idle_keys": 0, "missing_session": 0,
     "earliest_expires_at_ms": AS_OF_MS + 3_600_000, "latest_expires_at_ms": AS_OF_MS + 7_200_000, "next_in_use": None,
-    "layout": "tbmq", "state_faults": None,
+    "layout": "tbmq", "state_faults": None, "in_both_layouts": None,
 }  # fmt: skip
 
 

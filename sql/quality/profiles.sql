@@ -46,7 +46,7 @@ COPY queuekeeper.queue_profiles (
     counter_invalid, counter_behind, without_ttl, ttl_too_long, payload_bytes, largest_bytes, oversized, unreadable,
     mismatched, bad_qos, qos_0, bad_packet_types, wrong_type_keys, bad_tag, odd_characters, idle_keys,
     missing_session, earliest_expires_at_ms, latest_expires_at_ms, next_in_use, layout,
-    state_faults
+    state_faults, in_both_layouts
 ) FROM STDIN (FORMAT csv);
 
 -- name: delete_queue_profiles

@@ -21,7 +21,7 @@ SELECT
             queues.counter_missing, queues.counter_invalid, queues.counter_behind, queues.without_ttl,
             queues.ttl_too_long, queues.oversized, queues.unreadable, queues.mismatched, queues.bad_qos, queues.qos_0,
             queues.bad_packet_types, queues.wrong_type_keys, queues.bad_tag, queues.odd_characters,
-            queues.missing_session, queues.state_faults
+            queues.missing_session, queues.state_faults, queues.in_both_layouts
         ) > 0
     ) AS faulty_queues
 FROM queuekeeper.profiles

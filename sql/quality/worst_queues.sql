@@ -9,7 +9,8 @@ WITH weighed AS (
         client_hash,
         tied_serials + bad_serials + counter_missing + counter_invalid + counter_behind + dead_crowding
         + coalesce(foreign_references, 0) + coalesce(wrong_type_keys, 0) + coalesce(duplicate_packet_ids, 0)
-        + coalesce(mismatched, 0) + coalesce(missing_session, 0) + coalesce(state_faults, 0) AS grave,
+        + coalesce(mismatched, 0) + coalesce(missing_session, 0) + coalesce(state_faults, 0)
+        + coalesce(in_both_layouts, 0) AS grave,
         over_limit + step_errors + bad_packet_ids + oversized + bad_tag + odd_characters + coalesce(orphans, 0)
         + coalesce(without_ttl, 0) + coalesce(ttl_too_long, 0) + coalesce(unreadable, 0) + coalesce(bad_qos, 0)
         + coalesce(bad_packet_types, 0) + coalesce(qos_0, 0) AS light

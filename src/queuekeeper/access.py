@@ -164,6 +164,7 @@ def redis_users() -> Mapping[str, RedisUser]:
             purpose="queue_quality where sessions are packed: their records, which it could read, hold the payloads",
             keys=("{*}_*",),
             scripts=(
+                "quality/profile_layouts",
                 "quality/profile_messages",
                 "quality/profile_packed",
                 "quality/profile_references",
@@ -173,6 +174,7 @@ def redis_users() -> Mapping[str, RedisUser]:
             narrowed=(
                 ("get", "{*}_last_packet_id"),
                 *((command, _PACKED_KEY) for command in ("hget", "hlen", "hscan")),
+                ("hget", "{*}_session"),
             ),
         ),
         RedisUser(

@@ -30,11 +30,13 @@ from planted_queues import (
 from queuekeeper.clock import Pace
 from queuekeeper.errors import RefusedError
 from queuekeeper.identity import client_hash
-from queuekeeper.keyspace import client_slot
+from queuekeeper.keyspace import client_slot, packed_keys
+from queuekeeper.quality.profile import queue_reader
 from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.preflight import check_profiled
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, connect
+from queuekeeper.sessions.model import Ack
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cluster_slots import slot_of
@@ -76,13 +78,70 @@ def test_healthy_packed_sessions_are_clean(client: RedisClient) -> None:
 def test_client_with_a_session_in_each_layout_has_a_row_for_each(client: RedisClient) -> None:
     Queue(client=client, client_id="moving").fill(3)
     PackedQueue(client=client, client_id="moving").fill(2)
-    _, batches = scanned(client, PARAMETERS)
-    reader = QueueReader(client, parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None))
-    rows = [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
-    assert [(row["client_id"], row["layout"], row["live"], faults(row)) for row in rows] == [
+    RedisSessionStore(client, layout=Layout.PACKED).set_owner("moving", epoch=1, owner="postgres")
+    assert [(row["client_id"], row["layout"], row["live"], faults(row)) for row in every_row(client)] == [
         ("moving", Layout.TBMQ, 3, {}),
         ("moving", Layout.PACKED, 2, {}),
     ]
+
+
+def every_row(client: RedisClient) -> list[dict[str, Any]]:
+    """Return all rows of a profile; a client may have two."""
+    _, batches = scanned(client, PARAMETERS)
+    reader = QueueReader(client, parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None))
+    return [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
+
+
+def in_both_layouts(client: RedisClient) -> dict[str, int]:
+    """Return the clients that the profile finds in both layouts."""
+    return {row["client_id"]: row["in_both_layouts"] for row in every_row(client) if row["in_both_layouts"]}
+
+
+def test_client_whose_sessions_take_messages_in_both_layouts_is_found(client: RedisClient) -> None:
+    tbmq, packed = (RedisSessionStore(client, layout=layout) for layout in (Layout.TBMQ, Layout.PACKED))
+    for client_id in ("both", "emptied", "{in}middle"):
+        for store in (tbmq, packed):
+            store.save_messages([save(client_id, count=2)])
+    tbmq.ack("emptied", [Ack(packet_id=1), Ack(packet_id=2)])
+    # A session that TBMQ has stored has no fields of ours.
+    Queue(client=client, client_id="vendor's").fill(2)
+    packed.save_messages([save("vendor's", count=2)])
+    tbmq.save_messages([save("only one", count=2)])
+    packed.save_messages([save("the other", count=2)])
+    assert in_both_layouts(client) == {"both": 2, "emptied": 1, "{in}middle": 2, "vendor's": 2}
+
+
+def test_client_that_moves_between_the_layouts_is_in_one_of_them_at_every_step(client: RedisClient) -> None:
+    source, target = (RedisSessionStore(client, layout=layout) for layout in (Layout.TBMQ, Layout.PACKED))
+    source.save_messages([save("moving", count=2)])
+    target.apply_snapshot("moving", source.read_snapshot("moving"), epoch=1, driver=0)
+    assert in_both_layouts(client) == {}
+    for epoch, store, owner, mirrored in (
+        (2, target, "postgres", False),
+        (2, source, "fenced", True),
+        (3, source, "postgres", False),
+        (3, target, "redis", True),
+        (4, target, "fenced", True),
+        (4, source, "postgres", False),
+        (5, target, "postgres", False),
+        (5, source, "redis", False),
+    ):
+        store.set_owner("moving", epoch=epoch, owner=owner, mirrored=mirrored)
+        assert in_both_layouts(client) == {}, (epoch, owner)
+    # Somebody removes what the target says of its owner, as an older backup would.
+    any_client: Any = client
+    any_client.hdel(packed_keys("moving").session, "owner", "epoch")
+    assert in_both_layouts(client) == {"moving": 2}
+
+
+def test_both_layouts_of_a_client_are_read_together_however_many_clients_there_are(
+    client: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "_QUEUES_PER_WINDOW", 3)
+    names = [f"meter-{number}" for number in range(8)]
+    for layout in Layout:
+        RedisSessionStore(client, layout=layout).save_messages([save(name, count=1) for name in names])
+    assert in_both_layouts(client) == dict.fromkeys(names, 2)
 
 
 def test_healthy_queues_are_clean(client: RedisClient) -> None:

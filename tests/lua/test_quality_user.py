@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.quality.profile.preflight import check_profiled
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.pages import Layout
 from tests.access_users import CLIENT, PREFIX, forget_refusals, holder, save, working_as
 
 pytestmark = pytest.mark.lua
@@ -27,6 +28,15 @@ def test_profile_needs_no_look_at_payloads(client: RedisClient) -> None:
         assert profiled(limited, parameters) == everything
         # What is given out next is no secret.
         assert holder(limited).get(session_keys(CLIENT, prefix=PREFIX).last_packet_id) == b"3"
+
+
+def test_profile_of_a_client_in_both_layouts_needs_no_more_rights_than_documented(client: RedisClient) -> None:
+    for layout in Layout:
+        save(client, layout=layout)
+    parameters = replace(PARAMETERS, key_prefix=PREFIX)
+    assert profiled(client, parameters)[CLIENT]["in_both_layouts"] == 2
+    with working_as(client, "quality-packed") as limited:
+        assert profiled(limited, parameters) == profiled(client, parameters)
 
 
 def test_no_command_of_the_server_tells_a_payload(single: RedisClient) -> None:

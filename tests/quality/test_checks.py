@@ -32,5 +32,5 @@ def test_the_form_of_a_remedy_is_filled_in_and_begins_with_a_dry_run() -> None:
 
 
 def test_an_unknown_check_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no check 'Q39': they are Q1 to Q38"):
-        check("Q39")
+    with pytest.raises(UsageError, match="there is no check 'Q40': they are Q1 to Q39"):
+        check("Q40")

@@ -36,6 +36,8 @@ QUEUES: list[dict[str, Any]] = [
     queue("twice", layout="packed", duplicate_packet_ids=2, tied_serials=1, dead_crowding=1),
     queue("spoiled", layout="packed", unreadable=1, ttl_too_long=1),
     queue("lost", layout="packed", bad_serials=2, state_faults=1),
+    queue("in both", layout="packed", in_both_layouts=2),
+    queue("left over", layout="packed", in_both_layouts=1),
     queue("unknown", orphans=None, without_ttl=None, ttl_too_long=None, foreign_references=None),
 ]
 COLUMN_KINDS = SPARK_ROWS.partition(", hours")[0]
@@ -86,6 +88,8 @@ FOUND_IN_REDIS = {
     ("Q19", "critical"): {"mixed"},
     ("Q38", "critical"): {"lost"},
     ("Q38", "warning"): {"lost"},
+    ("Q39", "critical"): {"in both"},
+    ("Q39", "warning"): {"in both", "left over"},
 }
 
 

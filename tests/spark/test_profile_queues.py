@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from queuekeeper import postgres
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
+from queuekeeper.jobs.checks import Severity
 from queuekeeper.keyspace import client_slot
 from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
@@ -61,7 +62,7 @@ def _profile(world: World, parameters: ProfileParameters, **options: Any) -> Pro
 def _judged(world: World, profile_id: str, *, quality_run_id: str) -> QualityReport:
     return run_quality(
         postgres_url=world.postgres_url, redis_url=world.redis_url, profile_ids=[profile_id],
-        suites=["sessions_redis"], quality_run_id=quality_run_id, now=datetime.now(UTC),
+        suites=["sessions_redis"], quality_run_id=quality_run_id, now=datetime.now(UTC), show_client_ids=True,
     )  # fmt: skip
 
 
@@ -249,8 +250,11 @@ def test_profile_of_packed_sessions_is_what_the_reader_finds_and_is_judged(
         "Q10 makes no sense for packed sessions",
         "Q13 makes no sense for packed sessions",
         "Q38 makes no sense for sessions in TBMQ's layout",
+        "Q39 makes no sense for sessions in TBMQ's layout",
     ]
     assert {"Q1", "Q10", "Q13"} <= {each.check_id for each in both.results if each.passed}
+    (twice,) = [each for each in both.findings if each.check_id == "Q39" and each.severity is Severity.CRITICAL]
+    assert {each["client_id"] for each in twice.examples} == set(HEALTHY) & set(HEALTHY_PACKED)
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ CREATE TABLE queuekeeper.queue_profiles (
     next_in_use int, -- 1: a live message has the packet id after last_packet_id; PostgreSQL's only
     layout text NOT NULL DEFAULT 'tbmq', -- of the session's keys: tbmq or packed; of TBMQ's tables, too, tbmq
     state_faults bigint, -- what a packed session's state says that does not hold for its messages; else null
+    -- Packed: 1 if TBMQ's layout has a session of the client, too, and both take messages; 2 if messages wait in both.
+    in_both_layouts int,
     CONSTRAINT queue_profiles_pkey PRIMARY KEY (profile_id, client_id, layout),
     CONSTRAINT queue_profiles_profile_id_fkey FOREIGN KEY (profile_id)
     REFERENCES queuekeeper.profiles (profile_id) ON DELETE CASCADE

@@ -403,6 +403,13 @@ _ALL = (
         cost="none beside the profile", remedy=_repair("repair_state"), milder_remedy=_repair("repair_state"),
         advice="Have the state worked out again; look who else writes to these keys.",
         senseless={Layout.TBMQ: "its sessions have no such state"}),
+    Check(id="Q39", title="One layout", stores=_REDIS, priority=Priority.P0, milder=Priority.P1,
+        computation="No client has a packed session and one in TBMQ's layout that both take messages: a broker finds "
+        "one of them, and delivers nothing of the other. A copy of a migration takes none.",
+        cost="one script for each client that has keys of both layouts",
+        advice="Compare both by `queuekeeper sessions inspect CLIENT --layout tbmq` and `--layout packed`; keep the "
+        "one that your brokers use. `sessions export` the other, then `sessions purge` it, each with its `--layout`.",
+        senseless={Layout.TBMQ: "a client with a session in both layouts is counted at its packed one"}),
 )  # fmt: skip
 
 CHECKS: Mapping[str, Check] = {check.id: check for check in _ALL}

@@ -62,9 +62,13 @@ def judge_parquet(
 
 def _with_neighbours(queues: DataFrame, *, is_clustered: bool) -> DataFrame:
     """Add the columns of ``sql/quality/redis_queues.sql``, by the same rules."""
-    if "layout" not in queues.columns:
-        # Of a profile that read no packed sessions yet.
-        queues = queues.withColumns({"layout": F.lit(str(Layout.TBMQ)), "state_faults": F.lit(None).cast("bigint")})
+    # Of a profile that read no packed sessions yet, or looked for no clients in both layouts.
+    later = {
+        "layout": F.lit(str(Layout.TBMQ)),
+        "state_faults": F.lit(None).cast("bigint"),
+        "in_both_layouts": F.lit(None).cast("int"),
+    }
+    queues = queues.withColumns({name: value for name, value in later.items() if name not in queues.columns})
     tag = F.substring_index("client_id", "}", 1)
     tags = queues.where(F.instr("client_id", "}") > 1).groupBy(tag.alias("tag")).agg(F.count("*").alias("clients"))
     shared = (F.col("clients") > 1) | (F.col("tag") == F.col("client_id"))

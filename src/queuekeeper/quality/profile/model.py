@@ -55,6 +55,7 @@ FAULTS = (
     "duplicate_packet_ids", "foreign_references", "orphans", "counter_missing", "counter_invalid", "counter_behind",
     "without_ttl", "ttl_too_long", "oversized", "unreadable", "mismatched", "bad_qos", "qos_0", "bad_packet_types",
     "wrong_type_keys", "bad_tag", "odd_characters", "missing_session", "state_faults",
+    "in_both_layouts",
 )  # fmt: skip
 """Columns of ``queue_profiles`` that make a queue faulty when they are not 0.
 

@@ -124,7 +124,7 @@ class PackedReader:
                 )
                 for each in some
             ]
-            with _named_rule(self._parameters.key_prefix):
+            with named_rule(self._parameters.key_prefix):
                 replies = self._caller.execute(calls).or_raise()
             read = sum(each.take(reply) for each, reply in zip(some, replies, strict=True))
             self._pace(max(1, read) * self._share)
@@ -199,12 +199,12 @@ class PackedReader:
 
 
 @contextmanager
-def _named_rule(key_prefix: str) -> Iterator[None]:
+def named_rule(key_prefix: str) -> Iterator[None]:
     """Add the rule that a profile of packed sessions needs to an error about a missing right."""
     try:
         yield
     except RefusedError as error:
         if "does not allow this user to do that" in str(error):
-            rule = f"(+hget +hlen +hscan ~{key_prefix}*_packed)"
+            rule = f"(+hget +hlen +hscan ~{key_prefix}*_packed) (+hget ~{key_prefix}*_session)"
             raise RefusedError(f"{error}. A profile of packed sessions needs: ACL SETUSER <user> {rule}") from error
         raise

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from queuekeeper import lua
 from queuekeeper.clock import Pace
-from queuekeeper.keyspace import MAX_PACKET_ID, encoded_client_id
+from queuekeeper.keyspace import MAX_PACKET_ID, encoded_client_id, packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.quality.profile.model import ProfileParameters
-from queuekeeper.quality.profile.packed_reader import PackedReader
+from queuekeeper.quality.profile.packed_reader import PackedReader, named_rule
 from queuekeeper.quality.profile.queue_window import FAULT_BITS, NEVER_EXPIRES, Flags, Integers, Page, Window, codes
 from queuekeeper.redis_client import RedisClient
 
@@ -87,7 +87,10 @@ class QueueReader:
     def _windows(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         rows = rows.combine_chunks()
         starts = np.flatnonzero(_changes(rows))
-        edges = [*starts[::_QUEUES_PER_WINDOW].tolist(), rows.num_rows]
+        begins = np.arange(0, len(starts), _QUEUES_PER_WINDOW)
+        # Both layouts of a client are in one window.
+        begins += _is_second_row(rows.column("client_id").take(pa.array(starts)))[begins]
+        edges = [*starts[begins[begins < len(starts)]].tolist(), rows.num_rows]
         for first, end in pairwise(edges):
             yield self._window(rows.slice(first, end - first).combine_chunks())
 
@@ -113,6 +116,8 @@ class QueueReader:
         together = regular[seen >> 32]
         self._count_orphans(window, seen[together])
         self._packed.read(window, np.flatnonzero(regular & packed))
+        seconds = np.flatnonzero(_is_second_row(pa.array(clients, pa.string())))
+        self._judge_layouts(window, seconds[regular[seconds] & regular[seconds - 1]])
         first_rows = pa.array(starts)
         return window.rows(
             parameters=self._parameters,
@@ -286,6 +291,27 @@ class QueueReader:
             found.append(self._numbers(calls, share=1.0))
         return np.not_equal(np.concatenate(found), _REFERRED, dtype=bool)
 
+    def _judge_layouts(self, window: Window, packed: Integers) -> None:
+        """Note clients whose sessions take messages in both layouts, of which one script sees both.
+
+        :param packed: packed sessions of clients whose row before is of TBMQ's layout.
+        """
+        if not len(packed):
+            return
+        with named_rule(self._parameters.key_prefix):
+            takes = self._numbers(
+                [
+                    scripts.quality.profile_layouts(
+                        window.keys[queue], packed=packed_keys(window.clients[queue], prefix=window.prefix).session
+                    )
+                    for queue in packed
+                ],
+                share=1.0,
+            ).reshape(-1, 2)
+        messages = window.sums["messages"]
+        waits = (messages[packed] > 0) & (messages[packed - 1] > 0)
+        window.add("in_both_layouts", packed, takes.all(axis=1) * (1 + waits))
+
     def _numbers(self, calls: list[lua.Call], *, share: float, most: int = _REFERENCES_PER_EXCHANGE) -> Integers:
         sizes = [len(call.keys) for call in calls]
         return np.fromiter(chain.from_iterable(self._exchange(calls, sizes, most=most, share=share)), np.int64)
@@ -313,6 +339,13 @@ def _changes(rows: pa.Table) -> Flags:
     changes = np.ones(len(queues), bool)
     changes[1:] = queues[1:] != queues[:-1]
     return changes
+
+
+def _is_second_row(names: pa.Array) -> Flags:
+    """Return which rows are of the same client as the row before: rows of packed sessions."""
+    second = np.zeros(len(names), bool)
+    second[1:] = pc.equal(names.slice(1), names.slice(0, len(names) - 1)).to_numpy(zero_copy_only=False)
+    return second
 
 
 def _distinct(codes: Integers) -> Integers:

@@ -35,10 +35,10 @@ FAULT_BITS = {
 _COUNTED = (
     "messages", "live", "dead", "tied_serials", "bad_serials", "equal_serials", "step_errors", "bad_packet_ids",
     "foreign_references", "orphans", "ids_in_use", "without_ttl", "payload_bytes", "oversized", "wrong_type_keys",
-    "duplicate_packet_ids", "misplaced", "state_faults", *FAULT_BITS,
+    "duplicate_packet_ids", "misplaced", "state_faults", "in_both_layouts", *FAULT_BITS,
 )  # fmt: skip
 _OF_TBMQ = frozenset({"foreign_references", "orphans", "without_ttl", "mismatched"})
-_OF_PACKED = frozenset({"duplicate_packet_ids", "state_faults"})
+_OF_PACKED = frozenset({"duplicate_packet_ids", "state_faults", "in_both_layouts"})
 _NEVER = np.iinfo(np.int64).max
 
 

@@ -18,7 +18,7 @@ ODD_CHARACTERS = r"[*?\[\]\\<>&\"'\x00-\x1F\x7F]"
 _TEXTS = {"client_id", "client_hash", "shard", "layout"}
 _SMALL = {
     "cohort", "slot", "dead_crowding", "counter_missing", "counter_invalid", "counter_behind", "bad_tag",
-    "odd_characters", "missing_session", "next_in_use",
+    "odd_characters", "missing_session", "next_in_use", "in_both_layouts",
 }  # fmt: skip
 _COLUMNS = (
     "client_id", "client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "over_limit", "dead_crowding",
@@ -27,7 +27,7 @@ _COLUMNS = (
     "counter_missing", "counter_invalid", "counter_behind", "without_ttl", "ttl_too_long", "payload_bytes",
     "largest_bytes", "oversized", "unreadable", "mismatched", "bad_qos", "qos_0", "bad_packet_types",
     "wrong_type_keys", "bad_tag", "odd_characters", "idle_keys", "missing_session", "earliest_expires_at_ms",
-    "latest_expires_at_ms", "next_in_use", "layout", "state_faults",
+    "latest_expires_at_ms", "next_in_use", "layout", "state_faults", "in_both_layouts",
 )  # fmt: skip
 
 
