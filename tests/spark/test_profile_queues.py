@@ -35,14 +35,12 @@ from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.migration.spark.job import Environment
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.judge.parquet import judge_parquet
 from queuekeeper.quality.judge.run import QualityReport, run_quality
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
 from queuekeeper.redis_client import nodes
 from queuekeeper.sessions.pages import Layout
 from tests.conftest import nightly
-from tests.object_store import ObjectStore
 from tests.spark.world import World
 
 pytestmark = pytest.mark.usefixtures("compiling")
@@ -132,39 +130,6 @@ def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path)
     assert _profile(world, replace(CONTENTS, keep_profiles=1), profile_id="second").queues == report.queues
     assert _rows(world.connection, "first") == {}
     assert _sums(world, "cohort_profiles", "first", "queues") == (report.queues,)
-
-
-def _judged_parquet(world: World, place: str) -> list[tuple[object, ...]]:
-    report = judge_parquet(world.spark, path=place, suite="sessions_redis", contents=True)
-    return [(each.check_id, each.passed, each.broken, each.observed) for each in report.results]
-
-
-# By day: the test below, and tests/quality/test_expectations.py, which judges a folder.
-@pytest.mark.nightly
-def test_parquet_in_an_object_store_is_judged_as_in_a_folder(world: World, shared_bucket: str, tmp_path: Path) -> None:
-    places = (f"s3://{shared_bucket}/profiles", str(tmp_path))
-    for place in places:
-        _profile(world, CONTENTS, profile_id="placed", parquet_dir=place)
-    found, expected = (_judged_parquet(world, f"{place}/placed") for place in places)
-    assert found == expected
-
-
-def test_parquet_in_an_object_store_is_judged_and_replaced_as_a_whole(
-    world: World, make_world: Callable[..., World], shared_bucket: str, object_store: ObjectStore
-) -> None:
-    remote = f"s3://{shared_bucket}/profiles"
-    report = _profile(world, CONTENTS, profile_id="placed", parquet_dir=remote)
-    assert report.parquet == f"{remote}/placed"
-    found = _judged_parquet(world, f"{remote}/placed")
-    assert not any(broken for _, _, broken, _ in found)
-    assert not all(passed for _, passed, *_ in found)
-
-    # Without a queue there is a file, too: nothing is wrong, and nothing of the profile before is left.
-    _profile(make_world(), CONTENTS, profile_id="placed", parquet_dir=remote)
-    (_,) = object_store.objects(shared_bucket)
-    assert all(passed for _, passed, *_ in _judged_parquet(world, f"{remote}/placed"))
-    with pytest.raises(UsageError, match=r"^s3://.*/profiles/missing holds no profile: name the folder"):
-        _judged_parquet(world, f"{remote}/missing")
 
 
 def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
