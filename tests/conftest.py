@@ -384,7 +384,19 @@ def url_of_parameter(request: pytest.FixtureRequest) -> str:
     """
     if request.param == "cluster":
         return str(request.getfixturevalue("redis_cluster_url"))
-    return str(request.getfixturevalue("redis_servers")(request.param).url)
+    return url_of_server(request, request.param)
+
+
+def url_of_server(request: pytest.FixtureRequest, name: str) -> str:
+    """Return the address of the server of a flavour, or of the cluster, for fixtures of a whole file.
+
+    The server runs, and is as earlier tests have left it.
+    """
+    if name != "cluster":
+        return str(request.getfixturevalue("redis_servers")(name).url)
+    cluster = request.getfixturevalue("redis_cluster")
+    cluster.start()
+    return str(cluster.url)
 
 
 @pytest.fixture

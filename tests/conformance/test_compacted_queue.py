@@ -35,7 +35,7 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import compacted_keys, compacted_registry_key
 from tests.conformance.compacted_worlds import QueueWorld
 from tests.conformance.cutting_proxy import CuttingProxy
-from tests.conftest import REDIS_FLAVOURS, nightly
+from tests.conftest import REDIS_FLAVOURS, nightly, url_of_server
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -76,12 +76,7 @@ DAY_MS = 24 * HOUR_MS
 @pytest.fixture(scope="module", params=WORLDS)
 def opened_world(request: pytest.FixtureRequest) -> Iterator[QueueWorld]:
     server, _, form = request.param.partition("-")
-    found = (
-        request.getfixturevalue("redis_cluster")
-        if server == "cluster"
-        else request.getfixturevalue("redis_servers")(server)
-    )
-    world = QueueWorld(found.url, awaited=form == "asyncio")
+    world = QueueWorld(url_of_server(request, server), awaited=form == "asyncio")
     yield world
     world.erase()
     world.close()

@@ -44,7 +44,7 @@ from queuekeeper.redis_client import nodes
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.fanout_worlds import PREFIX, START_MS, FanoutWorld, Queues
 from tests.conformance.store_worlds import AwaitedStore, lose_answer
-from tests.conftest import REDIS_FLAVOURS, nightly
+from tests.conftest import REDIS_FLAVOURS, nightly, url_of_server
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -62,12 +62,7 @@ WORLDS = ["valkey-blocking", "cluster-asyncio", *nightly(f"{REDIS_FLAVOURS[-1]}-
 @pytest.fixture(scope="module", params=WORLDS)
 def shared_world(request: pytest.FixtureRequest) -> Iterator[FanoutWorld]:
     where, _, how = request.param.partition("-")
-    if where == "cluster":
-        server = request.getfixturevalue("redis_cluster")
-        server.start()
-    else:
-        server = request.getfixturevalue("redis_servers")(where)
-    found = FanoutWorld(server.url, awaited=how == "asyncio")
+    found = FanoutWorld(url_of_server(request, where), awaited=how == "asyncio")
     yield found
     found.close()
 

@@ -28,7 +28,7 @@ from tests.conformance.store_worlds import (
     World,
     lose_answer,
 )
-from tests.conftest import REDIS_FLAVOURS, nightly
+from tests.conftest import REDIS_FLAVOURS, nightly, url_of_server
 from tests.patience import short_lives_ms
 
 pytestmark = pytest.mark.conformance
@@ -92,12 +92,7 @@ def opened_world(request: pytest.FixtureRequest) -> Iterator[World]:
         if server == "packed":
             kind = PackedWorld
             server, _, form = form.partition("-")
-        found = (
-            request.getfixturevalue("redis_cluster")
-            if server == "cluster"
-            else request.getfixturevalue("redis_servers")(server)
-        )
-        world = kind(found.url, awaited=form == "asyncio")
+        world = kind(url_of_server(request, server), awaited=form == "asyncio")
     yield world
     world.close()
     if server in {"postgres", "router"}:
