@@ -407,8 +407,8 @@ _ALL = (
         computation="No client has a packed session and one in TBMQ's layout that both take messages: a broker finds "
         "one of them, and delivers nothing of the other. A copy of a migration takes none.",
         cost="one script for each client that has keys of both layouts",
-        advice="Compare both by `queuekeeper sessions inspect CLIENT --layout tbmq` and `--layout packed`; keep the "
-        "one that your brokers use. `sessions export` the other, then `sessions purge` it, each with its `--layout`.",
+        advice="Export both by `queuekeeper sessions export CLIENT --layout tbmq` and `--layout packed`, and compare "
+        "them. Keep the one that your brokers use, and `sessions purge` the other with its `--layout`.",
         senseless={Layout.TBMQ: "a client with a session in both layouts is counted at its packed one"}),
 )  # fmt: skip
 
