@@ -52,14 +52,14 @@ def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]
     memory = report.memory
     used = [(point.at_ms, float(point.used_bytes)) for point in memory.measured]
     found = [
-        _over_runs("Depth", _numbers(runs, "messages"), number, "messages in all queues"),
-        _over_runs("Lag", _numbers(runs, "waiting"), number, "messages wait for a consumer"),
+        over_runs("Depth", _numbers(runs, "messages"), number, "messages in all queues"),
+        over_runs("Lag", _numbers(runs, "waiting"), number, "messages wait for a consumer"),
     ]
     if limit := memory.limit_bytes:
         share = [(at_ms, each / limit) for at_ms, each in used]
-        found.append(_over_runs("Memory", share, percent, f"of {size(limit)} in use", ceiling=1.0))
+        found.append(over_runs("Memory", share, percent, f"of {size(limit)} in use", ceiling=1.0))
     else:
-        found.append(_over_runs("Memory", used, size, "in use, without a limit"))
+        found.append(over_runs("Memory", used, size, "in use, without a limit"))
     return [each for each in found if each] + [_ahead(each) for each in report.expiry if each.points]
 
 
@@ -69,9 +69,15 @@ def _numbers(runs: Sequence[QualityRun], name: str) -> list[Point]:
     return [(round(at.timestamp() * 1_000), value) for at, value in known if value is not None]
 
 
-def _over_runs(
+def over_runs(
     title: str, points: Sequence[Point], told: Callable[[float], str], about: str, *, ceiling: float | None = None
 ) -> Glance | None:
+    """Return a figure over runs, the newest last; none without a run.
+
+    :param told: writes a value as text.
+    :param about: what the figure counts.
+    :param ceiling: greatest value that there can be.
+    """
     if not points:
         return None
     (_, before), (_, now) = points[0], points[-1]
@@ -111,7 +117,8 @@ def _line(
     values = [value for _, value in points]
     first, last, least, most = (told(value) for value in (values[0], values[-1], min(values), max(values)))
     return sparkline(
-        values,
+        # What reads alike is drawn alike: a line would make much of a difference that nobody is told.
+        values if least != most else values[:1] * len(values),
         words=[f"{instant(at_ms)}: {told(value)}" for at_ms, value in points],
         label=f"{what}: first {first}, last {last}, least {least}, greatest {most}",
         ceiling=ceiling,
