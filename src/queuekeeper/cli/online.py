@@ -108,7 +108,7 @@ def arm(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, "catch-up", asks=_asks("movers"))
 def catch_up(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Make the copies in the target equal to the source, without a fence.
+    """Make the copies equal to the source, without a fence.
 
     Example: `queuekeeper online catch-up 0123456789abcdef`
     """
@@ -130,7 +130,7 @@ def verify(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
     asks=takes(lambda: StepWish, only=["canary_percent"], names={"canary_percent": ["--percent"]}),
 )
 def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Move a few clients, the canary, to the target and back as a test.
+    """Move a few clients, the canary, there and back as a test.
 
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
@@ -160,7 +160,7 @@ def cut_over(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
 
 @command(app, "roll-back", also=PLANS, asks=_asks("movers", "lease_ms", "max_lag_s", "mirror_wait_minutes"))
 def roll_back(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Give clients back to the source, with all that the target holds.
+    """Give clients back, with all that the target holds.
 
     Example: `queuekeeper online roll-back 0123456789abcdef --dry-run`
     """
@@ -205,7 +205,7 @@ def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool 
 
 @command(app, asks=_asks("soak_minutes"))
 def soak(call: OnPlan, plan_id: PlanId, *, parameters: StepWish) -> Shown:
-    """Watch cohorts in the target for a while, with the mirror at work.
+    """Watch cohorts for a while, with the mirror at work.
 
     You can interrupt and repeat it: the time counts from the moment in which the cohorts began to soak.
 
