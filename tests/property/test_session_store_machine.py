@@ -46,6 +46,8 @@ AGES_S = (0, 0, 0, 0, 30, 2 * HOUR_S)
 clients = st.sampled_from(CLIENT_IDS)
 limits = st.sampled_from(LIMITS)
 places = st.integers(0, 7)
+confirmed = st.lists(st.tuples(places, st.sampled_from([None, 0, -1])), min_size=1, max_size=4)
+"""Places of messages, and what their serials are given off by, or no serial."""
 messages = st.tuples(st.sampled_from(LIVES_S), st.sampled_from(AGES_S), st.integers(0, 24).map(lambda n: n == 24))
 
 
@@ -170,7 +172,7 @@ class SessionStoreMachine(RuleBasedStateMachine):
             serial = self.sessions.get(client_id).last_serial + 5 if beyond else message.serial
             self._call(client_id, "mark_delivered", serial=serial)
 
-    @rule(client_id=clients, wanted=st.lists(st.tuples(places, st.sampled_from([None, 0, -1])), min_size=1, max_size=4))
+    @rule(client_id=clients, wanted=confirmed)
     def ack(self, client_id: str, wanted: list[tuple[int, int | None]]) -> None:
         """Confirm messages, with their serials, without, or with that of another one; also twice."""
         waiting = list(self.sessions.get(client_id).messages.values())
@@ -181,12 +183,14 @@ class SessionStoreMachine(RuleBasedStateMachine):
         ]
         self._call(client_id, "ack", acks=[*acks, Ack(packet_id=60_000)])
 
-    @rule(client_id=clients, place=places, by_serial=st.booleans(), late=st.booleans())
-    def pubrec(self, client_id: str, place: int, by_serial: bool, late: bool) -> None:
-        waiting = list(self.sessions.get(client_id).messages.values())
-        if waiting:
-            message = waiting[place % len(waiting)]
-            serial = message.serial - late if by_serial else None
+    @precondition(lambda self: self._everywhere())
+    @rule(wanted=confirmed)
+    def pubrec(self, wanted: list[tuple[int, int | None]]) -> None:
+        """Release messages of any session, with their serials, without, or with that of another one; also twice."""
+        for place, off in wanted:
+            waiting = self._everywhere()
+            client_id, message = waiting[place % len(waiting)]
+            serial = None if off is None else message.serial + off
             self._call(client_id, "mark_released", packet_id=message.packet_id, serial=serial)
 
     @rule(client_id=clients)
@@ -297,6 +301,9 @@ class SessionStoreMachine(RuleBasedStateMachine):
             time_ms=self.now_ms - 1_000 * age_s,
             expiry_interval_s=life_s,
         )
+
+    def _everywhere(self) -> list[tuple[str, PendingMessage]]:
+        return [(each, m) for each in CLIENT_IDS for m in self.sessions.get(each).messages.values()]
 
     def _waiting(self, client_id: str, place: int) -> PendingMessage | None:
         """Return a live message by its place in the queue; none when there is none at all."""
