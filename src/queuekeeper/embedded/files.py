@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import socket
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def secret(path: Path) -> str:
         return value
 
 
+_given_out: deque[int] = deque(maxlen=256)
+"""Ports that this process was given last: the servers of a cluster get all of theirs before the first one listens."""
+
+
 def is_free(port: int) -> bool:
     """Return whether nothing listens on this loopback port."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
@@ -56,7 +61,8 @@ def free_port(preferred: int | None = None) -> int:
     if preferred is not None and is_free(preferred):
         return preferred
     for port in random.SystemRandom().sample(_PORTS, 200):
-        if is_free(port):
+        if port not in _given_out and is_free(port):
+            _given_out.append(port)
             return port
     raise ServerUnavailable(f"no free port between {_PORTS.start} and {_PORTS.stop} on {HOST}")
 
