@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import redis
 
-from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
+from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, files
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.java import java_home
@@ -379,3 +379,11 @@ def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     monkeypatch.setenv("PATH", f"{old.parent}{os.pathsep}/bin")
     assert java_home(tmp_path) == tmp_path / "java"
+
+
+def test_servers_that_do_not_listen_yet_get_a_port_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PORTS", range(20_000, 20_400))
+
+    ports = [files.free_port() for _ in range(60)]
+
+    assert len(set(ports)) == len(ports)
