@@ -11,6 +11,7 @@ from queuekeeper.migration.online.status import online_status
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.incidents import Incidents, State
 from queuekeeper.report.figures import duration
+from queuekeeper.wording import number_of
 
 RUNS_LOOKED_AT = 100
 """Number of newest runs among which the newest one of each kind is looked for."""
@@ -56,9 +57,8 @@ def find_matters(connection: Connection, *, now_ms: int) -> tuple[Matter, ...]:
             found.append(matter)
     count = sum(each.state is State.OPEN for each in Incidents(connection).all(today=now.date()))
     if count:
-        words = "has no owner" if count == 1 else "have no owner"
-        about = "1 open incident" if count == 1 else f"{count:,} open incidents"
-        found.append(Matter(about=about, words=words, commands=("queuekeeper quality incidents list",)))
+        about = number_of(count, "open incident")
+        found.append(Matter(about=about, words="without an owner", commands=("queuekeeper quality incidents list",)))
     return tuple(sorted(found, key=lambda matter: not matter.waits))
 
 

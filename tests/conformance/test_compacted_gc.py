@@ -122,9 +122,7 @@ def test_report_of_a_dry_run_says_that_nothing_was_removed(valkey: World, tmp_pa
     outcome = valkey.report(run_id, dry_run=True)
     assert contents(valkey.client) == before
     assert (outcome.left, outcome.clean, outcome.facts["finished_ms"]) == (None, False, None)
-    assert "5 messages are due, nothing was removed" in write_report(Collection, outcome, tmp_path).html.read_text(
-        "utf-8"
-    )
+    assert "5 messages due, nothing was removed" in write_report(Collection, outcome, tmp_path).html.read_text("utf-8")
 
 
 def overtaken(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:

@@ -73,7 +73,7 @@ def test_dry_run_reports_what_is_due_and_removes_nothing(collection: DAG, world:
     }  # fmt: skip
     assert len(world.live("secret-device-0")) == 2
     [page] = (tmp_path / "reports").glob("compacted-*.html")
-    assert "20 messages are due, nothing was removed" in page.read_text("utf-8")
+    assert "20 messages due, nothing was removed" in page.read_text("utf-8")
 
 
 def test_unknown_parameter_is_named(collection: DAG, world: World) -> None:
@@ -98,7 +98,7 @@ def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(
     world.now_ms += 30 * 86_400_000
     run_id, [share] = world.planned()
     world.collect(run_id, share)
-    words = "1 queues cannot be collected: `queuekeeper quality run --store compacted`"
+    words = "1 queue cannot be collected: `queuekeeper quality run --store compacted`"
     check_report_is_red("compacted_queue_gc", run_id, words=words, pages=tmp_path / "reports")
 
 

@@ -56,7 +56,7 @@ def test_queue_is_described_without_payloads(queues: FanoutQueues, capfd: pytest
     assert (found["exists"], found["messages"], found["consumer_count"]) == (True, 3, 2)
     by_name = {each["consumer"]: each for each in found["consumers"]}
     assert (by_name[A]["ready"], by_name[A]["dead"], by_name[B]["ready"]) == (2, 1, 3)
-    assert "Queue 'orders': exists True, 3 messages, 0 held, 2 consumers, 1 dead letters" in log
+    assert "Queue 'orders': exists True, 3 messages, 0 held, 2 consumers, 1 dead letter" in log
     assert SECRET not in log
 
 
@@ -164,7 +164,7 @@ def test_keys_that_disagree_fail_their_task_until_they_are_mended(
     assert run(VerifyFanoutQueueOperator)["found"] == 0
     client.hset(keyspace.fanout_keys(Q).references, "2", "7")
 
-    with pytest.raises(CheckFailed, match=r"the keys of 'orders' disagree in 1 places: wrong_count 1"):
+    with pytest.raises(CheckFailed, match=r"the keys of 'orders' disagree in 1 place: wrong_count 1"):
         run(VerifyFanoutQueueOperator)
     queues.repair(Q, dry_run=False)
     assert run(VerifyFanoutQueueOperator)["found"] == 0

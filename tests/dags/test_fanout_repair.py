@@ -81,7 +81,7 @@ def test_dry_run_of_named_queues_reports_and_changes_nothing(repair: DAG, world:
     assert states(run)["repair"] == {"skipped"}
     assert world.contents() == before
     [page] = (tmp_path / "reports").glob("fanout-*.html")
-    assert "2 repairs are to be made, nothing was changed" in page.read_text("utf-8")
+    assert "2 repairs to be made, nothing was changed" in page.read_text("utf-8")
 
 
 def test_unknown_parameter_is_named(repair: DAG, world: World) -> None:
@@ -104,7 +104,7 @@ def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(w
     client.hset(world.keys("orders of 1").options, "billing", "of another kind")
     run_id, [share] = world.planned()
     world.repair(run_id, share)
-    words = "1 queues cannot be repaired: the log of the plan says why"
+    words = "1 queue cannot be repaired: the log of the plan says why"
     check_report_is_red("fanout_repair", run_id, words=words, pages=tmp_path / "reports")
 
 

@@ -117,7 +117,7 @@ def test_all_tasks_there_and_back(world: OnlineWorld) -> None:
 
     look = run(LookAtCohortsOperator)
     assert (look["clients"], look["cohorts"]) == (len(CLIENTS), 3)
-    assert "10 clients of 3 cohorts are on Redis. The mirror is 0.0 s behind for 0 of them" in look["markdown"]
+    assert "Redis has 10 clients of 3 cohorts. The mirror is 0.0 s behind for 0 of them" in look["markdown"]
     report = run(RollBackOperator, decision=YES, four_eyes="True", max_lag_s="10")
     assert report["outcomes"] == {"moved": len(CLIENTS)}
     assert world.all_owners() == {"postgres"}

@@ -498,7 +498,7 @@ def test_client_is_found_in_either_store_and_its_queue_is_opened_without_an_id_i
 
     in_redis, in_postgres = searched(servers, "<i>fridge"), searched(servers, stored)
 
-    assert "1 messages in Redis" in text_of(in_redis)
+    assert "1 message in Redis" in text_of(in_redis)
     assert "messages in PostgreSQL" in text_of(in_postgres)
     for answer in (in_redis, in_postgres):
         assert answer.status_code == 200

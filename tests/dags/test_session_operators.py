@@ -153,7 +153,7 @@ def test_export_that_is_not_whole_fails_its_task(client: redis_client.RedisClien
     client.set(payload_key(C, 2), "{broken")
     path = tmp_path / "session.jsonl"
 
-    with pytest.raises(CheckFailed, match=r"is not the whole session: 1 records of 'meter-17' cannot be read"):
+    with pytest.raises(CheckFailed, match=r"is not the whole session: 1 record of 'meter-17' cannot be read"):
         run(ExportSessionOperator, path=str(path))
     assert len(path.read_bytes().splitlines()) == 3
 

@@ -326,7 +326,8 @@ def test_message_that_holds_a_consumer_up_is_skipped(queues: CompactedQueues) ->
 def test_purge_says_what_goes_and_asks_first(queues: CompactedQueues, what: str, messages: int, unacked: int) -> None:
     fill(queues)
     consumed(C, "--limit", "1")
-    question = f"{messages} messages of meter-17 will be removed, {unacked} of which nobody has acknowledged."
+    counted = "1 message" if messages == 1 else f"{messages} messages"
+    question = f"{counted} of meter-17 will be removed, {unacked} of which nobody has acknowledged."
 
     planned = as_json("purge", C, what, "--dry-run")
     assert (planned["messages"], planned["unacked"], planned["dry_run"]) == (messages, unacked, True)

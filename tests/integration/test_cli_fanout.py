@@ -322,8 +322,8 @@ def test_purge_says_what_goes_and_asks_first(both: FanoutQueues) -> None:
     both.claim(Q, consumer=A)
 
     assert as_json("purge", Q, A, "--dry-run") == {"released": 2, "freed": None, "dry_run": True}
-    fails("purge", Q, A, code=4, words="2 messages that wait for billing will be removed. Nobody can be asked here")
-    fails("purge", Q, code=4, words="5 messages that wait for all consumers will be removed")
+    fails("purge", Q, A, code=4, words="2 messages of billing will be removed. Nobody can be asked here")
+    fails("purge", Q, code=4, words="5 messages of all consumers will be removed")
     assert both.size(Q) == 3
     assert as_json("purge", Q, A, "--yes")["released"] == 2
     assert as_json("purge", Q, "--yes") == {"released": 3, "freed": 2, "dry_run": False}
@@ -335,7 +335,14 @@ def test_consumer_is_removed_with_all_that_is_its_after_a_question(both: FanoutQ
 
     fails("unregister", Q, A, code=4, words="somebody works on messages")
     fails("unregister", Q, A, "--dry-run", code=4, words="somebody works on messages")
-    fails("unregister", Q, A, "--force", code=4, words="billing will be removed from orders, with 3 messages that")
+    fails(
+        "unregister",
+        Q,
+        A,
+        "--force",
+        code=4,
+        words="billing will be removed from orders, with 3 messages not acknowledged",
+    )
     both.return_claimed(Q, consumer=A, token=claimed.token, ids=[1])
     planned = as_json("unregister", Q, A, "--dry-run")
     assert (planned["dry_run"], planned["consumers"][0]["released"]) == (True, 3)
@@ -367,10 +374,10 @@ def test_keys_that_disagree_are_found_and_mended(both: FanoutQueues, client: red
     [finding] = json.loads(found.stdout)["findings"]
     assert finding == {"problem": "wrong_count", "id": 2, "consumer": None, "found": 7, "expected": 2}
     fails(
-        "verify", Q, code=1, words="the keys of 'orders' disagree in 1 places: `queuekeeper fanout repair orders` mends"
+        "verify", Q, code=1, words="the keys of 'orders' disagree in 1 place: `queuekeeper fanout repair orders` mends"
     )
     assert as_json("repair", Q, "--dry-run")["repaired"] == {"wrong_count": 1}
-    fails("repair", Q, code=4, words="1 places in the keys of orders will be put right")
+    fails("repair", Q, code=4, words="1 place in the keys of orders will be put right")
     assert "wrong_count" in run("repair", Q, "--yes").stdout
     assert as_json("verify", Q)["found"] == 0
     assert as_json("repair", Q)["repaired"] == {}, "there is nothing to ask about"

@@ -41,7 +41,7 @@ def test_repair_is_tried_refused_done_and_then_finds_all_healthy(world: World, t
     assert (planned["plan"]["counts"]["overdue_leases"], planned["counts"]["overdue_leases"]) == (1, 0)
     assert (planned["clean"], planned["plan"]["unseen"][0]["consumer"]) == (False, "billing")
     refused = run("repair-all", "--json")
-    assert (refused.exit_code, "1 repairs will be made in 1 queues. Repair?" in refused.stderr) == (4, True)
+    assert (refused.exit_code, "1 repair will be made in 1 queue. Repair?" in refused.stderr) == (4, True)
 
     shown = run("repair-all", "orders", "--yes", "--report-directory", str(tmp_path / "here"))
     assert shown.exit_code == 0, shown.stderr

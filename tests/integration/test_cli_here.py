@@ -247,12 +247,12 @@ def test_online_migration_between_two_steps_says_what_it_waits_for(control: Conn
         online.move(run_id, [0], driver=driver, after=state, actor="ada")
         control.execute("UPDATE queuekeeper.plans SET updated_at = clock_timestamp() - interval '2 hours'")
         control.execute("UPDATE queuekeeper.online_cohorts SET step_at = clock_timestamp() - interval '1 hour'")
-        clients = "7 clients are on PostgreSQL, 3 on Redis"
+        clients = "PostgreSQL has 7 clients, Redis 3"
         words = f"has changed no cohort for 1 h 00 min: it waits for {waits_for} of 1 cohort; {clients}"
         assert said() == [(words, (f"queuekeeper run status {run_id}", f"queuekeeper online status {run_id}"))]
     online.hold_back(run_id, "Redis answers within 30 ms, the limit is 20 ms")
     ((words, _),) = said()
-    assert words.endswith("3 on Redis; held back: Redis answers within 30 ms, the limit is 20 ms")
+    assert words.endswith("Redis 3; held back: Redis answers within 30 ms, the limit is 20 ms")
     online.move(run_id, [0], driver=driver, after=OnlineState.COMMITTED, actor="ada")
     assert said() == []
 

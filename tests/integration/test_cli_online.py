@@ -169,7 +169,7 @@ def test_dry_run_of_a_commit_counts_the_messages_that_it_will_put_aside(
         ONLINE.as_json("soak", PLAN_ID, "--soak-minutes", "0")
         would = ONLINE.as_json("commit", PLAN_ID, "--dry-run")
         assert (would["clients"], would["set_aside"], len(world.rows())) == (1, 2, 3)
-        words = "2 messages of 1 clients that no cluster can hold would be put aside; nothing was changed."
+        words = "2 messages of 1 client that no cluster can hold would be put aside; nothing was changed."
         assert words in " ".join(ONLINE.run("commit", PLAN_ID, "--dry-run").stdout.split())
         done = moved("commit", PLAN_ID, "--yes")
         assert (done["set_aside"], done["outcomes"]) == (2, {"kept": 1})

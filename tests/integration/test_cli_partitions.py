@@ -67,7 +67,7 @@ def test_from_policy_to_drop_and_back(connection: Connection) -> None:
     assert [each["state"] for each in report["outcomes"]] == ["done"] * len(creation["steps"])
     assert as_json("status")["tables"][0]["head_room_met"]
 
-    fails("retire", code=4, words=r"1 partitions of [\d,]+ bytes will leave their tables\. Retire them\?.*--yes")
+    fails("retire", code=4, words=r"1 partition of [\d,]+ bytes will leave the table\. Retire them\?.*--yes")
     assert as_json("retire", "--yes")["reports"][0]["done"]
     assert connection.execute("SELECT count(*) FROM readings").fetchone() == (0,)
     (record,) = as_json("retired")["retired"]

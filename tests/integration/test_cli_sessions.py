@@ -191,7 +191,7 @@ def test_export_that_is_not_whole_is_written_and_ends_with_1(servers: Stores, tm
 
     result = fails(
         "export", C, "--output", str(file), "--json", *servers.options,
-        code=1, words="the export is not whole: 1 records of 'meter-17' cannot be read and were left out",
+        code=1, words="the export is not whole: 1 record of 'meter-17' cannot be read and were left out",
     )  # fmt: skip
     assert (json.loads(result.stdout)["messages"], json.loads(result.stdout)["unreadable"]) == (2, 1)
     assert len(file.read_bytes().splitlines()) == 3
@@ -258,7 +258,7 @@ def test_no_to_the_question_removes_nothing(servers: Stores, monkeypatch: pytest
     monkeypatch.setattr("queuekeeper.cli.command.sys", type("Terminal", (), {"stdin": _Terminal()}))
     fails("purge", C, *servers.options, code=4, words="not confirmed: nothing was written")
 
-    assert asked == ["The session of meter-17 will be removed from Redis, with 1 messages."]
+    assert asked == ["The session of meter-17 will be removed from Redis, with 1 message."]
     assert servers.store("redis").inspect(C).messages == 1
 
 
@@ -361,7 +361,7 @@ def test_what_was_set_aside_is_listed_shown_and_comes_back_after_a_question(serv
 
     servers.connection.execute("UPDATE queuekeeper.session_quarantine SET topic = 'mended'")
     assert as_json("replay", str(number), "--dry-run", *servers.options)["replayed"] == 1
-    question = "1 messages will be put behind all others of their sessions. Nobody can be asked here"
+    question = "1 message will be put behind all others of their sessions. Nobody can be asked here"
     fails("replay", "--client", C, *servers.options, code=4, words=question)
     assert [each.payload for each in store.fetch_pending(C).messages] == [b"1"]
     # Neither an owner nor a Redis is needed where the person says which store the broker reads.

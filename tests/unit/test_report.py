@@ -53,7 +53,7 @@ def test_errors_that_cancel_each_other_out_are_not_balanced() -> None:
 
     assert report.verdict is Verdict.NOT_BALANCED
     assert report.totals.unaccounted == 6
-    assert report.explanation.startswith("6 messages are unaccounted for and 3 differences were found.")
+    assert report.explanation.startswith("6 messages unaccounted for and 3 differences found.")
     assert "✗ Not balanced" in text_of(page(report))
 
 

@@ -34,6 +34,7 @@ from queuekeeper.sessions.pages import STORES
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.transfer import SessionStore
+from queuekeeper.wording import number_of, sentence
 
 SHOWN = 20
 """Largest number of messages of a session, and of findings, in a result, which Airflow stores in its database."""
@@ -99,7 +100,7 @@ class StoreCall:
             result = self.does(store, **{name: value for name, value in values.items() if name not in of_store})
         facts = plain(values | {"changed": result} if isinstance(result, bool) else result)
         known = {name: each.default for name, each in self.arguments.items()} | values | facts
-        told = f"{self.subject}: {self.told}".format_map(known)
+        told = sentence(f"{self.subject}: {self.told}", **known)
         return facts, f"only counted: {told}" if values.get("dry_run") else told
 
 
@@ -161,8 +162,8 @@ def _export_session(store: SessionStore, *, client_id: str, path: str, replace: 
     report = transfer.export_session_to_file(store, client_id, Path(path), replace=replace)
     if report.unreadable:
         raise CheckFailed(
-            f"{path} is not the whole session: {report.unreadable} records of {client_id!r} cannot be read and were "
-            "left out"
+            f"{path} is not the whole session: {number_of(report.unreadable, 'record')} of {client_id!r} cannot be "
+            "read and were left out"
         )
     return {**plain(report), "path": path}
 
@@ -214,7 +215,7 @@ def _verify_compacted(queues: CompactedQueues, *, client_id: str) -> dict[str, A
     report = queues.verify(client_id)
     if report.found:
         rules = ", ".join(sorted({each.rule for each in report.violations[:SHOWN]}))
-        raise CheckFailed(f"the keys of {client_id!r} disagree in {report.found} places: {rules}")
+        raise CheckFailed(f"the keys of {client_id!r} disagree in {number_of(report.found, 'place')}: {rules}")
     return compacted_lines.verify_facts(report)
 
 
@@ -260,7 +261,8 @@ def _verify_fanout(queues: FanoutQueues, *, queue: str) -> dict[str, Any]:
     facts = fanout_lines.verify_facts(queue, queues.verify(queue, findings=SHOWN))
     if facts["found"]:
         kinds = ", ".join(f"{problem} {count}" for problem, count in sorted(facts["counts"].items()))
-        raise CheckFailed(f"the keys of {queue!r} disagree in {facts['found']} places: {kinds}")
+        places = number_of(facts["found"], "place")
+        raise CheckFailed(f"the keys of {queue!r} disagree in {places}: {kinds}")
     return facts
 
 
@@ -270,24 +272,24 @@ _compact = partial(StoreCall, _compacted, _OF_CLIENT)
 _queue = partial(StoreCall, _fanout, "Queue {queue!r}")
 
 CALLS: Mapping[str, StoreCall] = {
-    "sessions.inspect": _session(_inspect_session, "exists {exists}, {messages} messages"),
+    "sessions.inspect": _session(_inspect_session, "exists {exists}, {messages:message}"),
     "sessions.peek": _session(_peek, "packet id {packet_id}, serial {serial}, {payload_bytes} bytes"),
-    "sessions.purge_session": _session(_purge_session, "{messages} messages removed, {kept} kept"),
-    "sessions.export_session": _session(_export_session, "{messages} messages written"),
-    "sessions.import_session": _session(_import_session, "{stored} messages stored, {expired} expired"),
+    "sessions.purge_session": _session(_purge_session, "{messages:message} removed, {kept:,} kept"),
+    "sessions.export_session": _session(_export_session, "{messages:message} written"),
+    "sessions.import_session": _session(_import_session, "{stored:message} stored, {expired:,} expired"),
     "compacted.inspect": _compact(CompactedQueues.inspect, "exists {exists}, {live} keys, {in_flight} in flight"),
     "compacted.append": StoreCall(
         _bounded, _OF_CLIENT, _append, "{appended} appended, {replayed} stored before, {evicted} evicted"
     ),
     "compacted.rewind": _compact(_rewind, "cursor from {old_acked} to {new_acked}, {to_deliver} to deliver"),
     "compacted.configure": _compact(_configure, "retention {after}", compacted_forms.retention),
-    "compacted.purge": _compact(_purge, "{messages} messages removed, {unacked} of them not acknowledged"),
-    "compacted.drop": _compact(CompactedQueues.drop, "dropped with {messages} messages, {lag} not delivered"),
+    "compacted.purge": _compact(_purge, "{messages:message} removed, {unacked:,} of them not acknowledged"),
+    "compacted.drop": _compact(CompactedQueues.drop, "dropped with {messages:message}, {lag:,} not delivered"),
     "compacted.verify": _compact(_verify_compacted, "{checked} looked at, {found} wrong"),
-    "compacted.repair": _compact(CompactedQueues.repair, "{found} wrong, {dropped} keys dropped, {remaining} left"),
+    "compacted.repair": _compact(CompactedQueues.repair, "{found:,} wrong, {dropped:key} dropped, {remaining:,} left"),
     "fanout.inspect": _queue(
         _inspect_fanout,
-        "exists {exists}, {messages} messages, {held} held, {consumer_count} consumers, {dead} dead letters",
+        "exists {exists}, {messages:message}, {held:,} held, {consumer_count:consumer}, {dead:dead letter}",
     ),
     "fanout.publish": _queue(
         _publish, "{published} published, {duplicates} published before, {held} held, {dropped} dropped"
@@ -295,9 +297,9 @@ CALLS: Mapping[str, StoreCall] = {
     "fanout.register": _queue(
         _register, "{consumer!r} registered, new {created}, adopts {adopted}", fanout_forms.consumer_options
     ),
-    "fanout.unregister": _queue(FanoutQueues.unregister, "{consumer!r} removed, with {released} messages"),
-    "fanout.retry_dead": _queue(FanoutQueues.retry_dead, "{retried} dead letters of {consumer!r} wait again"),
-    "fanout.purge_dead": _queue(FanoutQueues.purge_dead, "{released} dead letters of {consumer!r} removed"),
+    "fanout.unregister": _queue(FanoutQueues.unregister, "{consumer!r} removed, with {released:message}"),
+    "fanout.retry_dead": _queue(FanoutQueues.retry_dead, "{retried:dead letter} of {consumer!r} put back in line"),
+    "fanout.purge_dead": _queue(FanoutQueues.purge_dead, "{released:dead letter} of {consumer!r} removed"),
     "fanout.pause": _queue(FanoutQueues.pause, "paused for {consumer!r}, changed {changed}"),
     "fanout.resume": _queue(FanoutQueues.resume, "resumed for {consumer!r}, changed {changed}"),
     "fanout.verify": _queue(_verify_fanout, "{checked} looked at, {found} wrong"),

@@ -11,6 +11,7 @@ from queuekeeper.audit import AuditFilter, latest, read_chain, verify_chain
 from queuekeeper.audit import export as lines
 from queuekeeper.cli.command import OnPostgres, OutOfPostgres, command, group
 from queuekeeper.cli.output import Columns, Shown, cell, listing
+from queuekeeper.wording import number_of
 
 app = group()
 
@@ -46,7 +47,7 @@ def verify(call: OnPostgres) -> Shown:
     """
     report = verify_chain(read_chain(call.connection))
     if report.is_whole:
-        words = f"{report.entries:,} entries, and none was changed. Last hash: {report.head}"
+        words = f"{number_of(report.entries, 'entry')}, and none was changed. Last hash: {report.head}"
     else:
         words = f"Entry {report.broken_at:,} does not fit: {report.problem}"
     return Shown(report, lambda: [cell(words)], failed=None if report.is_whole else "")

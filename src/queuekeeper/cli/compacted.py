@@ -23,6 +23,7 @@ from queuekeeper.compacted.model import MAX_PAGE
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.facts import plain
 from queuekeeper.service.signals import stopped_by_signals
+from queuekeeper.wording import number_of
 
 app = group()
 
@@ -164,7 +165,7 @@ def consume(
             count += 1
             if count == limit:
                 break
-    screen(stderr=True).print(f"{count:,} messages consumed")
+    screen(stderr=True).print(f"{number_of(count, 'message')} consumed")
 
 
 def _line(message: compacted.CompactedMessage, *, content: bool, as_json: bool) -> bytes:
@@ -295,8 +296,7 @@ queues.command(
     compacted.CompactedQueues.purge,
     "Purge",
     "meter-17 acked --dry-run",
-    asks="{found.messages:,} messages of {client_id} will be removed, {found.unacked:,} of which nobody has "
-    "acknowledged.",
+    asks="{found.messages:message} of {client_id} will be removed, {found.unacked:,} of which nobody has acknowledged.",
 )
 
 
@@ -311,7 +311,7 @@ def drop(call: OnQueues, client_id: ClientId) -> Shown:
     report = call.store.drop(client_id, dry_run=True)
     if not call.dry_run and report.existed:
         call.confirm(
-            f"The queue of {printable(client_id)} will be removed, with {report.messages:,} messages, "
+            f"The queue of {printable(client_id)} will be removed, with {number_of(report.messages, 'message')}, "
             f"{report.lag + report.in_flight:,} of which nobody has acknowledged."
         )
         # Not one that was made while somebody thought about it.
@@ -322,7 +322,7 @@ def drop(call: OnQueues, client_id: ClientId) -> Shown:
 def _verified(_: OnQueues, report: compacted.VerifyReport, client_id: str) -> Shown:
     columns = headed("rule", key=lambda each: each.key and shown_bytes(each.key), sequence="sequence")
     mends = f"`queuekeeper compacted repair {quote(client_id)}` mends them"
-    words = f"the keys of {client_id!r} disagree in {report.found:,} places: {mends}"
+    words = f"the keys of {client_id!r} disagree in {number_of(report.found, 'place')}: {mends}"
     return Shown(
         verify_facts(report),
         lambda: parts(f"Queue {client_id}", report, violations=columns),
@@ -331,7 +331,7 @@ def _verified(_: OnQueues, report: compacted.VerifyReport, client_id: str) -> Sh
 
 
 def _repaired(call: OnQueues, report: compacted.RepairReport, client_id: str) -> Shown:
-    left = f"{report.remaining:,} places in the keys of {client_id!r} could not be put right"
+    left = f"{number_of(report.remaining, 'place')} in the keys of {client_id!r} could not be put right"
     return Shown(report, call.title("Repair"), failed=left if report.remaining and not call.dry_run else None)
 
 
@@ -342,7 +342,7 @@ queues.command(
     compacted.CompactedQueues.repair,
     _repaired,
     "meter-17 --dry-run",
-    asks="{found.found:,} places in the keys of {client_id} will be put right.",
+    asks="{found.found:place} in the keys of {client_id} will be put right.",
     needed=attrgetter("found"),
 )
 

@@ -15,6 +15,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.events import schema
 from queuekeeper.events.takeover import TakeoverReport, take_over
 from queuekeeper.facts import plain
+from queuekeeper.wording import number_of
 
 app = events.app
 
@@ -77,8 +78,8 @@ def _taken_over(report: TakeoverReport, *, redispatch_unmatched: bool) -> Iterat
     yield table(title, ("what", "seen", "what becomes of it", "unaccounted"), rows)
     if report.unmatched and not redispatch_unmatched:
         yield (
-            f"\n{report.unmatched:,} events went to nobody: no condition held, or a crash emptied PGMB's list. "
-            "--redispatch-unmatched dispatches them again."
+            f"\n{number_of(report.unmatched, 'event')} went to nobody: no condition held, or a crash emptied PGMB's "
+            "list. --redispatch-unmatched dispatches them again."
         )
     for role in report.roles:
         yield f"\nRole {role} had rights that it needs anew: docs/events.md, Who may do what."

@@ -27,6 +27,7 @@ from queuekeeper.fanout import forms
 from queuekeeper.fanout.jsonl import letter_facts, message_facts, message_line, publish_lines, verify_facts
 from queuekeeper.fanout.model import DEFAULT_LEASE_MS, MAX_CLAIM, MAX_PAGE
 from queuekeeper.service.signals import stopped_by_signals
+from queuekeeper.wording import number_of
 
 app = group()
 dead = group("Look at dead letters, retry them, give them up.")
@@ -175,7 +176,7 @@ def consume(
             else:
                 break
     out = screen(stderr=True)
-    out.print(f"{count:,} messages consumed")
+    out.print(f"{number_of(count, 'message')} consumed")
     if stale:
         out.print(f"{stale:,} of them were acknowledged too late, and come again: --lease was shorter than the writing")
 
@@ -369,7 +370,7 @@ def unregister(
     def question(found: list[fanout.UnregisterReport]) -> str:
         names = ", ".join(printable(each.consumer) for each in found)
         count = sum(each.released for each in found)
-        return f"{names} will be removed from {printable(queue)}, with {count:,} messages that are not acknowledged."
+        return f"{names} will be removed from {printable(queue)}, with {number_of(count, 'message')} not acknowledged."
 
     found = call.carry_out(remove, question, needed=bool)
     columns = {"consumer": "consumer", "released": "released", "freed": "freed"}
@@ -435,13 +436,13 @@ queues.command(
     fanout.FanoutQueues.purge,
     "Purge",
     "orders billing --dry-run",
-    asks="{found.released:,} messages that wait for {consumer} will be removed.",
+    asks="{found.released:message} of {consumer} will be removed.",
 )
 
 
 def _verified(_: OnQueues, report: fanout.VerifyReport, queue: str) -> Shown:
     mends = f"`queuekeeper fanout repair {quote(queue)}` mends them"
-    words = f"the keys of {queue!r} disagree in {report.found:,} places: {mends}"
+    words = f"the keys of {queue!r} disagree in {number_of(report.found, 'place')}: {mends}"
     return Shown(
         verify_facts(queue, report),
         f"Queue {queue}",
@@ -460,7 +461,7 @@ queues.command(
     fanout.FanoutQueues.repair,
     "Repair",
     "orders --dry-run",
-    asks="{found.found:,} places in the keys of {queue} will be put right.",
+    asks="{found.found:place} in the keys of {queue} will be put right.",
     needed=attrgetter("found"),
 )
 

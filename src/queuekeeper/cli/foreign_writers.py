@@ -9,6 +9,7 @@ from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.output import Shown, copied, listing
 from queuekeeper.migration.online import foreign_writers
 from queuekeeper.migration.online.foreign_writers import TriggersReport
+from queuekeeper.wording import number_of
 
 app = group("Refuse writers that do not ask who owns a session.")
 
@@ -35,8 +36,8 @@ def remove(call: OnPostgres) -> Shown:
     if not call.dry_run:
         moved = foreign_writers.state(connection).moved
         call.confirm(
-            "Triggers will be taken off device_publish_msg and device_session_ctx: other writers may then change "
-            f"the copies of {moved:,} sessions that are Redis's."
+            "Triggers will be taken off device_publish_msg and device_session_ctx: other writers may then change the "
+            f"copies of {number_of(moved, 'session')} that are Redis's."
         )
     return _shown(foreign_writers.remove(connection, dry_run=call.dry_run))
 
@@ -57,6 +58,6 @@ def _shown(report: TriggersReport) -> Shown:
             yield ""
         title = "Triggers, nothing was changed" if report.dry_run else "Triggers"
         yield listing(title, report.triggers, {"table": "table", "installed": "installed", "fires": "enabled"})
-        yield f"\n{report.moved:,} sessions are Redis's."
+        yield f"\nRedis owns {number_of(report.moved, 'session')}."
 
     return Shown(report, pretty)

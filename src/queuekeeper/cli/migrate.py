@@ -23,6 +23,7 @@ from queuekeeper.migration.ledger.ledger import QuarantinedRow, Step
 from queuekeeper.migration.ledger.model import LedgerRow, MigrationPlan, unaccounted
 from queuekeeper.migration.ledger.parameters import CohortChoice, MigrationParameters, PlanWish
 from queuekeeper.sessions.judge import check_reason
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -96,7 +97,9 @@ def copy(
     planned = call.ledger.load_plan(plan_id)
     planned.check_from_postgres(instead=f"queuekeeper online catch-up {plan_id}")
     total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
-    question = f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?"
+    question = (
+        f"Plan {plan_id} is not approved: {number_of(total, 'message')} will be copied to Redis. Approve and copy?"
+    )
     agree(call, call.ledger, plan_id, question)
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.copy import copy_sessions
@@ -333,4 +336,4 @@ def _ledger(rows: tuple[LedgerRow, ...]) -> Table:
     totals = [sum(getattr(row, name) for row in rows) for name in names]
     differences = sum(row.differences for row in rows)
     columns = (*(name.replace("_", " ") for name in names), "unaccounted", "differences")
-    return table(f"Ledger of {len(rows):,} cohorts", columns, [(*totals, unaccounted(rows), differences)])
+    return table(f"Ledger of {number_of(len(rows), 'cohort')}", columns, [(*totals, unaccounted(rows), differences)])

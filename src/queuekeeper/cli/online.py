@@ -21,6 +21,7 @@ from queuekeeper.migration.online.reports import StepReport
 from queuekeeper.migration.online.states import BEGINS, ends
 from queuekeeper.service.signals import stopped_by_signals
 from queuekeeper.sessions.model import OWNER_WORDS
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.migration.online.driver import OnlineDriver
@@ -195,8 +196,8 @@ def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool 
         while going:
             report = driver.mirror(chosen, dry_run=call.dry_run)
             words = (
-                f"mirror: {report.behind:,} of {report.clients:,} clients were behind, by {report.lag_s:,.1f} s; "
-                f"{report.written:,} written, {report.refused:,} refused"
+                f"mirror: behind for {report.behind:,} of {number_of(report.clients, 'client')}, by "
+                f"{report.lag_s:,.1f} s; {report.written:,} written, {report.refused:,} refused"
             )
             show_result(Shown(report, partial(list[Any], [words])), as_json=call.as_json)
             time.sleep(0.5)
@@ -301,6 +302,10 @@ def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) ->
         aside = call.driver(plan_id, wish).without_place(cohorts)
         would["set_aside"] = sum(aside.values())
         words += (
-            f", {would['set_aside']:,} messages of {len(aside):,} clients that no cluster can hold would be put aside"
+            f", {would['set_aside']:,} messages of {number_of(len(aside), 'client')} that no cluster can hold would "
+            "be put aside"
         )
-    return Shown(would, lambda: [f"{clients:,} clients of {len(found):,} cohorts {words}; nothing was changed."])
+    return Shown(
+        would,
+        lambda: [f"{number_of(clients, 'client')} of {number_of(len(found), 'cohort')} {words}; nothing was changed."],
+    )

@@ -33,6 +33,7 @@ from queuekeeper.maintenance.partitions.retired import load_retired, retired_par
 from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.postgres import migrate
+from queuekeeper.wording import sentence
 
 Found = TypeVar("Found")
 Of = TypeVar("Of", bound="PartitionPolicy | PartitionPlan")
@@ -139,7 +140,7 @@ def retire(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish
 
     Example: `queuekeeper partitions retire public.readings --dry-run`
     """
-    question = "{steps} partitions of {bytes:,} bytes will leave their tables."
+    question = "{steps:partition} of {bytes:,} bytes will leave the table."
     if parameters.override_consumers:
         question += " Consumers still need some of them."
     planned = _planned(call, name, "retirement", override_consumers=parameters.override_consumers)
@@ -154,7 +155,7 @@ def drop(call: OnPostgres, name: OneTable = None) -> Shown:
 
     Example: `queuekeeper partitions drop --dry-run`
     """
-    question = "{steps} retired partitions of {bytes:,} bytes will be dropped for good. Drop them?"
+    question = "{steps:retired partition} of {bytes:,} bytes will be dropped for good. Drop them?"
     return _carry_out(call, *_planned(call, name, "drop"), question=question)
 
 
@@ -192,7 +193,7 @@ def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar
     """
     policy = load_policy(call.connection, load_retired(call.connection, retired_id).table)
     made = plan_reattachment(call.connection, policy=policy, retired_id=retired_id, now_ms=system_clock())
-    question = "{steps} partition of {bytes:,} bytes will be part of its table again. Attach it?"
+    question = "{steps:partition} of {bytes:,} bytes will be part of its table again. Attach it?"
     return _carry_out(call, [made], [], question=question)
 
 
@@ -273,7 +274,7 @@ def _carry_out(call: OnPostgres, plans: Sequence[PartitionPlan], errors: Sequenc
     saved = {each.table: save_run(runs, each) for each in plans if not each.empty}
     if question and saved:
         steps, size = sum(len(each.steps) for each in plans), sum(each.bytes for each in plans)
-        call.confirm(question.format(steps=steps, bytes=size), note=note_on(runs, *saved.values()))
+        call.confirm(sentence(question, steps=steps, bytes=size), note=note_on(runs, *saved.values()))
 
     def apply(each: PartitionPlan) -> ApplyReport:
         # Also an empty plan is applied: that notes when maintenance last succeeded.

@@ -33,6 +33,7 @@ from queuekeeper.quality.profile.model import (
     RunWish,
     profile_folder,
 )
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.quality.judge.run import QualityReport
@@ -447,5 +448,5 @@ def _trend(found: Sequence[TrendRun]) -> Iterator[Any]:
             marks = "".join(" " if each is None else _MARKS[each.status.value] for each in cells)
             last = cells[-1]
             rows.append((number, one.title, marks, None if last is None else last.unexpected_count))
-    yield table(f"The last {len(found):,} runs", ("check", "title", "runs", "last"), rows)
+    yield table(f"The last {number_of(len(found), 'run')}", ("check", "title", "runs", "last"), rows)
     yield "· passed   k known   ✗ failed   ! could not be made"

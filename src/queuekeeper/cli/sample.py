@@ -10,6 +10,7 @@ from queuekeeper.cli.command import OnPostgres, options
 from queuekeeper.cli.output import Shown, parts, screen
 from queuekeeper.clock import system_clock
 from queuekeeper.sessions.sample_parameters import SampleParameters
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
@@ -40,6 +41,6 @@ def sample(call: OnSource, **given: Any) -> Shown:
     if parameters.replace:
         target = address(call.connection)
         call.confirm(f"All sessions and messages in {target} will be replaced by made-up ones.")
-    with screen(stderr=True).status(f"Filling in {parameters.messages:,} messages"):
+    with screen(stderr=True).status(f"Filling in {number_of(parameters.messages, 'message')}"):
         report = fill(call.connection, parameters)
     return Shown(report, lambda: parts("Sample", report, headings={"hostile": "Hostile rows"}))

@@ -20,6 +20,7 @@ from queuekeeper.sessions import transfer
 from queuekeeper.sessions.judge import check_reason
 from queuekeeper.sessions.model import StoreChoice
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
+from queuekeeper.wording import number_of
 
 AsideReason = Annotated[str | None, typer.Option("--reason", help="Only messages of this reason.")]
 AsideClient = Annotated[str | None, typer.Option("--client", help="Only messages of this client.")]
@@ -127,7 +128,7 @@ def replay(
 
     done = call.carry_out(
         act,
-        lambda found: f"{found.replayed:,} messages will be put behind all others of their sessions.",
+        lambda found: f"{number_of(found.replayed, 'message')} will be put behind all others of their sessions.",
         needed=lambda found: found.replayed,
         note=partial(audit.record_answer, connection, subject=aside.SUBJECT, kind="quarantine_replay"),
     )

@@ -23,6 +23,7 @@ from queuekeeper.sessions.jsonl import message_facts
 from queuekeeper.sessions.pages import MAX_PAGE, STORES, Layout
 from queuekeeper.sessions.reports import MessageView, SessionView
 from queuekeeper.sessions.transfer import SessionStore
+from queuekeeper.wording import number_of
 
 app = group()
 
@@ -124,10 +125,10 @@ def export_session(
     if output == STANDARD_STREAM:
         report = transfer.export_session(held, client_id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
-        screen(stderr=True).print(f"{report.messages:,} messages exported")
+        screen(stderr=True).print(f"{number_of(report.messages, 'message')} exported")
     else:
         report = transfer.export_session_to_file(held, client_id, path, replace=True)
-    left_out = f"{report.unreadable:,} records of {report.client_id!r} cannot be read and were left out"
+    left_out = f"{number_of(report.unreadable, 'record')} of {report.client_id!r} cannot be read and were left out"
     return Shown(
         plain(report) | {"store": store, "output": output},
         # The session itself is there.
@@ -173,7 +174,7 @@ def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis", layo
         lambda only_count: held.purge_session(client_id, dry_run=only_count),
         lambda found: (
             f"The session of {printable(client_id)} will be removed from {STORES[store]}, with "
-            f"{found.messages:,} messages."
+            f"{number_of(found.messages, 'message')}."
         ),
     )
     return Shown(plain(report) | {"store": store}, call.title("Purge"))

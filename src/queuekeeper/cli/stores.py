@@ -19,6 +19,7 @@ from typer.models import ArgumentInfo
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, command, options
 from queuekeeper.cli.output import Shown, printable
 from queuekeeper.operation import keeps
+from queuekeeper.wording import sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class StoreCommands:
             act = partial(getattr(call.store, method.__name__), **told)
 
             def question(found: Any) -> str:
-                return asks.format(found=found, **{each: _named(each, value) for each, value in told.items()})
+                return sentence(asks, found=found, **{each: _named(each, value) for each, value in told.items()})
 
             if plans:
                 found = call.carry_out(lambda dry_run: act(dry_run=dry_run), question, needed=needed)

@@ -16,6 +16,7 @@ from queuekeeper.compacted.reports import CompactedMessage, RewindReport, Verify
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.jsonl import attributes, decoded, encoded, read_lines
 from queuekeeper.portions import portions
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.compacted.queue import CompactedQueues
@@ -178,7 +179,7 @@ def append_lines(
             number = None if number is None else number + 1
     except QueuekeeperError as error:
         if done:
-            raise error.reworded(f"{error}; at least the {done:,} lines before are stored") from error
+            raise error.reworded(f"{error}; at least the {number_of(done, 'line')} before are stored") from error
         raise
     if forgotten:
         raise gone_on(producer)

@@ -14,6 +14,7 @@ from queuekeeper.maintenance.partitions.restore import restore_partition
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out
 from queuekeeper.postgres import statement
+from queuekeeper.wording import number_of
 
 DAG_ID = "partition_maintenance"
 TABLE = "public.readings"
@@ -40,8 +41,8 @@ def keep_partitions(day: Day) -> Waiting[None]:
     rows = _restore(day, min(archived, key=lambda each: each.lower or ""))
     outcome = Outcome(
         step="Partitions",
-        line=f"{made} partitions made ahead, {len(archived)} old ones retired and archived; {dropped} dropped as in a "
-        f"week, and the oldest restored with its {rows:,} rows",
+        line=f"{number_of(made, 'partition')} made ahead, {len(archived)} old ones retired and archived; {dropped} "
+        f"dropped as in a week, and the oldest restored with its {number_of(rows, 'row')}",
         page=day.page("/partitions"),
         sound=(made, len(archived), dropped) == (7, 2, 2) and rows > 0,
     )

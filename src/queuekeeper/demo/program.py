@@ -28,6 +28,7 @@ from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
 from queuekeeper.java import SHORT_LIVED, WITHOUT_COMPILING
 from queuekeeper.postgres import connect, migrate, statement
 from queuekeeper.sessions.sample import SampleReport
+from queuekeeper.wording import number_of
 
 PARTS_OF_THE_DAY = ((migrate_sessions,), (judge_and_mend, collect_compacted, repair_fanout, keep_partitions))
 """Works that go on side by side, part after part."""
@@ -139,8 +140,8 @@ def _shows_again(home: Path) -> str:
 
 def _describe(sample: SampleReport) -> str:
     return (
-        f"The database holds {sample.messages:,} messages in {sample.sessions:,} sessions; "
-        f"the longest queue has {sample.longest_queue:,}, and {sum(sample.hostile.values()):,} rows are hostile"
+        f"The database holds {number_of(sample.messages, 'message')} in {number_of(sample.sessions, 'session')}; the "
+        f"longest queue has {sample.longest_queue:,}, and {number_of(sum(sample.hostile.values()), 'hostile row')}"
     )
 
 

@@ -24,6 +24,7 @@ from queuekeeper.events.model import (
 )
 from queuekeeper.events.operations import BYTES_PER_COPY
 from queuekeeper.text_form import shows
+from queuekeeper.wording import number_of
 
 MAX_BATCH = 2_500
 
@@ -41,7 +42,7 @@ class NotPublished(RefusedError):
     """
 
     def __init__(self, events: Sequence[NewEvent], error: BaseException) -> None:
-        super().__init__(f"{len(events):,} events that were enqueued are not published: {error}")
+        super().__init__(f"{number_of(len(events), 'event')} enqueued and not published: {error}")
         self.events = tuple(events)
 
 

@@ -16,6 +16,7 @@ from queuekeeper.fanout.model import NewMessage
 from queuekeeper.fanout.producer import FanoutProducer
 from queuekeeper.fanout.reports import DeadLetter, FanoutMessage, VerifyReport
 from queuekeeper.jsonl import attributes, decoded, encoded, read_lines
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.fanout.queue import FanoutQueues
@@ -160,7 +161,7 @@ def publish_lines(
     except QueuekeeperError as error:
         done = published + duplicates
         if done:
-            raise error.reworded(f"{error}; at least the {done:,} messages before are published") from error
+            raise error.reworded(f"{error}; at least the {number_of(done, 'message')} before are published") from error
         raise
     return PublishLinesReport(
         queue=queue, published=published, duplicates=duplicates, held=held, dropped=dropped, last_id=last_id

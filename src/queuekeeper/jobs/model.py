@@ -21,6 +21,7 @@ from queuekeeper.jobs.undo import changes
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import instant
 from queuekeeper.report.files import ReportKind
+from queuekeeper.wording import number_of, plural
 
 if TYPE_CHECKING:
     from queuekeeper.jobs.writer import Writer
@@ -65,11 +66,11 @@ class Words:
     units: str = "keys"
     to_do: str = "changes to be made"
     done: str = "changes made"
-    planned: str = "{count} changes are to be made, nothing was changed"
+    planned: str = "{count:change} to be made, nothing was changed"
     nothing: str = "healthy: there was nothing to do, and nothing was changed"
-    left: str = "{count} changes are left to be made"
+    left: str = "{count:change} left to be made"
     clean: str = "clean: a second look finds nothing that was to be done"
-    broken: str = "{count} keys cannot be worked on"
+    broken: str = "{count:key} cannot be worked on"
     hint: str = "the log of the plan says why"
     footer: str = "No message leaves the server."
 
@@ -78,16 +79,16 @@ class Words:
         return self.go_on.format(command=self.command, run_id=run_id)
 
     @classmethod
-    def of_changes(cls, changes: str, **others: str) -> Words:
+    def of_changes(cls, change: str, **others: str) -> Words:
         """Return the words of a job whose changes have a name.
 
-        :param changes: the changes, in the plural, such as "repairs".
+        :param change: such as "repair".
         """
         return cls(
-            to_do=f"{changes} to be made",
-            done=f"{changes} made",
-            planned=f"{{count}} {changes} are to be made, nothing was changed",
-            left=f"{{count}} {changes} are left to be made",
+            to_do=f"{plural(change)} to be made",
+            done=f"{plural(change)} made",
+            planned=f"{{count:{change}}} to be made, nothing was changed",
+            left=f"{{count:{change}}} left to be made",
             **others,
         )
 
@@ -496,7 +497,7 @@ class Job(ABC, Generic[P, C, F]):
 
         :param counted: counts that :meth:`undo` has returned.
         """
-        return f"{counted.taken_back:,} of {counted.noted:,} changes will be taken back."
+        return f"{counted.taken_back:,} of {number_of(counted.noted, 'change')} will be taken back."
 
     @classmethod
     def plan_rows(cls, plan: Plan[P, C, F]) -> list[tuple[str, str]]:

@@ -14,8 +14,8 @@ from queuekeeper.jobs.engine import outcome_facts
 from queuekeeper.jobs.kinds import Told
 from queuekeeper.jobs.model import INEXACT, AnyJob, AnyOutcome, AnyPlan, Table, Words
 from queuekeeper.jobs.store import MaintenanceRun
-from queuekeeper.report.figures import number
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
+from queuekeeper.wording import sentence
 
 FORMAT = 1
 TEMPLATE = "report.html.j2"
@@ -26,20 +26,20 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
     words = job.words
     in_part = "" if outcome.proved else f", in a part of the {words.units}"
     if outcome.broken:
-        return words.broken.format(count=number(outcome.broken))
+        return sentence(words.broken, count=outcome.broken)
     if outcome.trouble:
         return f"must not wait: {outcome.trouble}"
     if outcome.left is None and outcome.plan.empty:
         return words.nothing + in_part
     if outcome.dry_run:
-        planned = words.planned.format(count=number(outcome.plan.counts.changes))
+        planned = sentence(words.planned, count=outcome.plan.counts.changes)
         return planned if outcome.plan.exact else f"{planned}; not exact: {INEXACT}"
     if outcome.open_shares:
         return f"parts not done: {', '.join(outcome.open_shares)}"
     if outcome.clean:
         return words.clean + in_part
     assert outcome.left is not None
-    return words.left.format(count=number(outcome.left.changes))
+    return sentence(words.left, count=outcome.left.changes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from queuekeeper.jobs.store import MaintenanceRun, RunState
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.report.files import ReportFiles
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.migration.offline.undo import DropReport
@@ -36,7 +37,7 @@ def undo(
     wanted = found.choose(cohorts)
     check_same_target(stores.client, found)
     if not dry_run:
-        agree(f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis.")
+        agree(f"What plan {plan_id} has imported into {number_of(len(wanted), 'cohort')} will be removed from Redis.")
     missing = "undo finds the sessions by the source's tables: restore them first"
     with ledger.copy_lock(plan_id, wanted):
         with stores.connection.transaction():

@@ -25,6 +25,7 @@ from queuekeeper.sessions.pages import DEFAULT_EXPLAINED, Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore, layout_of
 from queuekeeper.sessions.reports import MessageView, PendingMessage, Problem, SessionView
+from queuekeeper.wording import number_of
 
 _DEFAULTS = MigrationParameters()
 
@@ -367,7 +368,10 @@ class _Judge:
         if target.delivered_serial is not None and row.serial <= target.delivered_serial:
             return Fate.ACKED, "It was sent from Redis and is no longer there: it was acknowledged."
         if imported.touched and target.counts is not None and target.counts.trimmed:
-            return Fate.TRIMMED, f"Redis has trimmed {target.counts.trimmed:,} messages of this session since."
+            return (
+                Fate.TRIMMED,
+                f"Redis has trimmed {number_of(target.counts.trimmed, 'message')} of this session since.",
+            )
         if imported.touched and (not target.page or row.serial < target.page[0].serial):
             return (
                 Fate.ACKED,
@@ -413,13 +417,16 @@ class _Judge:
                 ),
             )
         elif counts.trimmed:
-            fate, why = Fate.TRIMMED, f"Never sent; the store has trimmed {counts.trimmed:,} messages of this session."
+            fate, why = (
+                Fate.TRIMMED,
+                f"Never sent; the store has trimmed {number_of(counts.trimmed, 'message')} of this session.",
+            )
         elif counts.expired:
-            fate, why = Fate.EXPIRED, f"Never sent; {counts.expired:,} messages of this session have expired."
+            fate, why = Fate.EXPIRED, f"Never sent; {number_of(counts.expired, 'message')} of this session expired."
         elif counts.quarantined:
             fate, why = (
                 Fate.QUARANTINED,
-                f"Never sent; {counts.quarantined:,} records of this session are in quarantine.",
+                f"Never sent; the quarantine holds {number_of(counts.quarantined, 'record')} of this session.",
             )
         else:
             fate, why = Fate.UNKNOWN, "Never sent, and gone; the store counts none as trimmed, expired or quarantined."

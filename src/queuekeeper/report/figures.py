@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+
+from queuekeeper.wording import number_of
 
 SCORE_95 = 1.96
 """Standard deviations to either side within which 95 % of a normal distribution lie."""
@@ -87,8 +88,9 @@ def seen(text: object) -> str:
     return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in str(text))
 
 
-FILTERS: dict[str, Callable[[Any], str]] = {
+FILTERS: dict[str, Callable[..., str]] = {
     "number": number,
+    "number_of": number_of,
     "size": size,
     "duration": duration,
     "instant": instant,

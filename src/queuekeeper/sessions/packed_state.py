@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
+from queuekeeper.wording import number_of
 
 STATE = struct.Struct(">17d")
 """The state as it is stored; see lua/includes/packed_format.lua."""
@@ -114,15 +115,15 @@ def state_faults(state: PackedState, content: PackedContent) -> tuple[str, ...]:
 def _faults(state: PackedState, content: PackedContent) -> Iterator[str]:
     messages = content.messages
     if lost := misplaced(state, content):
-        yield f"{lost:,} messages are outside of its serials, {state.head:,} to {state.last:,}"
+        yield f"it has {number_of(lost, 'message')} outside of its serials, {state.head:,} to {state.last:,}"
     if used := promised_in_use(state, content):
         yield f"{used:,} packet ids that it takes for free are in use"
     if is_behind(state, content):
         yield "the newest message has a packet id that was not given out yet"
     if state.others != content.others:
-        yield f"it counts {state.others:,} fields that are no messages, and there are {content.others:,}"
+        yield f"it counts {number_of(state.others, 'field')} that are no messages, and there are {content.others:,}"
     if state.bound < len(messages):
-        yield f"it counts at most {state.bound:,} messages, and there are {len(messages):,}"
+        yield f"it counts at most {number_of(state.bound, 'message')}, and there are {len(messages):,}"
     largest = max((each.size_bytes for each in messages), default=0)
     if state.largest < largest:
         yield f"its largest record has {state.largest:,} bytes, and one has {largest:,}"
@@ -136,4 +137,7 @@ def _faults(state: PackedState, content: PackedContent) -> Iterator[str]:
             if each.serial >= state.since and each.packet_id >= 0
         )
         if wrong:
-            yield f"{wrong:,} messages from serial {state.since:,} on have other packet ids than it says"
+            yield (
+                f"it has {number_of(wrong, 'message')} from serial {state.since:,} on with other packet ids than it "
+                "says"
+            )

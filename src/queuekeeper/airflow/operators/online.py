@@ -22,6 +22,7 @@ from queuekeeper.migration.ledger.parameters import Lease, Mode, OnlineWish, Rol
 from queuekeeper.migration.online.checks import check_approval_age
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import StepReport
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -243,8 +244,9 @@ class LookAtCohortsOperator(OnlineOperator):
         found = driver.on_redis(self.chosen())
         lag = driver.mirror(found, dry_run=True)
         markdown = (
-            f"Plan {self.plan_id}: {lag.clients:,} clients of {len(found):,} cohorts are on Redis. The mirror is "
-            f"{lag.lag_s:,.1f} s behind for {lag.behind:,} of them. A fence lasts at most {driver.lease_ms:,} ms."
+            f"Plan {self.plan_id}: Redis has {number_of(lag.clients, 'client')} of {number_of(len(found), 'cohort')}. "
+            f"The mirror is {lag.lag_s:,.1f} s behind for {lag.behind:,} of them. A fence lasts at most "
+            f"{driver.lease_ms:,} ms."
         )
         self.log.info("%s", markdown)
         return {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s, "markdown": markdown}

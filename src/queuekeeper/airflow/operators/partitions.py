@@ -46,8 +46,9 @@ from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.places import shared_place
 from queuekeeper.postgres import Connection, migrate
-from queuekeeper.report.figures import number, size
+from queuekeeper.report.figures import size
 from queuekeeper.report.files import ReportKind
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -242,7 +243,7 @@ class PlanQuestionOperator(PlanPartitionsOperator):
                 unasked = "another run waits for an answer or acts on it; a later run asks again"
             else:
                 question = save_run(MaintenanceRuns(connection), plan, dag_run_id=context["dag_run"].run_id)
-        count = f"{number(len(plan.steps))} partition{'' if len(plan.steps) == 1 else 's'}"
+        count = number_of(len(plan.steps), "partition")
         is_drop = plan.purpose is Purpose.DROP
         words = (
             f"drop {count} for good ({size(plan.bytes)})" if is_drop else f"retire {count} that consumers have not read"

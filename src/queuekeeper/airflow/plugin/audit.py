@@ -15,6 +15,7 @@ from queuekeeper.airflow.plugin.security import Guards
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.postgres import Connection
+from queuekeeper.wording import number_of
 
 _PAGE = 200
 
@@ -111,6 +112,9 @@ def _flat(found: dict[str, Any], before: str) -> Iterator[tuple[str, str]]:
             if value:
                 yield f"{before}{name}", f"{value:,}"
         elif isinstance(value, list):
-            yield f"{before}{name}", f"{len(value):,} items" if len(value) > 5 else ", ".join(map(str, value))
+            yield (
+                f"{before}{name}",
+                f"{number_of(len(value), 'item')}" if len(value) > 5 else ", ".join(map(str, value)),
+            )
         else:
             yield f"{before}{name}", str(value)

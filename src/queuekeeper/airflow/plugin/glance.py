@@ -13,6 +13,7 @@ from queuekeeper.quality.report.model import ExpiryTimeline, PublishedReport
 from queuekeeper.report.charts import sparkline
 from queuekeeper.report.figures import duration, instant, number, percent, size
 from queuekeeper.sessions.pages import STORES
+from queuekeeper.wording import number_of
 
 Point = tuple[int, float]
 """Instant in milliseconds, and the value at it."""
@@ -85,14 +86,14 @@ def over_runs(
     if len(points) == 1:
         change = "one run so far: its line begins with the second"
     elif first == last:
-        change = f"the same over {len(points)} runs"
+        change = f"the same over {number_of(len(points), 'run')}"
     else:
-        change = f"{'up' if now > before else 'down'} from {first} over {len(points)} runs"
+        change = f"{'up' if now > before else 'down'} from {first} over {number_of(len(points), 'run')}"
     return Glance(
         title=title,
         figure=last,
         about=f"{about}; {change}",
-        line=_line(points, told, f"{title} over {len(points)} runs", ceiling=ceiling),
+        line=_line(points, told, f"{title} over {number_of(len(points), 'run')}", ceiling=ceiling),
     )
 
 

@@ -40,6 +40,7 @@ from queuekeeper.migration.report.model import LedgerLine
 from queuekeeper.migration.report.page import DIFFERENCE_MEANINGS, FATE_MEANINGS, FATES, STATE_MARKS, throughput_charts
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
+from queuekeeper.wording import number_of
 
 T = TypeVar("T")
 
@@ -309,7 +310,7 @@ def step_words(step: StepStatus) -> str:
     """Return the progress of a step, in words with units."""
     share = f"{100 * step.done // step.total} %" if step.total else "nothing to do"
     speed = "" if step.messages_per_s is None else f", {number(step.messages_per_s)} messages/s"
-    return f"{number(step.done)} of {number(step.total)} messages ({share}){speed}; {step.left_words()}"
+    return f"{number(step.done)} of {number_of(step.total, 'message')} ({share}){speed}; {step.left_words()}"
 
 
 def online_texts(online: OnlineStatus) -> dict[str, str]:

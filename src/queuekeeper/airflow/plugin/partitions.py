@@ -20,7 +20,8 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.timeline import Bar, BarState, Timeline, table_timeline
 from queuekeeper.postgres import Connection
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
-from queuekeeper.report.figures import number, size
+from queuekeeper.report.figures import size
+from queuekeeper.wording import number_of
 
 ROWS = [str(state) for state in (BarState.RETIRED, BarState.LIVE, BarState.PREMADE, BarState.GAP)]
 _COLOURS = ["var(--muted)", "var(--accent)", "var(--accent-soft)", "var(--bad)"]
@@ -143,5 +144,4 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
 def _words(bar: Bar) -> str:
     if bar.state is BarState.GAP:
         return "gap"
-    partitions = "partition" if bar.partitions == 1 else "partitions"
-    return f"{number(bar.partitions)} {bar.state} {partitions}, {size(bar.bytes)}"
+    return f"{number_of(bar.partitions, f'{bar.state} partition')}, {size(bar.bytes)}"

@@ -18,6 +18,7 @@ from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words, expiry
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
 from queuekeeper.report.figures import instant
 from queuekeeper.sessions.pages import STORES
+from queuekeeper.wording import number_of
 
 _FAILED = ("critical", "warning", "info", "broken", "known")
 
@@ -104,4 +105,6 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
         )
 
     last = sum(row.cells[-1].state in _FAILED for row in heat.rows)
-    return pictures(chart, label=f"Checks that did not pass over the last {len(heat.runs)} runs; {last} in the latest")
+    return pictures(
+        chart, label=f"Checks that did not pass over the last {number_of(len(heat.runs), 'run')}; {last} in the latest"
+    )

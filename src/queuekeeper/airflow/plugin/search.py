@@ -18,6 +18,7 @@ from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.postgres import Connection, rows_of
 from queuekeeper.quality.explain import QueueReading
 from queuekeeper.report.figures import number
+from queuekeeper.wording import number_of
 
 _MOST_RUNS = 20
 
@@ -74,7 +75,7 @@ def _clients(client_id: str, read: Panel[QueueReading]) -> list[Hit]:
     if read.value is None:
         return []
     views = [(name, view) for name, view in (("PostgreSQL", read.value.source), ("Redis", read.value.target)) if view]
-    words = [f"{number(view.messages)} messages in {name}" for name, view in views if view.exists]
+    words = [f"{number_of(view.messages, 'message')} in {name}" for name, view in views if view.exists]
     words += [f"{number(len(read.value.aside))} in quarantine"] if read.value.aside else []
     return [Hit(what="Client", name=client_id, words=", ".join(words))] if words else []
 
@@ -87,7 +88,7 @@ def _recorded(connection: Connection, text: str) -> list[Hit]:
         Hit(
             what="Queue",
             name=text,
-            words=f"{kind}; {number(messages)} messages waited at the newest run of queue_quality",
+            words=f"{kind}; {number_of(messages, 'message')} waited at the newest run of queue_quality",
             path="quality",
         )
         for kind, messages in rows_of(connection, "quality/find_queues", {"text": text})

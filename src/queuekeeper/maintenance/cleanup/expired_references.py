@@ -35,6 +35,7 @@ from queuekeeper.maintenance.cleanup.sweep import Sweep
 from queuekeeper.maintenance.cleanup.undo import undo_cleanup
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.figures import number
+from queuekeeper.wording import number_of
 
 _READING = (
     "exists", "get", "hget", "hmget", "memory|usage", "mget", "pexpiretime", "type", "zcard", "zmscore", "zrange",
@@ -64,8 +65,8 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         about="expired references",
         command="cleanup plan",
         go_on="cleanup apply {run_id}",
-        planned="{count} keys and references are to be cleaned, nothing was written",
-        left="done; {count} more to clean since then",
+        planned="{count:,} keys and references are to be cleaned, nothing was written",
+        left="done; {count:,} more to clean since then",
         clean="clean: a second look finds nothing to do",
         footer="Clients are named by a keyed hash.",
     )
@@ -122,15 +123,15 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         """Return the question that a person is asked before anything changes."""
         return (
             f"Run {run_id} is not approved: {plan.counts.removed:,} references and messages will be removed and "
-            f"{plan.counts.repaired:,} keys be given an expiry. Approve and clean?"
+            f"{number_of(plan.counts.repaired, 'key')} be given an expiry. Approve and clean?"
         )
 
     @classmethod
     def undo_words(cls, counted: UndoReport) -> str:
         """Return a sentence that says what an undo would do."""
         return (
-            f"{counted.references:,} dead references will be put back and {counted.expiries:,} expiries removed, where "
-            "nobody has written since."
+            f"{number_of(counted.references, 'dead reference')} will be put back and "
+            f"{number_of(counted.expiries, 'expiry')} removed, where nobody has written since."
         )
 
     @classmethod

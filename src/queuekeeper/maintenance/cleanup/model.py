@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import starmap
 from typing import ClassVar, TypeAlias
 
 from queuekeeper.errors import QueuekeeperError
@@ -12,6 +13,7 @@ from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.pace import RunPaused, TimeIsUp
 from queuekeeper.jobs.parameters import Section, days, seconds
 from queuekeeper.report.figures import number, size
+from queuekeeper.wording import number_of
 
 KIND = "expired_reference_cleanup"
 """Name of the kind of runs."""
@@ -133,15 +135,11 @@ class CleanupCounts(Counts):
             "keys that an id beginning with } scatters": self.scattered_keys,
             "held sessions": self.held_sessions,
         }
+        looked_at = starmap(number_of, ((self.keys, "key"), (self.sessions, "queue"), (self.references, "reference")))
+        crowded = number_of(self.crowded_queues, "queue")
         return [
-            (
-                "Looked at",
-                f"{number(self.keys)} keys, {number(self.sessions)} queues, {number(self.references)} references",
-            ),
-            (
-                "Dead references",
-                f"{number(self.dead_references)}, crowding out live messages in {number(self.crowded_queues)} queues",
-            ),
+            ("Looked at", ", ".join(looked_at)),
+            ("Dead references", f"{number(self.dead_references)}, crowding out live messages in {crowded}"),
             ("Messages without reference", number(self.orphans)),
             ("Expired messages of packed sessions", number(self.expired_messages)),
             ("Messages that get an expiry", number(self.expiries_repaired)),

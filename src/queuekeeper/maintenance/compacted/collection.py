@@ -35,6 +35,7 @@ from queuekeeper.maintenance.compacted.registry import QUEUES_PER_STEP, Registry
 from queuekeeper.maintenance.compacted.restoration import ROWS_PER_STEP, restore_collected, undo_mark
 from queuekeeper.report.figures import duration, instant, number, size
 from queuekeeper.report.files import ReportKind
+from queuekeeper.wording import number_of
 
 PAUSE_S = 0.01
 """Pause between steps of 100 queues, so that other clients of a busy server get their turn."""
@@ -76,10 +77,10 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         units="queues of the registry, due or not",
         to_do="messages due",
         done="messages removed",
-        planned="{count} messages are due, nothing was removed",
-        left="{count} messages have become due since",
+        planned="{count:message} due, nothing was removed",
+        left="{count:message} due since",
         clean="clean: a second look finds nothing that was due",
-        broken="{count} queues cannot be collected",
+        broken="{count:queue} cannot be collected",
         hint="`queuekeeper quality run --store compacted` names them, `queuekeeper compacted repair CLIENT` mends one",
         footer="Clients are named by a keyed hash.",
     )
@@ -334,12 +335,12 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         back = "they cannot come back"
         if plan.parameters.keep_values:
             back = f"`compacted gc --undo {run_id}` brings them back"
-        return f"{plan.counts.messages:,} messages will be removed; {back}. Collect?"
+        return f"{number_of(plan.counts.messages, 'message')} will be removed; {back}. Collect?"
 
     @classmethod
     def undo_words(cls, counted: Restoration) -> str:
         """Return a sentence that says what an undo would do."""
-        return f"{counted.restored:,} messages whose keys have no value now will be restored."
+        return f"{number_of(counted.restored, 'message')} whose keys have no value now will be restored."
 
     @classmethod
     def rule_words(cls, parameters: CollectionParameters) -> str:

@@ -144,9 +144,9 @@ class EventMend(BrokerJob):
             units="places",
             to_do="to be mended",
             done="mended",
-            planned="{count} of them are to be mended, nothing was changed",
+            planned="{count:,} of them are to be mended, nothing was changed",
             nothing="There is nothing to do.",
-            left="done; {count} more of them are to be mended by now: plan again",
+            left="done; {count:,} more of them are to be mended by now: plan again",
             footer=_FOOTER,
         )
 

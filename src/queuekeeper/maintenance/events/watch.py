@@ -14,6 +14,7 @@ from queuekeeper.jobs.parameters import Parameters, Section, percent, seconds
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.report.figures import duration, number
+from queuekeeper.wording import number_of
 
 FEWEST_DEAD_ROWS = 10_000
 """Fewest dead rows of a bloated table; autovacuum leaves tables with fewer alone."""
@@ -231,7 +232,9 @@ def _of_dispatching(
         words = f"{number(overdue)} scheduled events are due and wait for a poll"
         found.append(finding(FindingKind.OVERDUE, "dispatching", words))
     if quarantined:
-        words = f"{number(quarantined)} subscriptions get nothing since their condition failed: mend and release them"
+        words = (
+            f"nothing goes to {number_of(quarantined, 'subscription')} whose condition failed: mend and release them"
+        )
         found.append(finding(FindingKind.QUARANTINED, "subscriptions", words))
     if overflow_in_use:
         words = "events are written to the overflow, as no partition was made in time: run partition_maintenance"

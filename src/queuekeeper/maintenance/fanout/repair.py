@@ -26,6 +26,7 @@ from queuekeeper.maintenance.fanout.model import (
 from queuekeeper.maintenance.fanout.queues import QUEUE_ERRORS, PacedFanoutQueues, find_queues, note_broken
 from queuekeeper.report.figures import duration, number
 from queuekeeper.report.files import ReportKind
+from queuekeeper.wording import number_of
 
 UNSEEN_MS = 86_400_000
 """Time after which a consumer with waiting messages that was not seen may be dead."""
@@ -45,14 +46,14 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
     keeps_steps = True
     proof_steps = 10_000
     words = Words.of_changes(
-        "repairs",
+        "repair",
         noun="repair of fan-out queues",
         title="Repair",
         about="fan-out queues",
         command="fanout repair-all",
         unit="queue",
         units="queues",
-        broken="{count} queues cannot be repaired",
+        broken="{count:queue} cannot be repaired",
         footer="Queues and consumers are named as their programs name them; no message leaves the server.",
     )
 
@@ -196,11 +197,14 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
     def question(cls, run_id: str, plan: FanoutRepairPlan) -> str:
         """Return the question that a person is asked before anything changes."""
         counts = plan.counts
-        words = f"{counts.changes:,} repairs will be made in {counts.changed_queues:,} queues"
+        words = f"{number_of(counts.changes, 'repair')} will be made in {number_of(counts.changed_queues, 'queue')}"
         if counts.removed:
-            words += f"; {counts.removed:,} messages are removed that have expired or that nobody owes an ack for"
+            words += f"; {number_of(counts.removed, 'message')} will be removed, as expired or owed an ack by nobody"
         if counts.idle_consumers:
-            words += f"; {counts.idle_consumers:,} consumers are removed with the messages that wait for them alone"
+            words += (
+                f"; {number_of(counts.idle_consumers, 'consumer')} will be removed, with the messages that wait for "
+                "nobody else"
+            )
         return f"{words}. Repair?"
 
     @classmethod

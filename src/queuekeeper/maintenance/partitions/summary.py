@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from queuekeeper.maintenance.partitions.model import PartitionPlan, PlannedStep
 from queuekeeper.report.figures import duration, number, size
+from queuekeeper.wording import number_of
 
 _STEPS_SHOWN = 12
 
@@ -13,7 +14,7 @@ def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> s
 
     :param shown: most steps to show, and most entries of every other list; none for all.
     """
-    lines = [f"**{plan.table}**, {plan.purpose.value}: {_count(len(plan.steps), 'step')}, {size(plan.bytes)}"]
+    lines = [f"**{plan.table}**, {plan.purpose.value}: {number_of(len(plan.steps), 'step')}, {size(plan.bytes)}"]
     if plan.lowest_needed is not None:
         lines += ["", f"Consumers still need keys from `{plan.lowest_needed}`."]
     if plan.passes_consumers:
@@ -21,7 +22,7 @@ def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> s
     for step in plan.steps[:shown]:
         lines += ["", *_step_lines(step)]
     if shown is not None and len(plan.steps) > shown:
-        lines += ["", f"and {_count(len(plan.steps) - shown, 'further step')} of the same kind, see the log"]
+        lines += ["", f"and {number_of(len(plan.steps) - shown, 'further step')} of the same kind, see the log"]
     for title, texts in (
         ("Stays", [f"{each.partition}: {each.reason}" for each in plan.held]),
         ("Found", [f"{each.kind} {each.subject}: {each.words}" for each in plan.findings]),
@@ -42,13 +43,9 @@ def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> s
 
 
 def _step_lines(step: PlannedStep) -> list[str]:
-    rows = "" if step.rows is None else f", about {_count(step.rows, 'row')}"
+    rows = "" if step.rows is None else f", about {number_of(step.rows, 'row')}"
     lines = [f"{step.kind.value} `{step.partition}` ({size(step.bytes)}{rows}): {step.reason}", "", "```sql"]
     for statement in step.statements:
         lines.append(f"{statement.sql};")
         lines += [f"-- {lock.mode} on {lock.relation}: blocks {lock.blocks}" for lock in statement.locks]
     return [*lines, "```"]
-
-
-def _count(amount: int, what: str) -> str:
-    return f"{number(amount)} {what}{'' if amount == 1 else 's'}"

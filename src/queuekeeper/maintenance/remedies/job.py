@@ -36,6 +36,7 @@ from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportKind
+from queuekeeper.wording import number_of
 
 REPORT = ReportKind("repair", "Repair report")
 
@@ -108,9 +109,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             command=f"repair {cls.kind}",
             unit="queue",
             units="queues",
-            planned="{count} changes are to be made in Redis, nothing was changed",
+            planned="{count:change} to be made in Redis, nothing was changed",
             nothing="There is nothing to do.",
-            left="done; {count} more changes are to be made since then: plan again",
+            left="done; {count:more change} to be made since then: plan again",
             footer="Queues are named by a keyed hash of the client's id. No content leaves the server.",
         )
 
@@ -283,12 +284,12 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     @classmethod
     def question(cls, run_id: str, plan: RemedyPlan) -> str:
         """Return the question that a person is asked before anything changes."""
-        return f"{plan.counts.changes:,} changes will be made in Redis."
+        return f"{number_of(plan.counts.changes, 'change')} will be made in Redis."
 
     @classmethod
     def undo_words(cls, counted: UndoReport) -> str:
         """Return a sentence that says what an undo would do."""
-        return f"Up to {counted.restored:,} changes of {counted.remedy} will be undone."
+        return f"Up to {number_of(counted.restored, 'change')} of {counted.remedy} will be undone."
 
     @classmethod
     def plan_rows(cls, plan: RemedyPlan) -> list[tuple[str, str]]:
@@ -360,7 +361,9 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         if planned is None:
             return found
         if missing := planned.keys() - {queue.client_hash for queue in found}:
-            raise UsageError(f"{len(missing):,} sessions of this run are not among those named: name all of them again")
+            raise UsageError(
+                f"those named lack {number_of(len(missing), 'session')} of this run: name all of them again"
+            )
         return [queue for queue in found if queue.client_hash in planned]
 
     def _packed_part(self, queue: Queue) -> PackedPart | None:

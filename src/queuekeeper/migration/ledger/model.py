@@ -13,6 +13,7 @@ from queuekeeper import __version__
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import Cohort, parse_cohorts
 from queuekeeper.migration.ledger.parameters import MigrationParameters
+from queuekeeper.wording import number_of
 
 
 class PlanState(StrEnum):
@@ -338,7 +339,7 @@ class VerifyReport:
     @property
     def wrong(self) -> str:
         """Numbers of differences and unaccounted messages, in words."""
-        return f"{self.differences:,} differences, {self.unaccounted:,} messages unaccounted for"
+        return f"{number_of(self.differences, 'difference')}, {number_of(self.unaccounted, 'message')} unaccounted for"
 
     @property
     def balanced(self) -> bool:

@@ -49,6 +49,7 @@ from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Master, masters, replaced
 from queuekeeper.sessions.pages import Layout
+from queuekeeper.wording import number_of
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
 _MISSING = {CohortState.PLANNED, CohortState.COPYING}
@@ -186,7 +187,9 @@ def _copy_until_paused(
             )
         # An import that was undone, or lost with its server, was copied again without the rows replayed into it.
         if opened := reopen_lost(ledger, client, plan, copied):
-            warn([f"{opened:,} rows of the quarantine that were replayed are open again: replay them once more"])
+            warn(
+                [f"this copy has opened {number_of(opened, 'replayed row')} of the quarantine again: replay once more"]
+            )
         ledger.set_cohort_state(plan_id, copied, CohortState.COPIED)
         for task in broken_off:
             # The run that continues cuts the rest into other tasks.

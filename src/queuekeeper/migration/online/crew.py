@@ -33,6 +33,7 @@ from queuekeeper.redis_client import RedisClient, facts, is_cluster, nodes, redi
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import Owner
+from queuekeeper.wording import number_of
 
 STAYS = {
     BadRows.QUARANTINE: "it stays in PostgreSQL until the commit, which puts its messages into "
@@ -160,7 +161,7 @@ class Crew:
                     shown_s = now
                     rate = tally.clients / (now - begun)
                     left = f", {(total - tally.clients) / rate:,.0f} s left" if rate and total > tally.clients else ""
-                    self.tell(f"{step}: {tally.clients:,}/{total:,} clients, {rate:,.0f}/s{left}")
+                    self.tell(f"{step}: {tally.clients:,}/{number_of(total, 'client')}, {rate:,.0f}/s{left}")
 
         try:
             clock = self.clock or servers_clock(look, client)

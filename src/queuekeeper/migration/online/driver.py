@@ -43,6 +43,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.snapshot import empty_snapshot
+from queuekeeper.wording import number_of
 
 _USUAL = StepWish()
 _ON_THE_WAY_BACK = (OnlineState.ROLLING_BACK, OnlineState.COPYING, OnlineState.CAUGHT_UP)
@@ -170,8 +171,8 @@ class OnlineDriver:
                 step, back = ("roll-back", "roll back") if mirrored else ("catch-up", "catch up again")
                 advice = f"{back} by `queuekeeper online {step} {self._plan_id}`"
                 raise CheckFailed(
-                    f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; {advice}, "
-                    "and look into it when they still differ"
+                    f"{different:,} of {number_of(report.clients, 'client')} differ, the first {example!r}: {reason}; "
+                    f"{advice}, and look into it when they still differ"
                 )
             for client_id, messages in self._counted(connection, client, online, plan, found).items():
                 tally.quarantined[client_slot(client_id)] += messages
@@ -279,7 +280,7 @@ class OnlineDriver:
             if report.is_over:
                 return report
             self._tell(
-                f"soak: {report.left_s:,.0f} s left, {report.clients:,} clients mirrored, "
+                f"soak: {report.left_s:,.0f} s left, {number_of(report.clients, 'client')} mirrored, "
                 f"{report.behind:,} behind by {report.lag_s:.1f} s"
             )
             time.sleep(min(1.0, report.left_s))
@@ -308,8 +309,8 @@ class OnlineDriver:
         report = SoakReport(**vars(mirrored), begun_ms=begun_ms, left_s=left_s)
         if report.is_over and report.refused:
             raise CheckFailed(
-                f"the source does not take the changes of {report.refused:,} clients, such as {report.reason}: "
-                f"mend the cause, or roll back by `queuekeeper online roll-back {self._plan_id}`"
+                f"the source does not take the changes of {number_of(report.refused, 'client')}, such as "
+                f"{report.reason}: mend the cause, or roll back by `queuekeeper online roll-back {self._plan_id}`"
             )
         return report
 
@@ -431,8 +432,8 @@ class OnlineDriver:
         if lag.lag_s <= max_lag_s:
             return ""
         return (
-            f"the mirror is {lag.lag_s:,.0f} s behind for {lag.behind:,} of {lag.clients:,} clients, at most "
-            f"{max_lag_s:,.0f} s"
+            f"the mirror is {lag.lag_s:,.0f} s behind for {lag.behind:,} of {number_of(lag.clients, 'client')}, at "
+            f"most {max_lag_s:,.0f} s"
         )
 
     def on_redis(self, cohorts: Sequence[int] | None = None) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from queuekeeper.errors import CheckFailed, QueuekeeperError
 from queuekeeper.keyspace import client_slot
+from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from queuekeeper.sessions.snapshot import Difference
@@ -273,7 +274,9 @@ def check_moved(report: StepReport) -> None:
     """
     if report.left:
         example, reason = report.examples[0]
-        raise CheckFailed(f"{sum(report.left.values()):,} clients could not be moved, the first {example!r}: {reason}")
+        raise CheckFailed(
+            f"{number_of(sum(report.left.values()), 'client')} could not be moved, the first {example!r}: {reason}"
+        )
 
 
 def joined(first: StepReport, second: StepReport) -> StepReport:

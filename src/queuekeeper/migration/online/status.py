@@ -10,6 +10,7 @@ from datetime import datetime
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
+from queuekeeper.wording import number_of
 
 _AHEAD = {
     OnlineState.COPYING: "the catch-up",
@@ -60,14 +61,14 @@ class OnlineStatus:
     def ahead(self) -> str:
         """What the cohorts wait for, such as ``the catch-up of 2 cohorts``; empty where nothing changes any more."""
         counts = [(_AHEAD[state], count) for state, count in self.states.items() if state in _AHEAD]
-        return " and ".join(f"{what} of {count:,} {'cohort' if count == 1 else 'cohorts'}" for what, count in counts)
+        return " and ".join(f"{what} of {number_of(count, 'cohort')}" for what, count in counts)
 
     @property
     def in_words(self) -> str:
         """What a migration at which no step is at work waits for, who owns the clients, and what held it back."""
         held = f"; held back: {self.held_back}" if self.held_back else ""
         packed = f", {self.packed:,} packed" if self.packed else ""
-        clients = f"{self.on_postgres:,} clients are on PostgreSQL, {self.on_redis:,} on Redis{packed}"
+        clients = f"PostgreSQL has {number_of(self.on_postgres, 'client')}, Redis {self.on_redis:,}{packed}"
         return f"it waits for {self.ahead or 'nothing'}; {clients}{held}"
 
 

@@ -42,6 +42,7 @@ from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory, measure_servers
 from queuekeeper.sessions.judge import Reason
+from queuekeeper.wording import number_of
 
 T = TypeVar("T")
 DIFFERENCES_SHOWN = 200
@@ -307,8 +308,9 @@ def explain(
             )
         case Verdict.NOT_BALANCED:
             return (
-                f"{totals.unaccounted:,} messages are unaccounted for and {differences:,} differences were found. "
-                "Do not start the broker on this data: see the differences below, copy again, verify again."
+                f"{number_of(totals.unaccounted, 'message')} unaccounted for and "
+                f"{number_of(differences, 'difference')} found. Do not start the broker on this data: see the "
+                "differences below, copy again, verify again."
             )
         case Verdict.INCOMPLETE:
             return (

@@ -11,6 +11,7 @@ from queuekeeper.migration.report.model import MigrationReport, StepThroughput, 
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
 from queuekeeper.report.figures import duration, number, size
 from queuekeeper.report.page import render_page
+from queuekeeper.wording import number_of
 
 FATES = ("copied", "expired", "trimmed", "superseded", "quarantined", "unaccounted")
 
@@ -92,9 +93,9 @@ def _board(report: MigrationReport) -> list[tuple[int, str, str, str]]:
     cells = []
     for line in report.cohorts:
         state = line.state if line.chosen else "left out"
-        text = f"{state}, slots {line.slot_first:,} to {line.slot_last:,}, {line.messages:,} messages"
+        text = f"{state}, slots {line.slot_first:,} to {line.slot_last:,}, {number_of(line.messages, 'message')}"
         if line.ledger is not None:
-            text += f", {line.ledger.unaccounted:,} unaccounted, {line.ledger.differences:,} differences"
+            text += f", {line.ledger.unaccounted:,} unaccounted, {number_of(line.ledger.differences, 'difference')}"
         cells.append((line.cohort, state.replace(" ", "-"), STATE_MARKS.get(state, "?"), text))
     return cells
 

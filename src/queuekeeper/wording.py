@@ -1,0 +1,38 @@
+"""Counts in sentences: one message, two messages."""
+
+from __future__ import annotations
+
+from string import Formatter
+from typing import Any
+
+_VOWELS = "aeiou"
+
+
+def plural(noun: str) -> str:
+    """Return a noun, or the last of some words, in the plural."""
+    if noun.endswith("y") and noun[-2] not in _VOWELS:
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+
+
+def number_of(count: int, noun: str) -> str:
+    """Return a count and what it counts, for example ``1 entry`` or ``2,000 entries``.
+
+    :param noun: in the singular; words before it stay as they are.
+    """
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural(noun)}"
+
+
+class _Sentence(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if type(value) is int and format_spec.replace(" ", "").isalpha() and len(format_spec) > 1:
+            return number_of(value, format_spec)
+        return super().format_field(value, format_spec)
+
+
+def sentence(template: str, **facts: Any) -> str:
+    """Return a sentence with its facts filled in; ``{found:wrong key}`` is a count and what it counts.
+
+    :raises KeyError: when the template names a fact that is not given.
+    """
+    return _Sentence().vformat(template, (), facts)
