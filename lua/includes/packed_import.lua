@@ -7,7 +7,12 @@ local function import_of(key)
     )
 end
 
+-- What shows of a state, beside the number of messages, whether the session was used.
+local function state_of_import(state)
+    return string.format('%.0f:%.0f:%.0f', state.last, state.ids, state.delivered)
+end
+
 local function used_since(imported, state, fields)
     return imported[8] or not state or fields - state.others ~= tonumber(imported[5] or '0')
-        or string.format('%.0f:%.0f:%.0f', state.last, state.ids, state.delivered) ~= imported[7]
+        or state_of_import(state) ~= imported[7]
 end

@@ -142,7 +142,7 @@ if ARGV[5] == '1' then
     state.guarded = owner == 'redis' and not imported[9] and 0 or 1
     state.until_ms = until_ms or -1
     own.import, own.owner, own.imported_last_packet_id = 'done', owner, ARGV[6]
-    own.imported_state = string.format('%.0f:%.0f:%.0f', state.last, state.ids, state.delivered)
+    own.imported_state = state_of_import(state)
 end
 local messages = fields - math.min(state.others, fields) + written
 for index = 3, #values, 2 do

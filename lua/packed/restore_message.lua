@@ -22,12 +22,11 @@ Cost
     O(B) for a record of B bytes; about 10 us.
 ]]
 --- @include "includes/integers"
+--- @include "includes/packed_put"
 --- @include "includes/packed_record"
 --- @include "includes/packed_same"
 --- @include "includes/packed_state"
 --- @include "includes/packed_write"
-
-local PACKET_IDS = 65535
 
 local session_key, epoch, quarantined, serial = KEYS[1], ARGV[1], ARGV[2], integer(ARGV[3])
 local packet_id, expires_at_ms = integer(ARGV[4]), integer(ARGV[5])
@@ -46,16 +45,7 @@ if redis.call('HEXISTS', session_key, ARGV[3]) == 1 then
 end
 local messages = redis.call('HLEN', session_key) - state.others
 state.others, state.bound, state.quarantined = state.others - 1, messages + 1, math.max(0, state.quarantined - 1)
-state.head, state.last = math.min(state.head, serial), math.max(state.last, serial)
-state.largest = math.max(state.largest, #record)
-if expires_at_ms >= 0 then
-    state.earliest = state.earliest == 0 and expires_at_ms or math.min(state.earliest, expires_at_ms)
-end
--- The next save looks through the packet ids.
-state.free = state.ids
-if serial >= state.since and (serial + state.offset - 1) % PACKET_IDS + 1 ~= packet_id then
-    state.since, state.offset = state.last + 1, state.ids - state.last
-end
+put(state, serial, packet_id, expires_at_ms, #record)
 redis.call('HSET', session_key, ARGV[3], record, 's', packed(state))
 redis.call('HDEL', session_key, quarantined)
 if owned and owned[4] then

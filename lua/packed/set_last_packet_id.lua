@@ -21,6 +21,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/packed_expiry"
+--- @include "includes/packed_ids"
 --- @include "includes/packed_new"
 --- @include "includes/packed_state"
 --- @include "includes/packed_write"
@@ -40,7 +41,7 @@ local current = state.ids == 0 and 0 or (state.ids - 1) % PACKET_IDS + 1
 if current ~= expected then
     return 0
 end
-state.ids = state.ids == 0 and packet_id or state.ids + (packet_id - state.ids) % PACKET_IDS
+state.ids = ids_up_to(state.ids, packet_id)
 if fields <= state.others then
     state.head, state.free = math.max(state.last + 1, 0), state.ids + PACKET_IDS
 end

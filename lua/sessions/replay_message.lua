@@ -32,6 +32,7 @@ Cost
 --- @include "includes/import_state"
 --- @include "includes/kept_for_ever"
 --- @include "includes/last_packet_id"
+--- @include "includes/replayed_before"
 --- @include "includes/time"
 
 local messages_key, last_packet_id_key, session_key, payload_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -54,18 +55,9 @@ if not expires_at_ms then
     return redis.error_reply('INVALID expiry is not an integer')
 end
 
-local state = import_state(session_key)
-if state.epoch > epoch then
-    return redis.error_reply('STALE epoch ' .. string.format('%d', state.epoch) .. ' owns the session')
-end
-if state.plan ~= plan or state.import ~= 'done' then
-    return redis.error_reply('MOVED_ON plan ' .. plan .. ' has not imported the session to its end')
-end
--- A repeated call finds its own record, with the key that an earlier try chose; the last packet id has changed.
-local note = 'replayed:' .. ARGV[5]
-local replayed = redis.call('HGET', session_key, note)
-if replayed then
-    return { 'unchanged', replayed }
+local before = replayed_before(session_key, plan, epoch, ARGV[5])
+if before then
+    return before
 end
 if redis.call('ZRANGE', messages_key, ARGV[5], ARGV[5], 'BYSCORE', 'LIMIT', 0, 1)[1] then
     return redis.error_reply('MOVED_ON serial ' .. ARGV[5] .. ' has been given to a message that came later')
@@ -81,7 +73,7 @@ if expires_at_ms <= now_ms() then
     return { 'expired', '' }
 end
 
-local was_empty = redis.call('EXISTS', messages_key) == 0
+local state, was_empty = import_state(session_key), redis.call('EXISTS', messages_key) == 0
 local noted_until = tonumber(redis.call('HGET', session_key, 'until_ms') or nil)
 redis.call('SET', payload_key, ARGV[7], 'PXAT', ARGV[6])
 redis.call('ZADD', messages_key, ARGV[5], payload_key)
@@ -96,7 +88,7 @@ if last_packet_id ~= '' then
         end
     end
 end
-redis.call('HSET', session_key, note, payload_key)
+redis.call('HSET', session_key, 'replayed:' .. ARGV[5], payload_key)
 redis.call('HINCRBY', session_key, 'references', 1)
 note_expiry(session_key, expires_at_ms)
 if noted_until then

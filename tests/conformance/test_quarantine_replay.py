@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,19 @@ from lua_sessions import Session, readable
 from tbmq_broker import Broker
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.keyspace import session_keys
+from queuekeeper.keyspace import packed_keys
+from queuekeeper.lua import ScriptCaller
+from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.parameters import Mode
+from queuekeeper.migration.offline import quarantine as quarantine_of_plans
 from queuekeeper.migration.offline.quarantine import ReplayReport, reopen_lost, replay
 from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.sessions import quarantine
 from queuekeeper.sessions.model import Ack, SessionSave
+from queuekeeper.sessions.packed_record import expires_at_ms, record_of
+from queuekeeper.sessions.packed_state import PackedContent, PackedMessage, state_faults, state_of
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.sessions.router import SessionRouter
 from tests.conformance.online_worlds import DEFAULT_TTL_S, PLAN_ID, OnlineWorld, message, until_none_is_late
@@ -28,9 +35,15 @@ C = "meter-7"
 
 
 @pytest.fixture
-def world(postgres_url: str, valkey_url: str, control_schema: None) -> Iterator[OnlineWorld]:
+def layout() -> Layout:
+    """Layout of the sessions in Redis."""
+    return Layout.TBMQ
+
+
+@pytest.fixture
+def world(postgres_url: str, valkey_url: str, control_schema: None, layout: Layout) -> Iterator[OnlineWorld]:
     """Empty tables of TBMQ 1.x and an empty Valkey."""
-    world = OnlineWorld(postgres_url, valkey_url)
+    world = OnlineWorld(postgres_url, valkey_url, layout=layout)
     yield world
     world.close()
 
@@ -38,20 +51,58 @@ def world(postgres_url: str, valkey_url: str, control_schema: None) -> Iterator[
 # --- rows of a migration's own quarantine ------------------------------------------------------------------------
 
 
-def copies(waiting: dict[int, int]) -> list[Any]:
-    """Return messages as a copy writes them; packet id by serial."""
-    return [
+in_each_layout = pytest.mark.parametrize("layout", Layout)
+
+
+def copied(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None) -> None:
+    """Put messages into a session as a plan's copy does; packet id by serial."""
+    if world.layout is Layout.PACKED:
+        end_ms = time.time_ns() // 1_000_000 + 3_600_000
+        messages: list[Any] = []
+        for serial, packet_id in waiting.items():
+            messages += (serial, record_of(message(b"copied"), packet_id=packet_id, end_ms=end_ms))
+        call = scripts.import_session(
+            packed_keys(C), plan=PLAN_ID, epoch=1, owner="redis", chunk=0, last=1, last_packet_id=counter or 0,
+            last_serial="", until_ms="", messages=messages,
+        )  # fmt: skip
+        ScriptCaller(world.client).call(*call)
+        return
+    copies = [
         readable(C, packet_id)._replace(serial=serial, expires_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
         for serial, packet_id in waiting.items()
     ]
+    session = Session(client=world.client, client_id=C, plan=PLAN_ID)
+    session.import_session(copies, last_packet_id="" if counter is None else counter)
+
+
+def publish(world: OnlineWorld) -> int | None:
+    """Add a message as the session's broker does, and return its packet id."""
+    if world.layout is Layout.TBMQ:
+        return int(Broker(world.client, C).add("plant/new"))
+    save = SessionSave(client_id=C, messages=(replace(message(b"new"), topic="plant/new"),))
+    return world.at_redis.save_messages([save])[0].packet_ids[0]
+
+
+def faults(world: OnlineWorld) -> Sequence[str]:
+    """Return what a packed session says of itself that does not hold for its messages."""
+    if world.layout is Layout.TBMQ:
+        return ()
+    fields = world.client.hgetall(packed_keys(C).session)
+    state = state_of(fields[b"s"])
+    assert state is not None
+    messages = [
+        PackedMessage(int(name), int.from_bytes(record[:2]), expires_at_ms(record) or -1, len(record))
+        for name, record in sorted(fields.items(), key=lambda field: (len(field[0]), field[0]))
+        if name.isdigit()
+    ]
+    return state_faults(state, PackedContent(messages=messages, others=len(fields) - len(messages)))
 
 
 def imported(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None, aside: dict[int, int]) -> None:
     """Put messages into a session as a plan's copy does, and others into its quarantine; both packet id by serial."""
     world.long_queue(C, 1)
     world.plan(count=1, mode=Mode.OFFLINE)
-    session = Session(client=world.client, client_id=C, plan=PLAN_ID)
-    session.import_session(copies(waiting), last_packet_id="" if counter is None else counter)
+    copied(world, waiting, counter=counter)
     fields: dict[str, Any] = {"topic": "mended", "time": time.time_ns() // 1_000_000, "packet_type": "PUBLISH"}
     rows = [
         QuarantinedRow(
@@ -80,16 +131,19 @@ REPLAYS: dict[str, tuple[dict[int, int], int | None, dict[int, int], bool, int]]
 }
 
 
+@in_each_layout
 @pytest.mark.parametrize("case", REPLAYS)
-def test_message_that_tbmq_adds_after_a_replay_overwrites_none_that_waits(world: OnlineWorld, case: str) -> None:
+def test_message_that_a_broker_adds_after_a_replay_overwrites_none_that_waits(world: OnlineWorld, case: str) -> None:
     waiting, counter, aside, assign, following = REPLAYS[case]
     imported(world, waiting, counter=counter, aside=aside)
     done = replay_all(world, assign_packet_ids=assign)
     assert (done.replayed, done.packet_id_in_use) == (len(aside), 0)
     before = [each.packet_id for each in world.at_redis.fetch_pending(C).messages]
     assert len(before) == len(waiting) + len(aside)
+    assert faults(world) == ()
 
-    assert Broker(world.client, C).add("plant/new") == following
+    assert publish(world) == following
+    assert faults(world) == ()
 
     found = world.at_redis.fetch_pending(C).messages
     assert sorted(each.packet_id for each in found) == sorted([*before, following])
@@ -111,11 +165,12 @@ def stored(world: OnlineWorld) -> list[tuple[bytes, int, int]]:
     return [(each.payload, each.packet_id, each.serial) for each in world.at_redis.fetch_pending(C).messages]
 
 
+@in_each_layout
 def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_once(
     world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     imported(world, {1: 1, 2: 2}, counter=2, aside={3: 1})
-    Broker(world.client, C).add("plant/new")
+    publish(world)
     before = stored(world)
     assert [serial for _, _, serial in before] == [1, 2, 3]
     assert (replay_all(world, dry_run=True).moved_on, replay_all(world).moved_on) == (1, 1)
@@ -141,6 +196,7 @@ def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_on
     assert put_behind(world) == ReplayReport(plan_id=PLAN_ID, dry_run=False)
 
 
+@in_each_layout
 def test_message_is_replayed_again_when_its_session_is_taken_out_and_copied_again(world: OnlineWorld) -> None:
     waiting = {1: 1, 2: 2}
     imported(world, waiting, counter=2, aside={0: 1, 9: 3})
@@ -148,9 +204,12 @@ def test_message_is_replayed_again_when_its_session_is_taken_out_and_copied_agai
     plan = world.ledger.load_plan(PLAN_ID)
     assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 0
 
-    assert drop_imports(world.client, [C], plan_id=PLAN_ID, prefix="", dry_run=False).messages_dropped == 4
+    assert (
+        drop_imports(world.client, [C], plan_id=PLAN_ID, prefix="", layout=world.layout, dry_run=False).messages_dropped
+        == 4
+    )
     assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 0
-    Session(client=world.client, client_id=C, plan=PLAN_ID).import_session(copies(waiting), last_packet_id=2)
+    copied(world, waiting, counter=2)
 
     assert reopen_lost(world.ledger, world.client, plan, []) == 0
     assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 2
@@ -159,6 +218,7 @@ def test_message_is_replayed_again_when_its_session_is_taken_out_and_copied_agai
     assert world.ledger.quarantined(PLAN_ID) == []
 
 
+@in_each_layout
 def test_message_at_its_place_that_is_not_noted_yet_does_not_come_back_as_a_new_one(
     world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +233,7 @@ def test_message_at_its_place_that_is_not_noted_yet_does_not_come_back_as_a_new_
             replay_all(world, assign_packet_ids=True)
     before = stored(world)
     assert replay_all(world, assign_packet_ids=True, dry_run=True).unchanged == 1
-    world.client.hdel(session_keys(C).session, "plan")
+    world.client.hdel(world.own_key(C), "plan")
 
     done = put_behind(world)
 
@@ -182,6 +242,29 @@ def test_message_at_its_place_that_is_not_noted_yet_does_not_come_back_as_a_new_
     assert row.assigned_packet_id == 3
 
 
+@in_each_layout
+def test_message_that_comes_while_a_session_is_read_costs_another_look_and_no_packet_id_twice(
+    world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
+    free_packet_id, came = quarantine_of_plans._Replayer._free_packet_id, []
+
+    def interrupted(self: Any, session: Any) -> int | None:
+        found = free_packet_id(self, session)
+        came.append(found)
+        if len(came) == 1:
+            assert publish(world) == found
+        return found
+
+    monkeypatch.setattr(quarantine_of_plans._Replayer, "_free_packet_id", interrupted)
+
+    assert replay_all(world, assign_packet_ids=True).replayed == 1
+    assert came == [3, 4]
+    assert [(packet_id, serial) for _, packet_id, serial in stored(world)] == [(4, 0), (1, 1), (2, 2), (3, 3)]
+    assert faults(world) == ()
+
+
+@in_each_layout
 @pytest.mark.parametrize(
     ("by", "words"),
     [("plan", "plan later has imported the session since"), ("owner", "moved with devices connected since")],
@@ -191,9 +274,9 @@ def test_message_of_a_session_that_was_copied_again_is_left_to_that_copy(
 ) -> None:
     imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
     if by == "plan":
-        world.client.hset(session_keys(C).session, "plan", "later")
+        world.client.hset(world.own_key(C), "plan", "later")
     else:
-        world.client.hdel(session_keys(C).session, "plan")
+        world.client.hdel(world.own_key(C), "plan")
         world.sql(
             "INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch) VALUES (%s, 0, 'redis', 1)", C
         )
@@ -206,6 +289,7 @@ def test_message_of_a_session_that_was_copied_again_is_left_to_that_copy(
     assert words in report.why[row.quarantine_id or 0]
 
 
+@in_each_layout
 def test_rows_of_a_plan_with_devices_connected_are_not_put_into_a_copy_that_may_be_made_again(
     world: OnlineWorld,
 ) -> None:
@@ -219,6 +303,7 @@ def test_rows_of_a_plan_with_devices_connected_are_not_put_into_a_copy_that_may_
     assert stored(world) == before
 
 
+@in_each_layout
 def test_dry_run_counts_as_the_work_does_when_two_messages_want_one_packet_id(world: OnlineWorld) -> None:
     imported(world, {1: 1, 2: 2}, counter=2, aside={8: 3, 9: 3})
 
@@ -227,6 +312,7 @@ def test_dry_run_counts_as_the_work_does_when_two_messages_want_one_packet_id(wo
     assert (would.replayed, would.packet_id_in_use) == (done.replayed, done.packet_id_in_use) == (1, 1)
 
 
+@in_each_layout
 @pytest.mark.parametrize(
     ("state", "why"), [("half", "the copy of its session is not done"), (None, "its session is not there any more")]
 )
@@ -235,9 +321,9 @@ def test_message_of_a_session_without_a_whole_copy_in_redis_stays(
 ) -> None:
     imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
     if state is None:
-        world.client.delete(session_keys(C).session, session_keys(C).messages, session_keys(C).last_packet_id)
+        world.client.delete(*world.client.scan_iter())
     else:
-        world.client.hset(session_keys(C).session, "import", state)
+        world.client.hset(world.own_key(C), "import", state)
     keys = {key: world.client.dump(key) for key in world.client.scan_iter()}
 
     report = put_behind(world)

@@ -15,6 +15,7 @@ from queuekeeper.lua import ScriptCaller
 from queuekeeper.lua.scripts import packed
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.snapshot import SessionSnapshot
@@ -95,12 +96,13 @@ def test_script_touches_the_key_of_its_session_only(client: RedisClient) -> None
         assert store.fetch_pending(client_id).expired == 1
         store.purge_session(client_id)
         keys, chunk = packed_keys(client_id), {"chunk": 0, "last": 1, "last_packet_id": 7, "last_serial": 9}
-        caller.execute(
-            [
-                packed.import_session(keys, plan="p", epoch=0, owner="redis", **chunk, until_ms="", messages=[]),
-                packed.drop_import(keys, plan="p"),
-            ]
-        ).or_raise()
+        by = {"plan": "p", "epoch": 0}
+        empty = packed.import_session(keys, **by, owner="redis", **chunk, until_ms="", messages=[])
+        caller.execute([empty]).or_raise()
+        record = record_of(_message(), packet_id=8, end_ms=now_ms() + HOUR_MS)
+        place = {"expected": client.hget(key, "s"), "last_packet_id": 8, "holder": "", "serial": 5}
+        put = packed.replay_message(keys, **by, **place, record=record)
+        assert caller.execute([put, packed.drop_import(keys, plan="p")]).or_raise()[1] == 1
         assert not client.exists(key)
         store.set_owner(client_id, epoch=1, owner="postgres")
         copy = SessionSnapshot(client_id=client_id, last_packet_id=7, last_serial=9, delivered_serial=3)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import packed_keys
 from queuekeeper.migration.ledger.model import CopyReport, MigrationPlan, VerifyReport
 from queuekeeper.migration.offline.quarantine import replay
@@ -165,14 +164,34 @@ def test_memory_is_forecast_and_measured(packed: Copied) -> None:
     assert forecast == pytest.approx(measured.bytes, rel=0.1)
 
 
-def test_message_is_not_put_at_its_place_yet_and_says_so(packed: Copied) -> None:
-    with pytest.raises(RefusedError, match="repair its row in the source, then undo the import"):
-        replay(packed.world.connection, packed.world.client, plan_id=packed.plan.plan_id)
-
-
 @pytest.fixture
 def fresh(make_world: Callable[..., World], healthy_template: str) -> Copied:
     return carried_out(make_world(template=healthy_template), PACKED)
+
+
+def test_repaired_messages_are_at_their_places_and_the_ledger_balances(
+    make_world: Callable[..., World], hostile_template: str
+) -> None:
+    copied = carried_out(make_world(template=hostile_template), PACKED)
+    world, plan = copied.world, copied.plan
+    mending: dict[str, Any] = {"plan_id": plan.plan_id, "assign_packet_ids": True, "drop_user_properties": True}
+    would = replay(world.connection, world.client, **mending, dry_run=True)
+    done = replay(world.connection, world.client, **mending)
+    assert replace(would, dry_run=False) == done
+    assert done.replayed > 10
+    put = {
+        (row.client_id, row.serial_number): row.assigned_packet_id or row.packet_id
+        for row in world.ledger.quarantined(plan.plan_id, status="replayed", limit=None)
+    }
+    assert len(put) == done.replayed
+    for (client_id, serial), packet_id in put.items():
+        assert serial is not None
+        assert _read(copied.records(client_id)[serial]).packet_id == packet_id
+
+    verified = world.verify(plan.plan_id)
+
+    assert (verified.balanced, verified.differences) == (True, 0)
+    assert sum(row.copied for row in verified.ledger) == plan.total("to_copy") + done.replayed
 
 
 def _long(copied: Copied) -> list[str]:

@@ -284,7 +284,13 @@ def replay(
     chosen = call.ledger.load_plan(plan_id).parameters
     stores = None
     if as_new:
-        stores = owners_stores(call, key_prefix=chosen.key_prefix, default_ttl_s=chosen.default_ttl_s, choice="redis")
+        stores = owners_stores(
+            call,
+            key_prefix=chosen.key_prefix,
+            default_ttl_s=chosen.default_ttl_s,
+            choice="redis",
+            layout=chosen.layout,
+        )
     if not call.dry_run:
         note = partial(record_answer, call.connection, subject=plan_id, kind="quarantine_replay")
         call.confirm(f"Repaired rows of plan {plan_id} will be written to Redis.", note=note)

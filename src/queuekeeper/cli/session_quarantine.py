@@ -19,6 +19,7 @@ from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.judge import check_reason
 from queuekeeper.sessions.model import StoreChoice
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.wording import number_of
 
@@ -73,12 +74,17 @@ def _aside_facts(row: AsideMessage) -> dict[str, Any]:
     return facts | sizes | {"fault": row.fault}
 
 
-def owners_stores(call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice) -> Stores:
-    """Return the stores of a call, of which each session's owner takes its new messages."""
+def owners_stores(
+    call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice, layout: Layout = Layout.TBMQ
+) -> Stores:
+    """Return the stores of a call, of which each session's owner takes its new messages.
+
+    :param layout: of sessions in Redis without a recorded owner.
+    """
     rules = transfer.rules(default_ttl_s=default_ttl_s)
     at_redis = router = None
     if choice != "postgres":
-        at_redis = sessions.RedisSessionStore(call.client, key_prefix, rules)
+        at_redis = sessions.RedisSessionStore(call.client, key_prefix, rules, layout=layout)
         address = context.postgres_address(call.postgres_url)
         router = call.opened.enter_context(sessions.SessionRouter(call.client, address, key_prefix, rules))
     at_postgres = sessions.PostgresSessionStore(call.connection, rules=rules)

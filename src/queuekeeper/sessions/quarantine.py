@@ -398,7 +398,7 @@ def _save(stores: Stores, row: Any, *, source: str, dry_run: bool) -> PutBack:
         if store.inspect(row.client_id, limit=1).messages >= MAX_PACKET_ID:
             words = f"all {MAX_PACKET_ID:,} packet ids of the session are in use"
             return PutBack(outcome=Outcome.REFUSED, words=words)
-        message = _new_message(row)
+        message = NewMessage(**content_of(row))
         if dry_run:
             return PutBack(outcome=Outcome.REPLAYED)
         save = SessionSave(client_id=row.client_id, messages=(message,), source=source, offset=0)
@@ -415,17 +415,13 @@ def _save(stores: Stores, row: Any, *, source: str, dry_run: bool) -> PutBack:
     return PutBack(outcome=outcome, stored=True, serial=report.serials[0], packet_id=report.packet_ids[0])
 
 
-def _new_message(row: Any) -> NewMessage:
-    return NewMessage(
-        topic=row.topic,
-        payload=row.payload,
-        qos=row.qos,
-        time_ms=row.time,
-        retain=bool(row.retain),
-        expiry_interval_s=wire.interval_s(row.msg_expiry_interval),
-        payload_format_indicator=row.payload_format_indicator,
-        content_type=row.content_type,
-        response_topic=row.response_topic,
-        correlation_data=row.correlation_data,
-        user_properties=pairs_of(row.user_properties),
-    )
+def content_of(row: Any) -> dict[str, Any]:
+    """Return the content of a row's message by the names of :class:`~queuekeeper.sessions.model.NewMessage`."""
+    same = ("topic", "qos", "payload_format_indicator", "content_type", "response_topic", "correlation_data")
+    return {name: getattr(row, name) for name in same} | {
+        "payload": row.payload or b"",
+        "time_ms": row.time,
+        "retain": bool(row.retain),
+        "expiry_interval_s": wire.interval_s(row.msg_expiry_interval),
+        "user_properties": pairs_of(row.user_properties),
+    }

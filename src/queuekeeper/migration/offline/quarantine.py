@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MovedOn, PacketIdInUse, RefusedError, StaleEpoch
-from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, session_keys
+from queuekeeper.keyspace import (
+    MAX_PACKET_ID,
+    PackedKeys,
+    SessionKeys,
+    packed_keys,
+    payload_key,
+    safe_counter,
+    session_keys,
+)
 from queuekeeper.lua import scripts
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.model import EPOCH, MigrationPlan
@@ -22,11 +31,16 @@ from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.packed_record import record_of
+from queuekeeper.sessions.packed_state import state_of
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import defect, readable
+from queuekeeper.sessions.reports import PendingMessage
 
 _TRIES = 5
 _REFERENCES_PER_LIST = 1_000
+_FIELDS_PER_LIST = 200
+_SERIALS_PER_LIST = 500
 _AS_NEW = {
     aside.Outcome.REPLAYED: "as_new",
     aside.Outcome.UNCHANGED: "unchanged",
@@ -80,8 +94,7 @@ def replay(
     :param as_new: stores by which messages of sessions that are no longer as this plan has imported them are saved as
         new messages, behind all others; without it, they stay in the quarantine.
     :param dry_run: write nothing.
-    :raises RefusedError: for an online plan, whose rows are set aside in ``queuekeeper.session_quarantine``, and for a
-        plan of packed sessions.
+    :raises RefusedError: for an online plan, whose rows are set aside in ``queuekeeper.session_quarantine``.
     """
     ledger = MigrationLedger(connection)
     plan = ledger.load_plan(plan_id)
@@ -91,17 +104,13 @@ def replay(
             " or is set aside; `queuekeeper sessions quarantine` lists those, `queuekeeper sessions replay` brings them"
             " back"
         )
-    if plan.parameters.layout is Layout.PACKED:
-        raise RefusedError(
-            f"plan {plan_id} has imported packed sessions, into which no message can be put at its place yet: repair "
-            "its row in the source, then undo the import, make a new plan and copy again"
-        )
     check_same_target(client, plan)
+    layout = _Packed if plan.parameters.layout is Layout.PACKED else _Tbmq
     replayer = _Replayer(
         client,
         ledger,
         plan_id=plan_id,
-        prefix=plan.parameters.key_prefix,
+        layout=layout(client, plan.parameters.key_prefix, plan_id),
         default_ttl_s=plan.parameters.default_ttl_s,
         assign=assign_packet_ids,
         dry_run=dry_run,
@@ -145,26 +154,164 @@ def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPla
 
 @dataclass(kw_only=True)
 class _Session:
-    """State of a session for a replay; it holds as long as the last packet id stays the same.
+    """State of a session for a replay; it holds as long as the session is as expected.
 
-    :param last_packet_id: last packet id as stored; none where the key is absent.
-    :param waiting: serial and packet id of each reference, in order.
+    :param expected: what shows that nobody has given out packet ids since: the last packet id, or a packed session's
+        state, as stored; empty where there is none.
+    :param counter: packet id given out last; none when the session has given out none.
+    :param waiting: serial and packet id of each message, in order.
+    :param later: serials that were given out since the import, where the session knows.
     """
 
     client_id: str
-    last_packet_id: bytes | None
+    expected: bytes
+    counter: int | None
     waiting: list[tuple[int, int]]
+    later: range = range(0)
 
-    @property
-    def counter(self) -> int | None:
-        """Packet id given out last; none when the session has given out none."""
-        return int(self.last_packet_id or 0) or None
 
-    def note(self, waiting: list[tuple[int, int]], last_packet_id: int | str) -> None:
-        """Update the state after a replay: the waiting messages, and the last packet id, empty where it stays."""
-        self.waiting = waiting
-        if last_packet_id:
-            self.last_packet_id = str(last_packet_id).encode()
+class _Put(NamedTuple):
+    """Answer of a script that puts a message at its place.
+
+    :param packet_id: packet id that the message has there; none when it is not there.
+    :param expected: see :class:`_Session`, after the call.
+    """
+
+    word: str
+    packet_id: int | None
+    expected: bytes
+
+
+@dataclass(eq=False, repr=False)
+class _Layout(ABC):
+    """How messages are put at their places in sessions of a layout."""
+
+    client: RedisClient
+    prefix: str
+    plan_id: str
+
+    def __post_init__(self) -> None:
+        self._caller = lua.ScriptCaller(self.client)
+
+    def _ask(self, call: lua.Call) -> Any:
+        return call.script.read(self._caller.call(*call))
+
+    def holds(self, client_id: str, packet_id: int) -> bool:
+        """Return whether the session has a message of a packet id that does not wait."""
+        return False
+
+    @abstractmethod
+    def keys(self, client_id: str) -> SessionKeys | PackedKeys:
+        """Return the keys of a session."""
+
+    @abstractmethod
+    def look_at(self, client_id: str) -> _Session:
+        """Read a session."""
+
+    @abstractmethod
+    def put(
+        self, row: QuarantinedRow, session: _Session, *, packet_id: int, last_packet_id: int | str, end_ms: int
+    ) -> _Put:
+        """Put a message at its place.
+
+        :param last_packet_id: new one of the session; empty where it stays.
+        """
+
+
+class _Tbmq(_Layout):
+    def keys(self, client_id: str) -> SessionKeys:
+        return session_keys(client_id, prefix=self.prefix)
+
+    def holds(self, client_id: str, packet_id: int) -> bool:
+        return bool(self.client.exists(payload_key(client_id, packet_id, prefix=self.prefix)))
+
+    def look_at(self, client_id: str) -> _Session:
+        keys = self.keys(client_id)
+        last: Any = self.client.get(keys.last_packet_id)
+        stem = payload_key(client_id, "", prefix=self.prefix).encode()
+        waiting: list[tuple[int, int]] = []
+        more = True
+        while more:
+            start = waiting[-1][0] if waiting else -1
+            call = scripts.sessions.list_references(keys, by="serial", start=start, limit=_REFERENCES_PER_LIST)
+            listed = self._ask(call).references
+            own = [(int(row.score), row.member[len(stem) :]) for row in listed if row.member.startswith(stem)]
+            waiting += [(serial, int(packet_id)) for serial, packet_id in own if packet_id.isdigit()]
+            more = len(listed) == _REFERENCES_PER_LIST
+        return _Session(client_id=client_id, expected=last or b"", counter=int(last or 0) or None, waiting=waiting)
+
+    def put(
+        self, row: QuarantinedRow, session: _Session, *, packet_id: int, last_packet_id: int | str, end_ms: int
+    ) -> _Put:
+        reply = self._ask(
+            scripts.sessions.replay_message(
+                self.keys(row.client_id),
+                payload=payload_key(row.client_id, packet_id, prefix=self.prefix),
+                plan=self.plan_id,
+                epoch=EPOCH,
+                expected=session.expected,
+                last_packet_id=last_packet_id,
+                serial=row.serial_number,
+                expires_at_ms=end_ms,
+                message=_json(row, packet_id),
+            )
+        )
+        return _Put(reply.word, _packet_id(reply.key), str(last_packet_id).encode() or session.expected)
+
+
+class _Packed(_Layout):
+    def keys(self, client_id: str) -> PackedKeys:
+        return packed_keys(client_id, prefix=self.prefix)
+
+    def look_at(self, client_id: str) -> _Session:
+        keys = self.keys(client_id)
+        # First, so that it is another one if messages come while they are listed.
+        text: bytes = self._ask(scripts.packed.read_session(keys)).state
+        serials: set[int] = set()
+        cursor: bytes | None = None
+        while cursor != b"0":
+            reply = self._ask(scripts.packed.list_serials(keys, cursor=cursor or b"0", count=_FIELDS_PER_LIST))
+            serials.update(map(int, reply.serials))
+            cursor = reply.cursor
+        waiting: list[tuple[int, int]] = []
+        places = sorted(serials)
+        for start in range(0, len(places), _SERIALS_PER_LIST):
+            some = places[start : start + _SERIALS_PER_LIST]
+            found = self._ask(scripts.packed.list_messages(keys, serials=some)).found
+            waiting += [(at, int(each.partition(b":")[0])) for at, each in zip(some, found, strict=True) if each]
+        imported: Any = self.client.hget(keys.session, "imported_state")
+        state = state_of(text)
+        if state is None or imported is None:
+            return _Session(client_id=client_id, expected=text, counter=None, waiting=waiting)
+        return _Session(
+            client_id=client_id,
+            expected=text,
+            counter=state.last_packet_id,
+            waiting=waiting,
+            later=range(int(imported.partition(b":")[0]) + 1, state.last + 1),
+        )
+
+    def put(
+        self, row: QuarantinedRow, session: _Session, *, packet_id: int, last_packet_id: int | str, end_ms: int
+    ) -> _Put:
+        message = PendingMessage(
+            **aside.content_of(row), serial=0, packet_id=packet_id, packet_type=row.packet_type or "",
+            expires_at_ms=end_ms, redelivery=False,
+        )  # fmt: skip
+        reply = self._ask(
+            scripts.packed.replay_message(
+                self.keys(row.client_id),
+                plan=self.plan_id,
+                epoch=EPOCH,
+                expected=session.expected,
+                last_packet_id=last_packet_id,
+                holder=next((serial for serial, own in session.waiting if own == packet_id), ""),
+                serial=row.serial_number,
+                record=record_of(message, packet_id=packet_id, end_ms=end_ms, packet_type=message.packet_type),
+            )
+        )
+        expected = reply.state if reply.word == "replayed" else session.expected
+        return _Put(reply.word, _packet_id(reply.packet_id), expected)
 
 
 @dataclass(eq=False, repr=False)
@@ -173,13 +320,12 @@ class _Replayer:
     ledger: MigrationLedger
     _: KW_ONLY
     plan_id: str
-    prefix: str
+    layout: _Layout
     default_ttl_s: int
     assign: bool
     dry_run: bool
 
     def __post_init__(self) -> None:
-        self._caller = lua.ScriptCaller(self.client)
         self._session: _Session | None = None
 
     def replay(self, row: QuarantinedRow) -> tuple[str, int | None]:
@@ -194,7 +340,6 @@ class _Replayer:
         if self._noted(row.client_id, f"source:{_source(row)}"):
             return "moved_on", None  # an earlier try has saved it as a new message
         for _ in range(_TRIES):
-            keys = session_keys(row.client_id, prefix=self.prefix)
             session = self._look_at(row.client_id)
             packet_id = self._free_packet_id(session) if assign else row.packet_id
             if packet_id is None:
@@ -208,21 +353,11 @@ class _Replayer:
             if self.dry_run:
                 word = self._foresee(row, session, packet_id)
                 if word == "replayed":
-                    session.note(waiting, last_packet_id)
+                    session.waiting, session.counter = waiting, counter
                 return word, packet_id
+            end_ms = self._expires_at_ms(row)
             try:
-                call = scripts.sessions.replay_message(
-                    keys,
-                    payload=payload_key(row.client_id, packet_id, prefix=self.prefix),
-                    plan=self.plan_id,
-                    epoch=EPOCH,
-                    expected=session.last_packet_id or b"",
-                    last_packet_id=last_packet_id,
-                    serial=row.serial_number,
-                    expires_at_ms=self._expires_at_ms(row),
-                    message=_json(row, packet_id),
-                )
-                reply = call.script.read(self._caller.call(*call))
+                done = self.layout.put(row, session, packet_id=packet_id, last_packet_id=last_packet_id, end_ms=end_ms)
             except PacketIdInUse:
                 return "packet_id_in_use", None
             except StaleEpoch:
@@ -230,9 +365,9 @@ class _Replayer:
             except MovedOn:
                 self._session = None
                 continue  # the counter moved between reading and writing, unless the session is not ours at all
-            if reply.word == "replayed":
-                session.note(waiting, last_packet_id)
-            return reply.word, _packet_id(reply.key) if reply.key else packet_id
+            if done.word == "replayed":
+                session.waiting, session.counter, session.expected = waiting, counter, done.expected
+            return done.word, done.packet_id or packet_id
         return "moved_on", None
 
     def put_behind(self, row: QuarantinedRow, stores: aside.Stores) -> tuple[str, int | None, str]:
@@ -271,30 +406,17 @@ class _Replayer:
 
     def _noted(self, client_id: str, field: str) -> Any:
         """Return what an earlier try noted in the session; it may have ended before it wrote to the quarantine."""
-        return self.client.hget(session_keys(client_id, prefix=self.prefix).session, field)
+        return self.client.hget(self.layout.keys(client_id).session, field)
 
     def _imported(self, client_id: str) -> dict[str, Any]:
         """Return which plan has imported a session, and how far."""
         names = ["plan", "import"]
-        keys = session_keys(client_id, prefix=self.prefix)
-        return dict(zip(names, self.client.hmget(keys.session, names), strict=True))
+        return dict(zip(names, self.client.hmget(self.layout.keys(client_id).session, names), strict=True))
 
     def _look_at(self, client_id: str) -> _Session:
         """Read a session; the last one is remembered."""
         if self._session is None or self._session.client_id != client_id:
-            keys = session_keys(client_id, prefix=self.prefix)
-            last: Any = self.client.get(keys.last_packet_id)
-            stem = payload_key(client_id, "", prefix=self.prefix).encode()
-            waiting: list[tuple[int, int]] = []
-            more = True
-            while more:
-                start = waiting[-1][0] if waiting else -1
-                call = scripts.sessions.list_references(keys, by="serial", start=start, limit=_REFERENCES_PER_LIST)
-                listed = call.script.read(self._caller.call(*call)).references
-                own = [(int(row.score), row.member[len(stem) :]) for row in listed if row.member.startswith(stem)]
-                waiting += [(serial, int(packet_id)) for serial, packet_id in own if packet_id.isdigit()]
-                more = len(listed) == _REFERENCES_PER_LIST
-            self._session = _Session(client_id=client_id, last_packet_id=last, waiting=waiting)
+            self._session = self.layout.look_at(client_id)
         return self._session
 
     def _foresee(self, row: QuarantinedRow, session: _Session, packet_id: int) -> str:
@@ -303,11 +425,9 @@ class _Replayer:
             return "moved_on"
         if self._noted(row.client_id, f"replayed:{row.serial_number}"):
             return "unchanged"
-        if row.serial_number in {serial for serial, _ in session.waiting}:
+        if row.serial_number in session.later or row.serial_number in {serial for serial, _ in session.waiting}:
             return "moved_on"
-        if packet_id in {own for _, own in session.waiting}:
-            return "packet_id_in_use"
-        if self.client.exists(payload_key(row.client_id, packet_id, prefix=self.prefix)):
+        if packet_id in {own for _, own in session.waiting} or self.layout.holds(row.client_id, packet_id):
             return "packet_id_in_use"
         return "expired" if self._expires_at_ms(row) <= system_clock() else "replayed"
 
@@ -315,8 +435,7 @@ class _Replayer:
         in_use = {packet_id for _, packet_id in session.waiting}
         for step in range(MAX_PACKET_ID):
             candidate = ((session.counter or 0) + step) % MAX_PACKET_ID + 1
-            key = payload_key(session.client_id, candidate, prefix=self.prefix)
-            if candidate not in in_use and not self.client.exists(key):
+            if candidate not in in_use and not self.layout.holds(session.client_id, candidate):
                 return candidate
         return None
 
@@ -327,9 +446,9 @@ class _Replayer:
         )
 
 
-def _packet_id(key: bytes) -> int:
-    """Return the packet id of a message from its key."""
-    return int(key.rpartition(b"_")[2])
+def _packet_id(noted: bytes) -> int | None:
+    """Return the packet id of a message from what a replay has noted: it, or a key that ends with it."""
+    return int(noted.rpartition(b"_")[2]) if noted else None
 
 
 def _source(row: QuarantinedRow) -> str:
