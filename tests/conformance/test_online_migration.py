@@ -1551,7 +1551,8 @@ def test_client_that_no_cluster_can_hold_is_served_until_the_commit_and_then_qua
     # Who goes on with such a client in PostgreSQL can, and gets back what can be delivered, in order and once.
     with clustered.router() as router:
         save(router, "}y", b"5")
-        stores = Stores(clustered.connection, postgres=clustered.at_postgres, redis=clustered.at_redis, router=router)
+        redis = clustered.at_redis
+        stores = Stores(clustered.connection, postgres=clustered.at_postgres, redis=lambda _: redis, router=router)
         # Not unless they are named: nobody may read PostgreSQL any more.
         bare = put_back(clustered.connection, stores, person="test")
         assert (bare.replayed, bare.scattered) == (0, len(planned) + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.sessions.router import SessionRouter
 from tests.conformance.online_worlds import DEFAULT_TTL_S, PLAN_ID, OnlineWorld, message, until_none_is_late
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.conformance
 
@@ -155,7 +157,7 @@ def put_behind(world: OnlineWorld, **options: Any) -> ReplayReport:
     """Replay the rows of the plan, those of sessions that are no longer its own as new messages."""
     with world.router() as router:
         stores = Stores(
-            world.connection, postgres=world.at_postgres, redis=world.at_redis, router=router, choice="redis"
+            world.connection, postgres=world.at_postgres, redis=lambda _: world.at_redis, router=router, choice="redis"
         )
         return replay_all(world, as_new=stores, **options)
 
@@ -333,6 +335,27 @@ def test_message_of_a_session_without_a_whole_copy_in_redis_stays(
     assert {key: world.client.dump(key) for key in world.client.scan_iter()} == keys
 
 
+@in_each_layout
+@pytest.mark.usefixtures("own_home")
+def test_command_needs_not_be_told_in_which_layout_the_plan_has_imported(world: OnlineWorld) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1, 3: 3})
+    publish(world)
+    replayed = partial(
+        CommandLine(group="migrate").as_json, "replay", PLAN_ID, "--assign-packet-ids", "--as-new",
+        "--redis-url", world.redis_url, "--postgres-url", world.postgres_url,
+    )  # fmt: skip
+
+    before = stored(world)
+    would, untouched = replayed("--dry-run"), stored(world)
+    done = replayed("--yes")
+
+    assert untouched == before
+    assert would == done | {"dry_run": True}
+    assert (done["replayed"], done["as_new"], done["moved_on"]) == (1, 1, 0)
+    assert [(packet_id, serial) for _, packet_id, serial in stored(world)] == [(4, 0), (1, 1), (2, 2), (3, 3), (5, 4)]
+    assert faults(world) == ()
+
+
 # --- messages that a store has set aside -------------------------------------------------------------------------
 
 PERSON = "ada (command line)"
@@ -378,7 +401,9 @@ def mend(world: OnlineWorld) -> None:
 def put_back(world: OnlineWorld, router: SessionRouter, **options: Any) -> quarantine.ReplayReport:
     """Replay what was set aside."""
     choice = options.pop("choice", "owner")
-    stores = Stores(world.connection, postgres=world.at_postgres, redis=world.at_redis, router=router, choice=choice)
+    stores = Stores(
+        world.connection, postgres=world.at_postgres, redis=lambda _: world.at_redis, router=router, choice=choice
+    )
     return quarantine.replay(world.connection, stores, person=PERSON, default_ttl_s=DEFAULT_TTL_S, **options)
 
 

@@ -338,6 +338,25 @@ def test_full_redis_can_be_purged_and_refuses_an_import_as_a_whole(
         assert as_json("purge", "other", "--yes", *full)["messages"] == 2
 
 
+@pytest.mark.parametrize("layout", Layout)
+def test_message_that_was_set_aside_comes_back_in_the_layout_in_which_its_session_is_there(
+    servers: Stores, layout: Layout
+) -> None:
+    source, target = servers.store("postgres"), servers.store("redis", layout=layout)
+    save(source, b"aside")
+    servers.connection.execute("UPDATE device_publish_msg SET topic = ''")
+    assert source.fetch_pending(C).unreadable == 1
+    source.purge_session(C)
+    servers.connection.execute("UPDATE queuekeeper.session_quarantine SET topic = 'mended'")
+    save(target, b"1")
+
+    assert as_json("replay", "--dry-run", *servers.options)["replayed"] == 1
+    assert as_json("replay", "--yes", *servers.options)["replayed"] == 1
+
+    assert [each.payload for each in target.fetch_pending(C).messages] == [b"1", b"aside"]
+    assert as_json("quarantine", *servers.options[2:])["rows"] == []
+
+
 def test_what_was_set_aside_is_listed_shown_and_comes_back_after_a_question(servers: Stores) -> None:
     store = servers.store("postgres")
     save(store, b"1", b"secret")

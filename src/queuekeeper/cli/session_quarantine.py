@@ -75,16 +75,20 @@ def _aside_facts(row: AsideMessage) -> dict[str, Any]:
 
 
 def owners_stores(
-    call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice, layout: Layout = Layout.TBMQ
+    call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice, layout: Layout | None = None
 ) -> Stores:
     """Return the stores of a call, of which each session's owner takes its new messages.
 
-    :param layout: of sessions in Redis without a recorded owner.
+    :param layout: of sessions in Redis without a recorded owner; none for that in which each is there.
     """
     rules = transfer.rules(default_ttl_s=default_ttl_s)
-    at_redis = router = None
+    router = None
+
+    def at_redis(client_id: str) -> sessions.RedisSessionStore:
+        found = layout or sessions.layout_of(call.client, client_id, prefix=key_prefix)
+        return sessions.RedisSessionStore(call.client, key_prefix, rules, layout=found)
+
     if choice != "postgres":
-        at_redis = sessions.RedisSessionStore(call.client, key_prefix, rules, layout=layout)
         address = context.postgres_address(call.postgres_url)
         router = call.opened.enter_context(sessions.SessionRouter(call.client, address, key_prefix, rules))
     at_postgres = sessions.PostgresSessionStore(call.connection, rules=rules)

@@ -6,7 +6,7 @@ serial and packet id. Each row is the source of its save, so that a repeated sav
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -249,7 +249,7 @@ class Stores:
     the store that has the session takes the message, and when both stores have it, a person must choose.
 
     :param connection: connection to the database of TBMQ 1.x, with schema ``queuekeeper``.
-    :param redis: the store in Redis; none when PostgreSQL holds all sessions.
+    :param redis: returns the store in Redis of a client's session; none when PostgreSQL holds all sessions.
     :param router: router of both stores; required with ``redis``.
     :param choice: store that a person chose for sessions that both stores have, without a recorded owner.
     """
@@ -257,7 +257,7 @@ class Stores:
     connection: Connection
     _: KW_ONLY
     postgres: PostgresSessionStore
-    redis: RedisSessionStore | None = None
+    redis: Callable[[str], RedisSessionStore] | None = None
     router: SessionRouter | None = None
     choice: StoreChoice = "owner"
 
@@ -268,11 +268,12 @@ class Stores:
             return self.postgres if self._exists(self.postgres, client_id) else Outcome.NO_SESSION
         if self.knows_owner(client_id):
             return self.router if self._exists(self.router, client_id) else Outcome.NO_SESSION
-        in_postgres, in_redis = (self._exists(store, client_id) for store in (self.postgres, self.redis))
+        at_redis = self.redis(client_id)
+        in_postgres, in_redis = (self._exists(store, client_id) for store in (self.postgres, at_redis))
         if self.choice == "owner" and in_postgres and in_redis:
             return Outcome.IN_BOTH_STORES
         if in_redis and self.choice != "postgres":
-            return self.redis
+            return at_redis
         # The look-up records an owner for a session that is about to move and has none.
         return self.router if in_postgres and self.choice != "redis" else Outcome.NO_SESSION
 
