@@ -41,6 +41,7 @@ CONNECTIONS = {
     ),
     "queuekeeper_redis": json.dumps({"conn_type": "redis", "host": "cache", "password": SECRET}),
     "queuekeeper_spark": json.dumps({"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}),
+    "own-conn_id": json.dumps({"conn_type": "spark", "host": "local[3]"}),
 }
 
 
@@ -185,17 +186,15 @@ def test_every_argument_of_the_providers_operator_reaches_spark_submit(environme
 REFUSED = {
     "application": "the job names its file",
     "application_args": "the arguments of a job come from its form",
-    "conn_id": "the connection is spark_conn_id",
-    "durable": "it is for drivers in deploy mode cluster",
     "java_class": "jobs are written in Python",
-    "reconnect_on_retry": "it is for drivers in deploy mode cluster",
-    "status_poll_interval": "it is for drivers in deploy mode cluster",
-    "track_driver_via_k8s_api": "it is for drivers in deploy mode cluster",
-    "yarn_rm_auth": "it is for drivers in deploy mode cluster",
-    "yarn_track_via_rm_api": "it is for drivers in deploy mode cluster",
+    "track_driver_via_k8s_api": "it follows a driver in deploy mode cluster",
+    "yarn_track_via_rm_api": "it follows a driver in deploy mode cluster",
 }
 OF_LINEAGE = {"openlineage_inject_parent_job_info", "openlineage_inject_transport_info"}
 """The provider's operator takes these and does not hand them on: they add to `conf`."""
+
+OF_RETRIES = {"durable", "reconnect_on_retry"}
+"""It keeps these itself, the second under the name of the first."""
 
 
 def _arguments() -> list[inspect.Parameter]:
@@ -207,10 +206,13 @@ def _sample(argument: inspect.Parameter) -> Any:
     """Return a value of an argument's type that is none's default."""
     if argument.name == "deploy_mode":
         return "client"
+    if argument.name in OF_RETRIES:
+        return False
     kinds: dict[str, Any] = {"dict": {"spark.one": "two"}, "list": ["true"], "int": 7, "bool": True}
     return kinds.get(str(argument.annotation).partition(" ")[0].partition("[")[0], f"own-{argument.name}")
 
 
+@pytest.mark.filterwarnings("ignore:`reconnect_on_retry` is deprecated")
 @pytest.mark.parametrize("argument", _arguments(), ids=lambda each: each.name)
 def test_each_argument_of_the_providers_operator_is_handed_on_or_refused_by_name(
     environment: None, tmp_path: Path, argument: inspect.Parameter, monkeypatch: pytest.MonkeyPatch
@@ -245,9 +247,37 @@ def test_each_argument_of_the_providers_operator_is_handed_on_or_refused_by_name
         operator().execute({})
         assert handed == ["told"]
         return
+    if argument.name in OF_RETRIES:
+        assert operator().durable is False
+        return
     hook = operator()._get_hook()
     found = getattr(hook, f"_{argument.name}", getattr(hook, argument.name, None))
     assert found == (hook._conf | sample if argument.name == "conf" else sample)
+
+
+@pytest.mark.parametrize("argument", ["track_driver_via_k8s_api", "yarn_track_via_rm_api"])
+def test_an_argument_that_asks_for_nothing_is_refused_to_nobody(
+    environment: None, tmp_path: Path, argument: str
+) -> None:
+    asked: dict[str, Any] = {argument: False}
+
+    ProbeOperator(task_id="probe", job="probe.py", spark_jobs=str(tmp_path), **asked)._get_hook()
+
+
+def test_the_page_on_deploying_says_which_arguments_are_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "deploying.md").read_text("utf-8")
+
+    assert set(REFUSED) <= set(re.findall(r"`([a-z_0-9]+)(?:=True)?`", page))
+
+
+def test_connection_has_the_name_that_the_providers_operator_gives_it_too(environment: None, tmp_path: Path) -> None:
+    def operator(**names: Any) -> ProbeOperator:
+        return ProbeOperator(task_id="probe", job="probe.py", spark_jobs=str(tmp_path), **names)
+
+    assert operator(conn_id="own-conn_id")._get_hook().master == "local[3]"
+    assert operator(conn_id="own-conn_id", spark_conn_id="own-conn_id").spark_conn_id == "own-conn_id"
+    with pytest.raises(UsageError, match="two connections of Spark, conn_id 'theirs' and spark_conn_id 'ours': give"):
+        operator(conn_id="theirs", spark_conn_id="ours")
 
 
 def test_arguments_of_the_providers_operator_are_templated_as_there(environment: None, tmp_path: Path) -> None:

@@ -33,20 +33,15 @@ _CONF = {
     **DRIVER_SETTINGS,
     "spark.log.level": "WARN",
 }
-_CLUSTER_MODE = "it is for drivers in deploy mode cluster, and a job's driver runs in its task"
+_CLUSTER_MODE = "it follows a driver in deploy mode cluster, and a job's driver runs in its task"
 _NOT_TAKEN = {
     "application": "the job names its file in spark_jobs/",
     "application_args": "the arguments of a job come from its form",
-    "conn_id": "the connection is spark_conn_id",
     "java_class": "jobs are written in Python",
-    "status_poll_interval": _CLUSTER_MODE,
     "track_driver_via_k8s_api": _CLUSTER_MODE,
     "yarn_track_via_rm_api": _CLUSTER_MODE,
-    "yarn_rm_auth": _CLUSTER_MODE,
-    "reconnect_on_retry": _CLUSTER_MODE,
-    "durable": _CLUSTER_MODE,
 }
-"""Arguments of the provider's operator that are refused -> why."""
+"""Arguments of the provider's operator that are refused when they ask for something -> why."""
 
 _SECRET_VARIABLES = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
 """Prefixes of environment variables that a job does not get: Airflow's keys, database and other connections."""
@@ -114,11 +109,12 @@ class QueuekeeperSparkOperator(AsksOperator, SparkSubmitOperator):
     :param postgres_conn_id: connection of source and control database (templated).
     :param redis_conn_id: connection of the target; ``None`` for a job that does not use it (templated).
     :param spark_conn_id: connection of Spark, in client mode (templated).
+    :param conn_id: the same, under the name that the provider's operator gives it.
     :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors, too.
     :param name: name of the application in Spark; by default ``queuekeeper-`` and the name of the job.
 
-    All other arguments are those of the provider's ``SparkSubmitOperator``, templated as there. Arguments for drivers
-    in deploy mode cluster, and arguments that the job sets itself, are refused by name.
+    All other arguments are those of the provider's ``SparkSubmitOperator``, templated as there. Refused by name are
+    those that follow a driver in deploy mode cluster, and those that the job sets itself.
     """
 
     template_fields: Sequence[str] = (
@@ -139,13 +135,22 @@ class QueuekeeperSparkOperator(AsksOperator, SparkSubmitOperator):
         postgres_conn_id: str = POSTGRES_CONNECTION,
         redis_conn_id: str | None = REDIS_CONNECTION,
         spark_conn_id: str = SPARK_CONNECTION,
+        conn_id: str | None = None,
         conf: dict[str, str] | None = None,
         driver_memory: str = "1g",
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        for argument in sorted(_NOT_TAKEN.keys() & kwargs.keys()):
-            raise UsageError(f"{type(self).__name__} takes no {argument}: {_NOT_TAKEN[argument]}")
+        for argument, reason in _NOT_TAKEN.items():
+            if kwargs.get(argument):
+                raise UsageError(f"{type(self).__name__} takes no {argument}: {reason}")
+        if conn_id is not None:
+            if spark_conn_id not in (SPARK_CONNECTION, conn_id):
+                raise UsageError(
+                    f"{type(self).__name__} has two connections of Spark, conn_id {conn_id!r} and spark_conn_id "
+                    f"{spark_conn_id!r}: give one of the two"
+                )
+            spark_conn_id = conn_id
         super().__init__(
             conf=conf,
             conn_id=spark_conn_id,
