@@ -1,4 +1,4 @@
--- List the subscriptions of the event broker that pgmb.expire_subscriptions would remove now.
+-- List the subscriptions of the event broker that have expired.
 -- params: none
 -- rows: (subscription_id)
 -- index: none, the table is small
@@ -6,5 +6,5 @@ SELECT cast(subscriptions.id AS text) AS subscription_id
 FROM pgmb.subscriptions AS subscriptions
 WHERE
     subscriptions.expiry_interval IS NOT NULL
-    AND pgmb.add_interval_imm(subscriptions.last_active_at, subscriptions.expiry_interval) < now()
+    -- include: expired_subscription
 ORDER BY subscriptions.id

@@ -379,7 +379,6 @@ def _roles() -> tuple[PostgresRole, ...]:
                     *_READING,
                     "condition_fails",
                     "dispatch_status",
-                    "expire_subscriptions",
                     "reenqueue_events",
                     "quarantine_subscription",
                 ),

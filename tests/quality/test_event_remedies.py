@@ -112,6 +112,23 @@ def test_condition_that_fails_is_set_aside_before_a_poll_meets_it(broker: Connec
     assert waiting(broker) == [0]
 
 
+def test_subscription_that_comes_back_after_the_plan_stays(broker: Connection) -> None:
+    for group in ("gone", "back"):
+        subscribe(broker, group)
+    broker.execute(
+        "UPDATE pgmb.subscriptions SET expiry_interval = '1 hour', last_active_at = now() - interval '2 hours'"
+        " WHERE group_id <> 'all'"
+    )
+    expiry = event_remedies.REMEDIES["expire_subscriptions"]
+    found = expiry.find(broker)
+    assert len(found) == 2
+    broker.execute("UPDATE pgmb.subscriptions SET last_active_at = now() WHERE group_id = 'back'")
+
+    assert (expiry.mend(broker, ["another"]), expiry.mend(broker, found), expiry.mend(broker, found)) == (0, 1, 0)
+    left = broker.execute("SELECT group_id FROM pgmb.subscriptions ORDER BY group_id").fetchall()
+    assert left == [("all",), ("back",)]
+
+
 def test_tables_that_are_too_old_are_frozen(broker: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     # Transactions by the hundred million are not to be had in a test: every age is too old.
     monkeypatch.setattr(event_remedies, "FREEZE_SHARE", -1.0)

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-from unittest.mock import MagicMock
-
 import pytest
 
-from queuekeeper.jobs.common import Pacing
-from queuekeeper.jobs.model import World
 from queuekeeper.jobs.pace import Breaker
-from queuekeeper.maintenance.events import upkeep
-from queuekeeper.maintenance.events.remedies import REMEDIES
-from queuekeeper.maintenance.events.upkeep import ReenqueueEvents
 
 pytestmark = pytest.mark.unit
 
@@ -62,35 +53,3 @@ def test_waiting_for_the_rate_is_not_taken_for_a_slow_answer() -> None:
         # Between an answer and the next call the job waits.
         server.now_s += 60.0
         assert server.answer(0.01) == 1_000
-
-
-def test_work_on_the_event_broker_takes_fewer_events_at_once_while_postgresql_is_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server, mended = Server(), list[int]()
-
-    def mend(_: object, subjects: Any) -> int:
-        mended.append(len(subjects))
-        # Slow at first, and quick from the fourth time on.
-        server.now_s += 2.0 if len(mended) < 4 else 0.1
-        return len(subjects)
-
-    remedy = replace(REMEDIES["reenqueue_events"], find=lambda _: list(map(str, range(15_000))), mend=mend)
-    monkeypatch.setattr(upkeep, "REMEDIES", {"reenqueue_events": remedy})
-    world: World[Any] = World(
-        client=MagicMock(),
-        parameters=Pacing(),
-        now_ms=0,
-        clock=lambda: 0,
-        writer=MagicMock(counts_only=False),
-        wait=lambda _: None,
-        breaker=server.breaker,
-        say=lambda _: None,
-        database=MagicMock(),
-    )
-    job = ReenqueueEvents(world)
-    for step in job.find("reenqueue_events"):
-        job.apply(step)
-        world.breaker.answered()
-
-    assert mended == [1_000] * 3 + [500] * 20 + [1_000] * 2

@@ -28,22 +28,22 @@ class EventRemedy:
     :param way_back: how to undo the remedy, or that it cannot be undone.
     :param find: returns what is to be mended now: ids of events or subscriptions, or names of tables.
     :param mend: mends the given items and returns how many; the others had changed meanwhile.
-    :param at_once: items per call; none where one call mends all items, whichever it is given.
+    :param at_once: items per call, while the database is quick.
     """
 
     purpose: str
     way_back: str
     find: Callable[[Connection], list[str]]
     mend: Callable[[Connection, Sequence[str]], int]
-    at_once: int | None = 1_000
+    at_once: int = 1_000
 
 
 def _expired(connection: Connection) -> list[str]:
     return _first_of(connection, "expired_subscriptions")
 
 
-def _expire(connection: Connection, _: Sequence[str]) -> int:
-    return _number(connection, "SELECT pgmb.expire_subscriptions()")
+def _expire(connection: Connection, subscription_ids: Sequence[str]) -> int:
+    return len(_first_of(connection, "expire_subscriptions", subscription_ids=list(subscription_ids)))
 
 
 def _reenqueue(connection: Connection, event_ids: Sequence[str]) -> int:
@@ -77,7 +77,6 @@ REMEDIES: Mapping[str, EventRemedy] = {
         way_back="none: a client that comes back subscribes anew, from that moment on.",
         find=_expired,
         mend=_expire,
-        at_once=None,
     ),
     "reenqueue_events": EventRemedy(
         purpose="Dispatch stored events that were never dispatched and that no poll would find.",

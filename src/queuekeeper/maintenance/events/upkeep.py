@@ -90,20 +90,20 @@ class BrokerJob(Job[Any, Any, EventFound]):
     def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
         """Yield what is to be mended; a continued run does not find again what is mended already."""
         remedy = REMEDIES[share]
+        self.world.pace(0)
         with translated_errors(self.database, missing=INSTALL):
             subjects = remedy.find(self.database)
+        self.world.breaker.answered()
         self._examples[share] = tuple(subjects[:_EXAMPLES])
-        while subjects:
-            most = len(subjects) if remedy.at_once is None else self.world.size(remedy.at_once)
-            batch, subjects = subjects[:most], subjects[most:]
+        for batch in self.world.batches(subjects, remedy.at_once):
             yield Step(cursor=batch[-1], work=(share, batch))
 
     def apply(self, step: Step) -> Any:
         """Mend the items that still need it, or only count them."""
         share, subjects = step.work
-        self.world.pace(len(subjects))
         done = len(subjects)
         if not self.world.counts_only:
+            self.world.pace(done)
             with translated_errors(self.database):
                 done = REMEDIES[share].mend(self.database, subjects)
         return self.Counts(**{self.remedies[share]: done})
