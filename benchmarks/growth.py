@@ -426,7 +426,8 @@ def main(words: Sequence[str] | None = None) -> int:
     bench.refuse_less_than_one(parser, *counts)
     if min(arguments.messages) < _QUEUE:
         parser.error(f"a size must be {_QUEUE} messages or more: so many are in one queue")
-    path = arguments.json or bench.RESULTS / f"growth-{arguments.server}-{max(arguments.messages)}.json"
+    name = "growth-migration" if arguments.migration_only else "growth"
+    path = arguments.json or bench.RESULTS / f"{name}-{arguments.server}-{max(arguments.messages)}.json"
     return bench.finish(partial(run, arguments), show, path=path)
 
 
