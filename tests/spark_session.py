@@ -11,14 +11,12 @@ from pyspark.sql import SparkSession
 from queuekeeper.java import WITHOUT_COMPILING
 from queuekeeper.migration.spark.session import build_session
 
-FEW = "2"
-
 
 @pytest.fixture(scope="session")
 def spark(java: None) -> Iterator[SparkSession]:
     """Local Spark on two cores; its shuffles are as small as the data of tests."""
     session = build_session("queuekeeper tests", master="local[2]")
-    session.conf.set("spark.sql.shuffle.partitions", FEW)
+    session.conf.set("spark.sql.shuffle.partitions", "2")
     # It tells of each connection that it closes, also when Python ends: Airflow's logging, which other tests set up,
     # would then write to a stream that pytest has closed.
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -27,11 +25,10 @@ def spark(java: None) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def spark_of_commands(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
-    """The same for commands that are called in this process: each would end it, and starts it with its own settings."""
+def spark_of_commands(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The same for commands that are called in this process: each would end it."""
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    yield spark
-    spark.conf.set("spark.sql.shuffle.partitions", FEW)
+    return spark
 
 
 @pytest.fixture(scope="module")

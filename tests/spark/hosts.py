@@ -212,16 +212,16 @@ def spark_master(here: str, folder: Path, *, pages: int = 0) -> Iterator[str]:
 
 @contextmanager
 def spark_worker(
-    host: Host, master: str, folder: Path, *, hidden: Sequence[Path] = (), **variables: str
+    host: Host, master: str, folder: Path, *, cores: str = "1", hidden: Sequence[Path] = (), **variables: str
 ) -> Iterator[psutil.Process]:
-    """Run a worker of one core on a host.
+    """Run a worker on a host.
 
     :param hidden: folders of this host that the other one does not have; Spark and Java are on both.
     :param variables: of its environment, which its executors have, too.
     """
     options = (
-        "--host", host.address, "--cores", "1", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder),
-        master,
+        "--host", host.address, "--cores", cores, "--memory", "1g", "--webui-port", "0", "--work-dir",
+        str(folder), master,
     )  # fmt: skip
     says = "Successfully registered with master"
     daemon = spark_daemon("worker.Worker", *options, says=says, folder=folder, host=host, hidden=hidden, **variables)

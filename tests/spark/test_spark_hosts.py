@@ -25,6 +25,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger.model import code_version
 from queuekeeper.migration.spark.masters import check_master, refuse_loopback, runs_here
 from queuekeeper.migration.spark.session import build_session, our_errors
+from tests.chaos.support import until
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.spark.hosts import (
     WITHOUT_NAMESPACES,
@@ -69,7 +70,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.migration.spark.probe import probe_executor
-from queuekeeper.migration.spark.session import build_session, check_shared
+from queuekeeper.migration.spark.session import build_session, check_shared, set_task_count, task_memory
 
 for line in sys.stdin:
     call, python, asked = json.loads(line)
@@ -77,17 +78,18 @@ for line in sys.stdin:
     os.environ["PYSPARK_PYTHON"] = python
     if context is not None:
         context.pythonExec = python
+    said = "granted"
     try:
         if call == "build":
             session = build_session("probe", **asked)
         elif call == "probe":
             probe_executor(context, stores=(), **asked)
-        else:
+        elif call == "share":
             check_shared(session, Path(asked["folder"]))
+        else:
+            said = f"{set_task_count(session, rows=5)} tasks, {task_memory(session).tasks} in an executor"
     except QueuekeeperError as error:
         said = f"{type(error).__name__} {error}"
-    else:
-        said = "granted"
     print(json.dumps([said, SparkContext._active_spark_context is not None]), flush=True)
 """
 
@@ -117,6 +119,10 @@ class Driver:
     def check_shared(self, folder: Path) -> str:
         """Return what is said of a folder that executors of the session are to share."""
         return self._asked("share", sys.executable, folder=str(folder))
+
+    def tasks(self) -> str:
+        """Return how many tasks a small step of the session has now, and how many of them an executor runs at once."""
+        return self._asked("tasks", sys.executable)
 
     def _asked(self, call: str, python: Path | str, **arguments: Any) -> str:
         assert self._process.stdin is not None
@@ -204,6 +210,16 @@ def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, s
     assert said[3].startswith(f"RefusedError no executor of Spark at {master} can run Python tasks of this driver")
     assert 'Cannot run program "/nowhere/python"' in said[3]
     assert said[4:] == ["granted"]
+
+
+def test_a_step_follows_the_executors_that_there_are_when_it_begins(
+    hosts: Network, master: str, session: Driver, tmp_path: Path
+) -> None:
+    # Spark counts no cluster below two tasks.
+    assert session.tasks() == "2 tasks, 1 in an executor"
+
+    with spark_worker(hosts.hosts[0], master, tmp_path, cores="3"):
+        until(lambda: session.tasks() == "4 tasks, 3 in an executor", what="the cores of a worker that came later")
 
 
 def test_a_folder_for_archives_that_executors_do_not_share_is_refused(

@@ -11,30 +11,37 @@ from tests.spark.hosts import without_local_address
 
 pytestmark = pytest.mark.spark
 
-SHUFFLE_PARTITIONS = """
+STEPS = """
 import sys
-from queuekeeper.migration.spark.session import build_session
+from queuekeeper.migration.spark.session import build_session, set_task_count
 
 session = build_session("session", master=sys.argv[1])
-print(session.conf.get("spark.sql.shuffle.partitions"))
+for rows in (0, 1_900_000, 5):
+    print(set_task_count(session, rows=rows), session.conf.get("spark.sql.shuffle.partitions"))
 session.stop()
 """
 
 
 @pytest.mark.parametrize(
-    ("cores", "submitted", "partitions"),
-    [(2, "", 8), (12, "", 12), (12, "--conf spark.sql.shuffle.partitions=3 ", 3)],
+    ("cores", "submitted", "tasks", "partitions"),
+    [
+        (2, "", (2, 19, 2), (2, 19, 2)),
+        (12, "", (12, 19, 12), (12, 19, 12)),
+        (2, "--conf spark.sql.shuffle.partitions=3 ", (2, 19, 2), (3, 3, 3)),
+    ],
     ids=["few cores", "many cores", "as the user says"],
 )
-def test_shuffles_have_a_partition_for_each_core_and_eight_at_least_unless_told_otherwise(
-    cores: int, submitted: str, partitions: int
+def test_a_step_and_its_shuffles_follow_rows_and_cores_unless_the_user_says_otherwise(
+    cores: int, submitted: str, tasks: tuple[int, ...], partitions: tuple[int, ...]
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SHUFFLE_PARTITIONS, f"local[{cores}]"],
+        [sys.executable, "-c", STEPS, f"local[{cores}]"],
         env=without_local_address() | {"PYSPARK_SUBMIT_ARGS": f"{submitted}pyspark-shell"},
         capture_output=True,
         text=True,
         check=True,
     )
 
-    assert int(done.stdout) == partitions
+    assert [tuple(map(int, line.split())) for line in done.stdout.splitlines()] == list(
+        zip(tasks, partitions, strict=True)
+    )

@@ -41,9 +41,8 @@ from queuekeeper.migration.offline.source import (
     open_source,
     part_name,
     schema_of,
-    task_count,
 )
-from queuekeeper.migration.spark.session import our_errors, task_memory
+from queuekeeper.migration.spark.session import our_errors, set_task_count, task_memory
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
@@ -125,7 +124,7 @@ def _copy_until_paused(
         left = preflight.left_to_copy(missing, ledger.copied_messages(plan_id))
         warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, left)))
         stack.enter_context(ledger.copy_lock(plan_id, wanted))
-        tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
+        tasks = set_task_count(spark, rows=plan.total_of(wanted, "messages"))
         placement = layout(cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
         by_key = _by_key(plan, wanted, states, throttled=ledger.control(plan_id).operations_per_s is not None)
         source = stack.enter_context(

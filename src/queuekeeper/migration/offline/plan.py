@@ -28,11 +28,10 @@ from queuekeeper.migration.offline.source import (
     Wanted,
     layout,
     open_source,
-    task_count,
 )
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.planning import Target, judged
-from queuekeeper.migration.spark.session import our_errors, task_memory
+from queuekeeper.migration.spark.session import our_errors, set_task_count, task_memory
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import connect as connect_redis
@@ -76,7 +75,7 @@ def plan_migration(
         rows = int(_scalar(connection, "migration/count_messages"))
         print(f"plan: reading {rows:,} messages", flush=True)
         everything = range(len(target.cohorts))
-        tasks = task_count(spark, rows=rows)
+        tasks = set_task_count(spark, rows=rows)
         placement = layout(cohorts=target.cohorts, wanted=everything, tasks=tasks)
         with (
             open_source(spark, postgres_url=postgres_url, placement=placement, ranges=tasks) as source,

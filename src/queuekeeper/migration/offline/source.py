@@ -471,8 +471,3 @@ def counting(batches: Iterator[pa.RecordBatch], read: dict[int, int]) -> Iterato
         for found in pc.value_counts(batch.column("cohort")).to_pylist():
             read[found["values"]] = read.get(found["values"], 0) + found["counts"]
         yield batch
-
-
-def task_count(spark: SparkSession, *, rows: int) -> int:
-    """Return the number of tasks for a job: enough for all cores, with at most some 100,000 rows each."""
-    return max(spark.sparkContext.defaultParallelism, -(-rows // 100_000))

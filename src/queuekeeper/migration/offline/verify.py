@@ -46,10 +46,9 @@ from queuekeeper.migration.offline.source import (
     layout,
     open_source,
     schema_of,
-    task_count,
 )
 from queuekeeper.migration.offline.target import reader_of
-from queuekeeper.migration.spark.session import our_errors
+from queuekeeper.migration.spark.session import our_errors, set_task_count
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import statement
 from queuekeeper.redis_client import connect as connect_redis
@@ -94,7 +93,7 @@ def verify_migration(
             preflight.check_same_target(client, plan)
             clustered = is_cluster(client)
         offline = plan.parameters.mode is Mode.OFFLINE
-        tasks = task_count(spark, rows=plan.total_of(wanted, "messages"))
+        tasks = set_task_count(spark, rows=plan.total_of(wanted, "messages"))
         placement = layout(cohorts=plan.cohorts, wanted=wanted, tasks=tasks)
         ranges = tasks if offline else None
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement, ranges=ranges))

@@ -44,7 +44,7 @@ _SETTINGS = {
 }
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-LEAST_SHUFFLE_PARTITIONS = 8
+_ROWS_PER_TASK = 100_000
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -111,11 +111,21 @@ def build_session(
         except BaseException:
             session.stop()
             raise
-    # Rows are partitioned by their number (task_count), what is left of them after that by the cluster.
-    if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
-        count = max(LEAST_SHUFFLE_PARTITIONS, session.sparkContext.defaultParallelism)
-        session.conf.set(_SHUFFLE_PARTITIONS, count)
     return session
+
+
+def set_task_count(session: SparkSession, *, rows: int) -> int:
+    """Return how many tasks a step has, and have its shuffles use as many, unless the user has set their number.
+
+    There are enough for all cores that the cluster has at this moment, and for some 100,000 rows each.
+
+    :param rows: that the step reads.
+    """
+    context = session.sparkContext
+    count = max(context.defaultParallelism, -(-rows // _ROWS_PER_TASK))
+    if not context.getConf().contains(_SHUFFLE_PARTITIONS):
+        session.conf.set(_SHUFFLE_PARTITIONS, count)
+    return count
 
 
 def _register(conf: SparkConf, *, master: str, wait_s: float) -> None:
@@ -147,10 +157,12 @@ def task_memory(session: SparkSession) -> TaskMemory:
     if master == "local" or master.startswith("local["):
         heap_bytes = int(context._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
         return TaskMemory(heap_bytes=heap_bytes, tasks=context.defaultParallelism, setting="spark.driver.memory")
-    cores = context.getConf().get("spark.executor.cores")
+    # Without spark.executor.cores an executor has as many as its worker: the largest that has come counts.
+    known = context._jsc.sc().statusStore().executorList(False)
+    executors = [known.apply(place) for place in range(known.size())]
     return TaskMemory(
         heap_bytes=int(context._jsc.sc().executorMemory() * 2**20 * HEAP_USABLE),
-        tasks=int(cores or context.defaultParallelism),
+        tasks=max((int(each.maxTasks()) for each in executors if each.id() != "driver"), default=1),
         setting="spark.executor.memory",
     )
 

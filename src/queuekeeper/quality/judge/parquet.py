@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Store
 from queuekeeper.migration.spark.parquet import parquet_of
+from queuekeeper.migration.spark.session import set_task_count
 from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.judge.validation import SuiteReport, validate
 from queuekeeper.quality.profile.model import PROFILES, profile_folder
@@ -46,6 +47,7 @@ def judge_parquet(
     queues = parquet_of(spark, partial(profile_folder, path), what=PROFILES)
     if queues is None:
         raise UsageError(f"{path} holds no profile: name the folder that `parquet` of its report names")
+    set_task_count(spark, rows=queues.count())
     # Each expectation reads the rows several times.
     frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
     try:

@@ -21,9 +21,9 @@ from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.shared_bucket import SharedBucket
-from queuekeeper.migration.offline.source import Layout, layout, open_source, task_count
+from queuekeeper.migration.offline.source import Layout, layout, open_source
 from queuekeeper.migration.spark.parquet import replace_parquet
-from queuekeeper.migration.spark.session import our_errors
+from queuekeeper.migration.spark.session import our_errors, set_task_count
 from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.quality.profile import postgres_queues, scan
@@ -102,7 +102,7 @@ def profile_redis(
         )  # fmt: skip
         share = len(profile.wanted) / len(cohorts)
         placement = layout(
-            cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(count_keys(client) * share))
+            cohorts=cohorts, wanted=profile.wanted, tasks=set_task_count(spark, rows=int(count_keys(client) * share))
         )
         found, read = _redis_queues(profile, placement, redis_url=redis_url, held=_held(client))
         return _record(connection, profile, placement=placement, found=found, read=read, started=started)
@@ -138,7 +138,9 @@ def profile_postgres(
         with translated_errors(connection):
             found = connection.execute(statement("migration/count_messages")).fetchone()
         assert found is not None
-        placement = layout(cohorts=profile.cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(found[0])))
+        placement = layout(
+            cohorts=profile.cohorts, wanted=profile.wanted, tasks=set_task_count(spark, rows=int(found[0]))
+        )
         with open_source(spark, postgres_url=postgres_url, placement=placement) as source:
             queues = postgres_queues.queues(
                 source, parameters=parameters, as_of_ms=now_ms, shards=profile.shards, facts_only=facts_only
