@@ -54,6 +54,13 @@ def default_ttl_s() -> Any:
     )
 
 
+def grace_s(default: int, *, help: str) -> Any:  # noqa: A002 - as of a parameter
+    """Declare how long what nothing refers to stays, and what gets an expiry lives on."""
+    return seconds(
+        default, title="Grace", help=help, section=Section.RULES, most=31_536_000, examples=[600, 3_600, 86_400]
+    )
+
+
 def cohorts(*, what: str, default: str = "all", unset: str = "") -> Any:
     """Declare a choice of cohorts.
 

@@ -11,7 +11,7 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.common import RunParameters, SessionRules
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.pace import RunPaused, TimeIsUp
-from queuekeeper.jobs.parameters import Section, days, seconds
+from queuekeeper.jobs.parameters import Section, days
 from queuekeeper.report.figures import number, size
 from queuekeeper.wording import number_of
 
@@ -25,14 +25,10 @@ Stop: TypeAlias = QueuekeeperError | RunPaused | TimeIsUp
 class CleanupParameters(SessionRules, RunParameters):
     """Parameters of a cleanup."""
 
-    grace_s: int = seconds(
+    grace_s: int = common.grace_s(
         3_600,
-        title="Grace",
         help="Age in seconds from which a message without a reference is removed. A message that should have expired "
         "but has no expiry gets one this many seconds after the cleanup.",
-        section=Section.RULES,
-        most=31_536_000,
-        examples=[3_600, 86_400],
     )
     idle_days: int = days(
         30,

@@ -146,12 +146,10 @@ class RemedyParameters(Selection):
         help="Seconds for which records that were set aside are kept, unless they expire before.",
         section=Section.RECORDS,
     )
-    grace_s: int = seconds(
+    grace_s: int = common.grace_s(
         600,
-        title="Grace",
         help="Seconds for which an expired message stays, so that exchanges under way can end and the change can be "
         "undone. A record without a reference is treated once it is this old.",
-        section=Section.RULES,
     )
     max_operations_per_s: int | None = throttle()
     max_run_minutes: int | None = common.max_run_minutes()

@@ -97,20 +97,24 @@ def _mode() -> Any:
     )
 
 
-def _turn_or_now() -> Any:
-    """Declare the turn that a fast profile reads."""
+def turn(default: int | None, *, unset: str = "") -> Any:
+    """Declare the turn that a fast profile reads.
+
+    :param unset: what holds without a turn, where that is allowed.
+    """
     return parameter(
-        None,
+        default,
         title="Turn",
         help=f"Which of the {TURNS} parts of the chosen cohorts mode fast reads, from 0.",
-        unset="the turn of the time of day",
+        unset=unset,
         section=Section.RULES,
         least=0,
         most=TURNS - 1,
-        examples=[None, 0, 95],
+        examples=[default, 1, 95],
     )
 
 
+_NOW = "the turn of the time of day"
 PROFILES = "profiles"
 
 
@@ -251,13 +255,7 @@ class ProfileParameters(ProfileRules):
     """Parameters of a profile."""
 
     mode: Mode = _mode()
-    turn: int = parameter(
-        0,
-        title="Turn",
-        help=f"Which of the {TURNS} parts of the chosen cohorts a fast profile reads, from 0.",
-        least=0,
-        most=TURNS - 1,
-    )
+    turn: int = turn(0)
     keep_profiles: int = parameter(
         10,
         title="Profiles to keep",
@@ -313,7 +311,7 @@ class ProfileWish(ProfileRules):
 
     stores: str = stores(*STORES, "both")
     mode: Mode = _mode()
-    turn: int | None = _turn_or_now()
+    turn: int | None = turn(None, unset=_NOW)
     parquet_directory: str = parquet_directory()
 
     def at(self, moment: datetime) -> ProfileParameters:
@@ -379,7 +377,7 @@ class QualityWish(Parameters):
     )
     stores: str = stores(*_CHOICES)
     compare: bool = compare()
-    turn: int | None = _turn_or_now()
+    turn: int | None = turn(None, unset=_NOW)
     parquet_directory: str = parquet_directory()
     data_docs: str = data_docs()
 
