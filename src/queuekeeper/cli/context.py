@@ -20,9 +20,8 @@ from queuekeeper.cli.output import printable, screen, stdout_for_results
 from queuekeeper.errors import MissingExtra, QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from queuekeeper.config import Settings
+    from queuekeeper.migration.spark.session import Session
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
@@ -231,7 +230,7 @@ def reachable(postgres_url: str | None, redis_url: str | None) -> tuple[str, str
 
 
 @contextmanager
-def spark(name: str, master: str | None, *stores: str) -> Iterator[SparkSession]:
+def spark(name: str, master: str | None, *stores: str) -> Iterator[Session]:
     """Start Spark in this process for the block; what it prints goes to stderr.
 
     :param stores: URLs of the stores that executors will connect to.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -27,6 +27,9 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
 from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
 from queuekeeper.migration.spark.probe import ANSWER_WAIT_S, EXECUTOR_WAIT_S, asked, probe_executor, telling_line
+
+Session: TypeAlias = SparkSession
+"""A started Spark, for callers that pass it on and do not import Spark."""
 
 _SETTINGS = {
     # What is the JVM's has no effect under spark-submit, whose JVM runs already: the Airflow operator passes it there.
