@@ -54,7 +54,7 @@ def serve_mqtt(
     What they publish to $ECQ/w/CLIENT/KEY is stored. A client that connects here and subscribes to $ECQ/CLIENT/#
     gets its queue, and its PUBACKs acknowledge; all else is passed on to the broker and back.
 
-    Until SIGTERM or Ctrl-C. `--show-config` connects nowhere.
+    It serves until SIGTERM or Ctrl-C. `--show-config` prints the settings and makes no connection.
 
     Example: `queuekeeper compacted serve-mqtt --broker-url mqtt://door:secret@broker --listen 0.0.0.0:1884`
 

@@ -63,7 +63,7 @@ def publish(
     :param topic: Topic of the event.
     :param payload: Payload of the event as JSON.
     :param metadata: Metadata of the event as JSON.
-    :param delay_ms: Publish the event so much later.
+    :param delay_ms: Publish the event after this time.
     :param due: Publish the event at this time; a time zone is required.
     :param to: Publish to this subscription only.
     :param source: Publish each line of a file, or of stdin with -: {"topic": .., "payload": .., "metadata": ..} for

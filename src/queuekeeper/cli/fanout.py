@@ -93,7 +93,8 @@ def publish(
 ) -> Shown:
     """Publish a message, or the lines of a file.
 
-    Every consumer gets it, or nobody does. While no consumer is registered, the queue holds it for one that adopts it.
+    Every consumer gets it, or nobody does. While no consumer is registered, the queue keeps it for
+    one that registers with `--start held`.
 
     Examples: `queuekeeper fanout publish orders --body '{"order": 17}' --content-type application/json`
 

@@ -56,7 +56,7 @@ ArchiveFolder = Annotated[
         "--folder",
         metavar="FOLDER",
         parser=_archive,
-        help="Folder of the archive, or its URL in an object store, where it is not where its record says.",
+        help="Folder of the archive, or its URL in an object store. Needed when it was moved since it was written.",
     ),
 ]
 
@@ -149,7 +149,7 @@ def retire(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish
 
 @command(app, also=PLANS)
 def drop(call: OnPostgres, name: OneTable = None) -> Shown:
-    """Drop retired partitions whose days are up.
+    """Drop retired partitions whose time in quarantine is over.
 
     Only those whose archive was verified. There is no undo.
 
@@ -185,7 +185,7 @@ _RETIRED = headed("retired_id", "table", "partition_name", "lower", "upper", "st
 def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar="ID")]) -> Shown:
     """Put a retired partition back into its table.
 
-    Retirement leaves it alone for its days of quarantine.
+    Retirement does not take it again before the days of quarantine of its policy are over.
 
     Example: `queuekeeper partitions reattach 12`
 
@@ -205,7 +205,7 @@ def restore(
 
     It comes into the quarantine schema; `reattach` comes after it.
 
-    It holds exactly what was archived, or is not there. It can be repeated.
+    The new table holds exactly what was archived; after an error there is none. The command can be repeated.
 
     Example: `queuekeeper partitions restore 12`
 

@@ -122,7 +122,7 @@ def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: U
     """Undo what a run has changed.
 
     Run it on the machine that has the undo files of the run, or anywhere when they are in an object store. A change
-    stays where somebody has used the place since. The job's page in the docs says what it cannot bring back.
+    stays where a key or queue was changed since. The job's page in the docs says what it cannot bring back.
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """

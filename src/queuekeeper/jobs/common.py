@@ -107,7 +107,8 @@ def max_operations_per_s(
         default,
         proposed=proposed,
         title="Throttle (operations per second)",
-        help=f"{counted} per second, over all tasks. It can be changed while the run works, see the runbook.",
+        help=f"{counted} per second, over all tasks. `queuekeeper run throttle RUN RATE` changes it while the run "
+        "works.",
         unset="as fast as the servers allow",
         section=Section.PACE,
         least=1,

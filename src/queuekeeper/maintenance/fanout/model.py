@@ -60,7 +60,7 @@ class FanoutRepairParameters(RunParameters):
         True,
         title="Remove dead consumers",
         help="Remove each consumer that has not been seen for the time in its own options, with the messages that "
-        "wait for it alone. A consumer whose options name no time is only shown; so is each one if this is off.",
+        "wait for it alone. A consumer whose options name no time is shown and stays. If this is off, all stay.",
         section=Section.RULES,
     )
     idle_expiry_s: int | None = seconds(
@@ -82,7 +82,7 @@ class FanoutRepairParameters(RunParameters):
         most=1_000_000,
     )
     max_operations_per_s: int | None = common.max_operations_per_s(
-        50_000, counted="Calls, and ids of messages that come back,", examples=(None, 10_000, 50_000)
+        50_000, counted="Calls and ids of messages", examples=(None, 10_000, 50_000)
     )
     shares: int = common.shares(4, most=FANOUT_PARTS, shared="How many tasks share the queues.")
 

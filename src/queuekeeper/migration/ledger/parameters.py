@@ -111,7 +111,7 @@ class MigrationParameters(SessionRules):
         None,
         title="Throttle (messages per second)",
         help="Messages copied per second, over all tasks. Online, it counts clients per second once they change over. "
-        "It can be changed while the run works, see the runbook.",
+        "`queuekeeper run throttle PLAN RATE` changes it while the run works.",
         unset="as fast as the servers allow",
         section=Section.PACE,
         least=1,

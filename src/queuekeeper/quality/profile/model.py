@@ -92,7 +92,7 @@ def _mode() -> Any:
     return parameter(
         "full",
         title="Mode",
-        help="full reads all chosen cohorts. fast reads one turn of them; the turn changes every quarter of an hour. "
+        help="full reads all chosen cohorts. fast reads a part of them, a turn; each quarter of an hour has another. "
         "Both go through the names of all keys.",
     )
 
