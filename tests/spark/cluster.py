@@ -170,7 +170,7 @@ class Cluster:
                 folder=folder,
                 variables={"SPARK_CONF_DIR": str(settings), "PYSPARK_PYTHON": "./environment/bin/python"},
                 store_variables=replace(store.writer, url=door.url).environment(),
-                hidden=[*hidden, archive.parent],
+                hidden=[*hidden, archive.parent, settings, events],
                 stack=stack,
             )
             made.workers.extend(made._worker(place) for place in range(count))

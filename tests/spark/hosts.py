@@ -54,10 +54,12 @@ class Network:
     """This host and others, joined by a switch.
 
     :param here: address of this host that the others reach.
+    :param also_here: another one.
     :param only_here: one that they have no way to, where they are hosts of their own.
     """
 
     here: str
+    also_here: str
     only_here: str
     hosts: tuple[Host, ...]
 
@@ -82,18 +84,19 @@ def network(count: int) -> Iterator[Network]:
     """Make so many hosts for the block; where namespaces are not allowed, they are addresses of this host."""
     # Addresses that are for tests of networks, and some of its own for each process that makes hosts.
     networks = list(IPv4Network("198.18.0.0/15").subnets(new_prefix=28))
-    here, *others = map(str, networks[os.getpid() % len(networks)].hosts())
+    here, also_here, *others = map(str, networks[os.getpid() % len(networks)].hosts())
     only_here = str(networks[(os.getpid() + len(networks) // 2) % len(networks)].network_address + 1)
     name = f"qk{os.getpid() % 1_000_000}"
     hosts = tuple(Host(address=others[each], namespace=f"{name}h{each}") for each in range(count))
-    made = Network(here=here, only_here=only_here, hosts=hosts)
+    made = Network(here=here, also_here=also_here, only_here=only_here, hosts=hosts)
     with ExitStack() as stack:
         try:
             if WITHOUT_NAMESPACES in os.environ:
                 raise OSError(f"{WITHOUT_NAMESPACES} is set")
             _ip("link", "add", name, "type", "bridge")
             stack.callback(_ip, "link", "del", name)
-            _ip("addr", "add", f"{here}/28", "dev", name)
+            for address in (here, also_here):
+                _ip("addr", "add", f"{address}/28", "dev", name)
             _ip("addr", "add", f"{only_here}/32", "dev", name)
             _ip("link", "set", name, "up")
             for each, host in enumerate(hosts):
@@ -112,6 +115,7 @@ def network(count: int) -> Iterator[Network]:
             stack.close()
             made = Network(
                 here=_own_address(),
+                also_here="127.0.0.1",
                 only_here="127.0.0.1",
                 hosts=tuple(Host(address=f"127.0.0.{2 + each}", namespace=None) for each in range(count)),
             )

@@ -190,7 +190,7 @@ def assert_as_undisturbed(served: Served, report: Any, undisturbed: Undisturbed)
     assert differing(served.keys(), undisturbed.keys) == []
 
 
-@pytest.mark.parametrize("cluster", ["hosts", nightly("addresses")], indirect=True)
+@pytest.mark.parametrize("cluster", ["hosts", *nightly("addresses")], indirect=True)
 def test_a_host_without_a_file_of_the_drivers_moves_all_as_one_machine_does_and_shows_no_secret(
     cluster: Cluster, served: Served, undisturbed: Undisturbed
 ) -> None:
@@ -199,6 +199,10 @@ def test_a_host_without_a_file_of_the_drivers_moves_all_as_one_machine_does_and_
             report = result_of(driver, search)
         assert_as_undisturbed(served, report, undisturbed)
 
+    if cluster.network.is_real:
+        for name in ("settings", "events"):
+            here, there = cluster.folder / name, Path(f"/proc/{cluster.workers[0].pid}/root{cluster.folder / name}")
+            assert (any(here.iterdir()), any(there.iterdir())) == (True, False)
     read = "\n".join(search.read)
     for what in (
         "CoarseGrainedExecutorBackend",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ from queuekeeper.migration.spark.masters import check_master, refuse_loopback, r
 from queuekeeper.migration.spark.session import build_session, our_errors
 from tests.chaos.support import until
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.conftest import nightly
 from tests.spark.hosts import (
     WITHOUT_NAMESPACES,
     Network,
@@ -69,9 +72,10 @@ import json, os, sys
 from pathlib import Path
 from pyspark import SparkContext
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.migration.spark.probe import probe_executor
+from queuekeeper.migration.spark import probe
 from queuekeeper.migration.spark.session import build_session, check_shared, set_task_count, task_memory
 
+probe.TELL_S = 1.0
 for line in sys.stdin:
     call, python, asked = json.loads(line)
     context = SparkContext._active_spark_context
@@ -83,7 +87,9 @@ for line in sys.stdin:
         if call == "build":
             session = build_session("probe", **asked)
         elif call == "probe":
-            probe_executor(context, stores=(), **asked)
+            probe.probe_executor(context, stores=(), **asked)
+        elif call == "address":
+            said = context.getConf().get("spark.driver.host")
         elif call == "share":
             check_shared(session, Path(asked["folder"]))
         else:
@@ -98,12 +104,14 @@ class Driver:
     """A process that has a Spark: to start one, and an executor of it, takes longer than what is asked of them.
 
     :ivar has_session: whether it has been granted a session.
+    :ivar told: lines that were printed meanwhile.
     """
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
         self.has_session = False
+        self.told: list[str] = []
 
     def build_session(self, master: str, *, python: Path | str = sys.executable, **arguments: Any) -> str:
         """Return what is said when a session cannot be had, which then ends, or granted.
@@ -120,6 +128,10 @@ class Driver:
         """Return what is said of a folder that executors of the session are to share."""
         return self._asked("share", sys.executable, folder=str(folder))
 
+    def address(self) -> str:
+        """Return the address at which executors reach the session's driver."""
+        return socket.gethostbyname(self._asked("address", sys.executable))
+
     def tasks(self) -> str:
         """Return how many tasks a small step of the session has now, and how many of them an executor runs at once."""
         return self._asked("tasks", sys.executable)
@@ -129,20 +141,27 @@ class Driver:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{json.dumps([call, str(python), arguments])}\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, self._log.read_text("utf-8")
+        for answer in self._process.stdout:
+            if answer.startswith("["):
+                break
+            self.told.append(answer)
+        else:
+            raise AssertionError(self._log.read_text("utf-8"))
         said, self.has_session = json.loads(answer)
         return str(said)
 
 
 @contextmanager
-def started_driver(folder: Path) -> Iterator[Driver]:
-    """Start such a process for the block."""
+def started_driver(folder: Path, **variables: str) -> Iterator[Driver]:
+    """Start such a process for the block.
+
+    :param variables: of its environment.
+    """
     log = folder / "driver.log"
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [sys.executable, "-c", DRIVER], env=without_local_address(), text=True,
+            [sys.executable, "-c", DRIVER], env=without_local_address() | variables, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
         ) as process,
     ):  # fmt: skip
@@ -183,6 +202,7 @@ def test_a_spark_that_grants_no_executor_is_reported_and_not_waited_for(master: 
     said = driver.build_session(master, executor_wait_s=3)
 
     assert f"ServerUnavailable Spark at {master} granted no executor within 3 seconds: check on the master's" in said
+    assert driver.told[0] == f"spark: waiting for an executor of Spark at {master}: 1 of at most 3 seconds\n"
 
 
 def test_an_executor_that_cannot_run_the_jobs_is_refused_in_words(master: str, session: Driver, tmp_path: Path) -> None:
@@ -276,6 +296,35 @@ def test_an_executor_that_does_not_answer_is_reported_and_not_waited_for(
     assert said.startswith(
         f"ServerUnavailable an executor of Spark at {master} has come, and did not answer within 3 seconds: check its"
     )
+
+    assert driver.told[-1].startswith(f"spark: waiting for the first answer of an executor of Spark at {master}: ")
+
+
+# From here on the session that tests share is over, and has given the one core back.
+@pytest.mark.parametrize("how", ["SPARK_LOCAL_IP", *nightly("spark.driver.host")])
+def test_executors_reach_the_driver_at_the_address_that_is_set(
+    hosts: Network, master: str, worker: None, tmp_path: Path, how: str
+) -> None:
+    address = hosts.also_here
+    submitted = f"--conf {how}={address} pyspark-shell"
+    variables = {how: address} if how == "SPARK_LOCAL_IP" else {"PYSPARK_SUBMIT_ARGS": submitted}
+    with started_driver(tmp_path, **variables) as driver:
+        assert driver.build_session(master) == "granted"
+        assert driver.address() == address
+
+
+def test_an_executor_without_the_package_is_refused_within_a_minute_where_it_is_sent_an_archive_too(
+    master: str, worker: None, tmp_path: Path
+) -> None:
+    (tmp_path / "sent").mkdir()
+    archive = shutil.make_archive(str(tmp_path / "sent"), "gztar", tmp_path / "sent")
+    submitted = f"--conf spark.archives={archive}#environment pyspark-shell"
+    begun_s = time.monotonic()
+    with started_driver(tmp_path, PYSPARK_SUBMIT_ARGS=submitted) as driver:
+        said = driver.build_session(master, python=_python(tmp_path, "bare", options="-S"))
+
+    assert "cannot import Queuekeeper" in said
+    assert time.monotonic() - begun_s < 60
 
 
 LATE = (

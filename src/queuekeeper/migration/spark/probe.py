@@ -25,6 +25,9 @@ ANSWER_WAIT_S = 45.0
 _UNPACK_WAIT_S = 300.0
 """How much longer it may take where the driver sends archives, which are unpacked before the first task."""
 
+TELL_S = 10.0
+"""How often a wait for an executor prints how long it has lasted."""
+
 _POLL_S = 0.1
 
 Result = TypeVar("Result")
@@ -60,6 +63,7 @@ def probe_executor(
     place = f"Spark at {context.master}"
     look = _look(stores, expected=code_version())
     answer = asked(lambda: context.parallelize([0], 1).mapPartitions(look).collect(), name="first-executor")
+    # An executor without the package answers as soon as it has unpacked them; only one that is mute is waited for.
     if context.getConf().get("spark.archives"):
         answer_wait_s += _UNPACK_WAIT_S
     _wait(answer, context, place=place, executor_wait_s=executor_wait_s, answer_wait_s=answer_wait_s)
@@ -80,7 +84,7 @@ def probe_executor(
 def _wait(
     answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float, answer_wait_s: float
 ) -> None:
-    begun_s = time.monotonic()
+    begun_s = told_s = time.monotonic()
     granted_s: float | None = None
     while not answer.done():
         now_s = time.monotonic()
@@ -100,6 +104,13 @@ def _wait(
                 f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
                 "spark.driver.blockManager.port)"
             )
+        if now_s - told_s >= TELL_S:
+            told_s = now_s
+            if granted_s is None:
+                what, waited_s, longest_s = "an executor", now_s - begun_s, executor_wait_s
+            else:
+                what, waited_s, longest_s = "the first answer of an executor", now_s - granted_s, answer_wait_s
+            print(f"spark: waiting for {what} of {place}: {waited_s:.0f} of at most {longest_s:g} seconds", flush=True)
         time.sleep(_POLL_S)
 
 
