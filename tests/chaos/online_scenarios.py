@@ -33,7 +33,7 @@ from tests.chaos.online_world import PLAN_ID, save_plan
 from tests.patience import PATIENCE_S
 
 CLIENT = "meter-7"
-LEASE_MS = 1_000
+LEASE_MS = 5_000
 LIFE_S = 100
 POSTGRES_VARIABLE, REDIS_VARIABLE = "SCENARIO_POSTGRES_URL", "SCENARIO_REDIS_URL"
 VIOLATED = 7

@@ -82,7 +82,7 @@ def _chosen(client_ids: list[str], asked: RemedyParameters) -> tuple[RemedyParam
     """Return the parameters of a run, and the sessions that were named; none where a quality run chooses them."""
     given: dict[str, Any] = {name: getattr(asked, name) for name in asked.model_fields_set}
     if bool(client_ids) == ("quality_run_id" in given):
-        raise UsageError("name the sessions: either client ids, or --quality-run with the id of a quality run")
+        raise UsageError("name either client ids or --quality-run with the id of a run")
     if client_ids:
         queues = named_queues(client_ids, key=hash_key(context.settings()))
         return RemedyParameters(**given | {"client_hashes": tuple(each.client_hash for each in queues)}), queues
