@@ -24,7 +24,7 @@ Errors
                       given to a later message
     PACKET_ID_IN_USE  another message of the session has this packet id
 Cost
-    O(B) for a record of B bytes; about 15 us.
+    O(B) for a record of B bytes.
 ]]
 --- @include "includes/integers"
 --- @include "includes/packed_given"

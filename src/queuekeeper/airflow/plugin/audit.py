@@ -112,9 +112,6 @@ def _flat(found: dict[str, Any], before: str) -> Iterator[tuple[str, str]]:
             if value:
                 yield f"{before}{name}", f"{value:,}"
         elif isinstance(value, list):
-            yield (
-                f"{before}{name}",
-                f"{number_of(len(value), 'item')}" if len(value) > 5 else ", ".join(map(str, value)),
-            )
+            yield f"{before}{name}", number_of(len(value), "item") if len(value) > 5 else ", ".join(map(str, value))
         else:
             yield f"{before}{name}", str(value)
