@@ -223,7 +223,8 @@ def test_base_image_is_of_the_locked_airflow() -> None:
     lock = (ROOT / "requirements.lock").read_text("utf-8")
     (locked,) = re.findall(r"^apache-airflow==(\S+)", lock, re.MULTILINE)
     version, _, python = tag.partition("-python")
-    assert version == locked
+    (values,) = snippets("yaml")
+    assert version == yaml.safe_load(values)["airflowVersion"] == locked
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert python in SpecifierSet(project["requires-python"])
 
