@@ -38,9 +38,4 @@ with DAG(
     tags=tags(Tag.MAINTENANCE, Tag.REDIS),
     **ONE_AT_A_TIME,
 ):
-    plan_do_report(
-        "expired_reference_cleanup",
-        question="Clean {count} keys and references in Redis?",
-        do="apply",
-        done="cleaned",
-    )
+    plan_do_report("expired_reference_cleanup", do="apply", done="cleaned")

@@ -79,8 +79,7 @@ with DAG(
     summarise = SummarisePlanOperator(task_id="summarise_plan", pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
         task_id="approve",
-        subject=f"Copy {{{{ '{{:,}}'.format({SUMMARY}['to_copy']) }}}} "
-        f"message{{{{ '' if {SUMMARY}['to_copy'] == 1 else 's' }}}} to Redis?",
+        subject=f"{{{{ {SUMMARY}['question'] }}}}",
         body=f"{{{{ {SUMMARY}['markdown'] }}}}",
         retry_delay=timedelta(seconds=1),
     )

@@ -32,6 +32,7 @@ from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
 REDIS: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 PLAN = "ti.xcom_pull(task_ids='plan')"
+SUMMARY = "ti.xcom_pull(task_ids='summarise')"
 RUN_ID = f"{{{{ {PLAN}['maintenance_run_id'] }}}}"
 
 with DAG(
@@ -49,9 +50,8 @@ with DAG(
     )
     approve = ApprovePlanOperator(
         task_id="approve",
-        subject=f"{{{{ params.remedy }}}}: make {{{{ '{{:,}}'.format({PLAN}['changes']) }}}} "
-        f"change{{{{ '' if {PLAN}['changes'] == 1 else 's' }}}} in Redis?",
-        body="{{ ti.xcom_pull(task_ids='summarise')['markdown'] }}",
+        subject=f"{{{{ {SUMMARY}['question'] }}}}",
+        body=f"{{{{ {SUMMARY}['markdown'] }}}}",
         plan_only=f"{{{{ params.dry_run or {PLAN}['changes'] == 0 }}}}",
         retry_delay=timedelta(seconds=1),
     )

@@ -32,7 +32,7 @@ from queuekeeper.migration.ledger.parameters import PlanChoice, RollbackWish
 
 ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 STEP = {"plan_id": "{{ params.plan_id }}", "cohorts": "{{ params.cohorts }}"}
-CLIENTS = "ti.xcom_pull(task_ids='look')['clients']"
+LOOK = "ti.xcom_pull(task_ids='look')"
 
 with DAG(
     **of_file(__file__, __doc__),
@@ -46,8 +46,8 @@ with DAG(
     look = LookAtCohortsOperator(task_id="look", **STEP, **ONLINE)
     approve = ApprovePlanOperator(
         task_id="approve",
-        subject=f"Give {{{{ '{{:,}}'.format({CLIENTS}) }}}} clients back to PostgreSQL?",
-        body="{{ ti.xcom_pull(task_ids='look')['markdown'] }}",
+        subject=f"{{{{ {LOOK}['question'] }}}}",
+        body=f"{{{{ {LOOK}['markdown'] }}}}",
         store="either store",
         retry_delay=timedelta(seconds=1),
     )

@@ -221,7 +221,7 @@ def test_dag_asks_a_person_and_only_a_yes_renames(
     run = dag.test()
     assert run.state == state
     [(subject, body)] = asked
-    assert subject == "49 changes to be made: go on?"
+    assert subject == "49 changes to be made. Go on?"
     assert "| Keys | 50 |" in body
     if answer == "Reject":
         assert states(run)["check_approval"] == {"failed"}

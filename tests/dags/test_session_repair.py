@@ -152,7 +152,7 @@ def test_approved_run_mends_the_chosen_queue_and_looks_again(
     assert set(states(run).values()) == {"success"}
     assert (world.lasting(DEVICES[0]), world.lasting(DEVICES[1])) == (0, 3)
     ((subject, body),) = asked
-    assert subject == "repair_ttl: make 3 changes in Redis?"
+    assert subject == "repair_ttl: 3 changes to be made in Redis. Go on?"
     assert chosen in body
     assert "Messages that still exist get their old expiry back" in body
     report = returned(run, "report")

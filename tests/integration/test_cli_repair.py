@@ -213,7 +213,13 @@ def test_bad_input_is_refused_before_anything_is_done(servers: Faulty, tmp_path:
         words="limit is 0: it must be an integer from",
     )
     fails("repair_ttl", C, "--key-prefix", "{a}", *servers.options, code=2, words="characters without a brace")
-    fails("repair_ttl", C, *servers.options, code=4, words="2 changes will be made in Redis. Nobody can be asked here")
+    fails(
+        "repair_ttl",
+        C,
+        *servers.options,
+        code=4,
+        words="repair_ttl: 2 changes to be made in Redis. Go on? Nobody can be asked here",
+    )
     fails("undo", str(tmp_path / "none"), *servers.options[:2], code=2, words="cannot be read: No such file")
     taken = tmp_path / "taken"
     taken.write_text("another file\n", "utf-8")

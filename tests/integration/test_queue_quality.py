@@ -162,8 +162,8 @@ def test_cleanup_and_repair_do_what_a_person_approves_and_nothing_that_one_rejec
             runs = {dag_id: client.trigger(dag_id, conf=conf) for dag_id, conf in wishes.items()}
             subjects = {dag_id: asked(dag_id, client, run_id)["subject"] for dag_id, run_id in runs.items()}
             assert subjects == {
-                "expired_reference_cleanup": "Clean 1 keys and references in Redis?",
-                "session_repair": "repair_counter: make 1 change in Redis?",
+                "expired_reference_cleanup": "1 change to be made to keys and references in Redis. Go on?",
+                "session_repair": "repair_counter: 1 change to be made in Redis. Go on?",
             }
             assert (redis.zcard(keys.messages), redis.get(keys.last_packet_id)) == (3, b"2")
             for dag_id, run_id in runs.items():

@@ -21,7 +21,7 @@ from queuekeeper.jobs.undo import changes
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import instant
 from queuekeeper.report.files import ReportKind
-from queuekeeper.wording import number_of, plural
+from queuekeeper.wording import number_of, plural, sentence
 
 if TYPE_CHECKING:
     from queuekeeper.jobs.writer import Writer
@@ -48,6 +48,7 @@ class Words:
     :param units: what a run goes through, in the plural.
     :param to_do: words after the number of changes to be made, such as "changes to be made".
     :param done: words after the number of changes that were made.
+    :param question: what a person is asked before anything changes.
     :param planned: verdict of a dry run.
     :param nothing: verdict of a run that found nothing to do.
     :param left: verdict when the second look finds something to do.
@@ -66,6 +67,7 @@ class Words:
     units: str = "keys"
     to_do: str = "changes to be made"
     done: str = "changes made"
+    question: str = "{count:change} to be made. Go on?"
     planned: str = "{count:change} to be made, nothing was changed"
     nothing: str = "healthy: there was nothing to do, and nothing was changed"
     left: str = "{count:change} left to be made"
@@ -87,6 +89,7 @@ class Words:
         return cls(
             to_do=f"{plural(change)} to be made",
             done=f"{plural(change)} made",
+            question=f"{{count:{change}}} to be made. Go on?",
             planned=f"{{count:{change}}} to be made, nothing was changed",
             left=f"{{count:{change}}} left to be made",
             **others,
@@ -485,7 +488,7 @@ class Job(ABC, Generic[P, C, F]):
     @classmethod
     def question(cls, run_id: str, plan: Plan[P, C, F]) -> str:
         """Return the question that a person is asked before anything changes."""
-        return f"{plan.counts.changes:,} {cls.words.to_do}. Go on?"
+        return sentence(cls.words.question, count=plan.counts.changes)
 
     def done_words(self, share: str, counts: C) -> str:
         """Return a sentence that sums up what was done in a share."""

@@ -62,7 +62,8 @@ class PlannedRun:
     def _in_short(self) -> dict[str, Any]:
         counts = self.plan.counts
         told = {"maintenance_run_id": self.maintenance_run_id, "kind": self.job.kind, "empty": self.plan.empty}
-        return told | {"to_do": counts.changes, "counts": asdict(counts)} | self.job.planned(self.plan)
+        asked = {"to_do": counts.changes, "question": self.job.question(self.maintenance_run_id, self.plan)}
+        return told | asked | {"counts": asdict(counts)} | self.job.planned(self.plan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -276,7 +276,6 @@ def plan_do_report(
     *,
     do: str | Sequence[str],
     done: str,
-    question: str = "",
     limit: timedelta = timedelta(hours=6),
     watch: BaseOperator | None = None,
 ) -> None:
@@ -284,7 +283,6 @@ def plan_do_report(
 
     :param do: id of the task that works on a share; or the names of shares, each of which is a task of this id.
     :param done: id of the task that succeeds only if all shares succeeded.
-    :param question: question to a person, with ``{count}`` for the number of changes; by default that of the job.
     :param limit: time limit of plan and report if nobody is asked, so that a scheduled run does not delay the next one
         for long.
     :param watch: task that checks the store before the report. The report gets its return value; if that names trouble
@@ -295,7 +293,7 @@ def plan_do_report(
     short: dict[str, Any] = common if kind.asks else {**common, "execution_timeout": limit}
     plan = PlanJobOperator(task_id="plan", **short)
     run_id = f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}"
-    agreed = _asked(plan, job, run_id, question or f"{{count}} {kind.words.to_do}: go on?") if kind.asks else plan
+    agreed = _asked(plan, job, run_id) if kind.asks else plan
     shares: list[Any] = (
         [
             ApplyJobShareOperator.partial(
@@ -334,13 +332,13 @@ def plan_do_report(
         shares >> watch
 
 
-def _asked(plan: PlanJobOperator, job: str, run_id: str, question: str) -> CheckJobApprovalOperator:
+def _asked(plan: PlanJobOperator, job: str, run_id: str) -> CheckJobApprovalOperator:
     """Make the tasks that ask a person about a plan, and return the task that divides the work after an approval."""
     summary = "ti.xcom_pull(task_ids='summarise_plan')"
     summarise = SummariseJobOperator(task_id="summarise_plan", job=job, maintenance_run_id=run_id, pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
         task_id=APPROVAL_TASK,
-        subject=question.format(count=f"{{{{ '{{:,}}'.format({summary}['to_do']) }}}}"),
+        subject=f"{{{{ {summary}['question'] }}}}",
         body=f"{{{{ {summary}['markdown'] }}}}",
         plan_only=f"{{{{ params.dry_run or {summary}['empty'] }}}}",
         retry_delay=timedelta(seconds=1),

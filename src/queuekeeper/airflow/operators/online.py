@@ -240,7 +240,7 @@ class LookAtCohortsOperator(OnlineOperator):
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Return the number of clients, and the same as Markdown."""
+        """Return the number of clients, the question to a person, and the facts as Markdown."""
         found = driver.on_redis(self.chosen())
         lag = driver.mirror(found, dry_run=True)
         markdown = (
@@ -249,7 +249,9 @@ class LookAtCohortsOperator(OnlineOperator):
             f"{driver.lease_ms:,} ms."
         )
         self.log.info("%s", markdown)
-        return {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s, "markdown": markdown}
+        question = f"Give {number_of(lag.clients, 'client')} back to PostgreSQL?"
+        looked = {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s}
+        return {**looked, "question": question, "markdown": markdown}
 
 
 class RollBackOperator(AnsweredOnlineOperator):

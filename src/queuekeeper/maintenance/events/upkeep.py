@@ -144,9 +144,10 @@ class EventMend(BrokerJob):
             units="places",
             to_do="to be mended",
             done="mended",
-            planned="{count:,} of them are to be mended, nothing was changed",
+            question=f"{cls.kind}: {{count:place}} to be mended. Go on?",
+            planned="{count:place} to be mended, nothing was changed",
             nothing="There is nothing to do.",
-            left="done; {count:,} more of them are to be mended by now: plan again",
+            left="done; {count:more place} to be mended by now: plan again",
             footer=_FOOTER,
         )
 
@@ -154,11 +155,6 @@ class EventMend(BrokerJob):
     def rule_words(cls, parameters: Pacing) -> str:
         """Return what the remedy does."""
         return REMEDIES[cls.kind].purpose
-
-    @classmethod
-    def question(cls, run_id: str, plan: Plan[Any, Any, EventFound]) -> str:
-        """Return what is asked before anything changes."""
-        return f"{cls.kind} will be applied to {plan.counts.changes:,} of them."
 
     @classmethod
     def figures(cls, outcome: Outcome[Any, Any, EventFound]) -> list[tuple[str, str, str]]:

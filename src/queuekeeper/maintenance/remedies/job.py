@@ -109,6 +109,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
             command=f"repair {cls.kind}",
             unit="queue",
             units="queues",
+            question=f"{cls.kind}: {{count:change}} to be made in Redis. Go on?",
             planned="{count:change} to be made in Redis, nothing was changed",
             nothing="There is nothing to do.",
             left="done; {count:more change} to be made since then: plan again",
@@ -280,11 +281,6 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
     def rule_words(cls, parameters: RemedyParameters) -> str:
         """Return sentences that say what a run was asked to do, and whether it can be undone."""
         return f"{cls.purpose} Undo: {cls.way_back}"
-
-    @classmethod
-    def question(cls, run_id: str, plan: RemedyPlan) -> str:
-        """Return the question that a person is asked before anything changes."""
-        return f"{number_of(plan.counts.changes, 'change')} will be made in Redis."
 
     @classmethod
     def undo_words(cls, counted: UndoReport) -> str:
