@@ -40,6 +40,10 @@ _PACKED_REMEDIES = (
     *(f"packed/{verb}" for verb in ("read_session", "remove_expired", "trim_messages", *_OF_REMEDIES)),
     "quality/profile_packed",
 )
+_ONLINE = (
+    "fetch_messages", "quarantine_message", "read_session", "set_last_packet_id", "set_owner", "sync_session",
+    "trim_outbox",
+)  # fmt: skip
 _COMPACTED_UPKEEP = ("collect", "find_due", "heartbeat", "repair")
 _FANOUT_UPKEEP = ("reap", "repair")
 
@@ -133,6 +137,16 @@ def redis_users() -> Mapping[str, RedisUser]:
                 "packed/replay_message",
             ),
             commands=("dbsize", "get", "hlen", "hmget", "memory|stats", "memory|usage", "randomkey", "zcard", "zrange"),
+        ),
+        RedisUser(
+            job="online",
+            purpose="the driver of a migration with devices connected, into Redis or from one layout to the other",
+            keys=(*_SESSION_KEYS, "{*}_quarantined_*", _PACKED_KEY),
+            scripts=(
+                *_sessions(*_ONLINE, "list_references", "remove_dead_references"),
+                *(f"packed/{verb}" for verb in (*_ONLINE, "list_serials", "remove_expired")),
+            ),
+            commands=("scan",),
         ),
         RedisUser(
             job="cleanup",

@@ -39,6 +39,7 @@ from queuekeeper.sessions.quarantine import Stores
 from queuekeeper.sessions.quarantine import replay as put_back
 from queuekeeper.sessions.router import SessionRouter
 from queuekeeper.sessions.snapshot import differences
+from tests.access_users import url_of_user
 from tests.conformance.online_worlds import (
     DEFAULT_TTL_S,
     PLAN_ID,
@@ -169,10 +170,12 @@ def check_there_and_back(world: OnlineWorld) -> None:
 def test_there_and_back_leaves_every_live_message_where_it_was(
     postgres_url: str, redis_url: str, layout: Layout
 ) -> None:
+    """The driver is the user that is printed for it."""
     world = OnlineWorld(postgres_url, redis_url, layout=layout)
     try:
         world.fill(hostile=True)
-        check_there_and_back(world)
+        with url_of_user(world.client, "online", prefix="") as world.redis_url:
+            check_there_and_back(world)
     finally:
         world.close()
 
@@ -182,10 +185,12 @@ def test_there_and_back_leaves_every_live_message_where_it_was(
 def test_on_a_cluster_there_and_back_leaves_every_live_message_where_it_was(
     postgres_url: str, redis_cluster_url: str, layout: Layout
 ) -> None:
+    """The driver is the user that is printed for it."""
     world = OnlineWorld(postgres_url, redis_cluster_url, prefix="tbmq:", layout=layout)
     try:
         world.fill(hostile=True)
-        check_there_and_back(world)
+        with url_of_user(world.client, "online", prefix="tbmq:") as world.redis_url:
+            check_there_and_back(world)
     finally:
         world.close()
 

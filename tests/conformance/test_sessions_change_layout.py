@@ -22,6 +22,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.router import SessionRouter
+from tests.access_users import url_of_user
 from tests.conformance.online_worlds import DEFAULT_TTL_S, OnlineWorld, message, until_none_is_late
 from tests.patience import PATIENCE_S
 
@@ -187,9 +188,11 @@ def test_sessions_answer_the_same_in_either_layout(postgres_url: str, redis_url:
 def test_on_a_cluster_sessions_answer_the_same_in_either_layout(
     postgres_url: str, redis_cluster_url: str, control_schema: None
 ) -> None:
+    """The driver is the user that is printed for it."""
     world = LayoutWorld(postgres_url, redis_cluster_url, prefix="tbmq:")
     try:
-        check_there_and_back(world)
+        with url_of_user(world.client, "online", prefix="tbmq:") as world.redis_url:
+            check_there_and_back(world)
     finally:
         world.close()
 
