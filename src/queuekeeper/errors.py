@@ -16,6 +16,7 @@
     │   └── UnknownTable
     ├── RefusedError                 4   the world does not allow it: a pre-flight check, a missing privilege
     │   ├── ServerUnavailable
+    │   ├── NotAllowed
     │   ├── SchemaMismatch
     │   ├── NotOwner
     │   ├── SessionFenced
@@ -81,7 +82,7 @@ class QueuekeeperError(Exception):
 
         One that is about a server stays as it is: it may be told to many, whose calls it has ended.
         """
-        if type(self) not in (ServerUnavailable, StoreFull, RefusedError, ScriptError):
+        if type(self) not in (ServerUnavailable, NotAllowed, StoreFull, RefusedError, ScriptError):
             for name, value in names.items():
                 if getattr(self, name) is None and isinstance(value, str):
                     setattr(self, name, value)
@@ -148,6 +149,10 @@ class RefusedError(QueuekeeperError):
 
 class ServerUnavailable(RefusedError):
     """A server cannot be reached or refuses our credentials."""
+
+
+class NotAllowed(RefusedError):
+    """The user of a Redis lacks a right."""
 
 
 class SchemaMismatch(RefusedError):

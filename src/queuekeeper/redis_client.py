@@ -35,7 +35,7 @@ from redis.retry import Retry
 
 from queuekeeper.checks import checked
 from queuekeeper.clock import SERVER_BACKOFF
-from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import NotAllowed, QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.hosts import check_host, is_loopback
 from queuekeeper.keyspace import SLOTS
 
@@ -206,6 +206,11 @@ def redis_errors(address: str, *, secret: str = "") -> Iterator[None]:
         raise from_redis(error, address, secret=secret) from None if secret else error
 
 
+def refused_in_script(text: str) -> bool:
+    """Return whether an error says that a script has called what its user may not."""
+    return "ACL failure in script" in text
+
+
 def from_redis(error: BaseException, address: str, *, secret: str = "") -> QueuekeeperError:
     """Return our exception for a failed command, which says what is wrong and what to do.
 
@@ -222,9 +227,9 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
     server = f"Redis at {address}"
     if isinstance(error, OutOfMemoryError):
         return StoreFull(f"{server} is full: {text}. Raise maxmemory or free memory, then repeat")
-    if isinstance(error, NoPermissionError):
+    if isinstance(error, NoPermissionError) or refused_in_script(text):
         rules = "Grant it with ACL SETUSER, `queuekeeper acl redis` prints what each job needs"
-        return RefusedError(f"{server} does not allow this user to do that: {text}. {rules}")
+        return NotAllowed(f"{server} does not allow this user to do that: {text}. {rules}")
     if isinstance(error, ReadOnlyError):
         return ServerUnavailable(f"{server} is a replica and takes no writes: name its master")
     if isinstance(error, BusyLoadingError):

@@ -20,7 +20,15 @@ from queuekeeper import audit, postgres
 from queuekeeper.approvals import check_four_eyes
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
-from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver, UsageError
+from queuekeeper.errors import (
+    CheckFailed,
+    NotAllowed,
+    NotOwner,
+    RefusedError,
+    ServerUnavailable,
+    StaleDriver,
+    UsageError,
+)
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
 from queuekeeper.migration.offline.quarantine import replay
@@ -39,7 +47,7 @@ from queuekeeper.sessions.quarantine import Stores
 from queuekeeper.sessions.quarantine import replay as put_back
 from queuekeeper.sessions.router import SessionRouter
 from queuekeeper.sessions.snapshot import differences
-from tests.access_users import url_of_user
+from tests.access_users import forget_refusals, url_of_user
 from tests.conformance.online_worlds import (
     DEFAULT_TTL_S,
     PLAN_ID,
@@ -500,6 +508,18 @@ def test_what_is_not_verified_is_not_cut_over(few: OnlineWorld) -> None:
         driver.roll_back()
     with pytest.raises(RefusedError, match="to soak it has to be on_redis"):
         driver.soak(minutes=0)
+
+
+def test_user_who_lacks_a_right_ends_the_step_and_no_client_counts_as_different(few: OnlineWorld) -> None:
+    few.driver().arm()
+    admin_url = few.redis_url
+    with url_of_user(few.client, "cleanup", prefix="") as few.redis_url:
+        with pytest.raises(NotAllowed, match=r"does not allow this user to do that: .*`queuekeeper acl redis` prints"):
+            few.driver().catch_up()
+        forget_refusals(few.client)
+    few.redis_url = admin_url
+    few.to_redis()
+    assert few.all_owners() == {few.target}
 
 
 def test_cohort_that_was_never_armed_is_not_passed_over_in_silence(world: OnlineWorld) -> None:

@@ -21,7 +21,7 @@ from queuekeeper.sessions.router.routing import RouterOperations
 ABOUT = {
     "queue": "orders", "consumer": "billing", "client_id": "meter-7", "group_id": "billing", "subscription_id": "9",
 }  # fmt: skip
-OF_SERVERS = {"ServerUnavailable", "StoreFull", "RefusedError", "ScriptError"}
+OF_SERVERS = {"ServerUnavailable", "StoreFull", "RefusedError", "NotAllowed", "ScriptError"}
 
 EXIT_CODES = {
     "CheckFailed": 1,
@@ -40,6 +40,7 @@ EXIT_CODES = {
     "MembershipChanged": 4,
     "MovedOn": 4,
     "NoConsumer": 4,
+    "NotAllowed": 4,
     "NotOwner": 4,
     "NotPartitioned": 4,
     "OutOfOrder": 1,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from queuekeeper.clock import Clock
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import NotAllowed, RefusedError
 from queuekeeper.lua import ScriptCaller, scripts
 from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, facts, unfit
 from queuekeeper.redis_names import KEYS_PER_PAGE, Names
@@ -38,13 +38,13 @@ def check_rights(client: RedisClient, *, key_prefix: str, commands: Sequence[str
     """Check that the user may run commands on keys of sessions.
 
     :param rules: command that allows them, and whatever else the job needs.
-    :raises RefusedError: naming the commands that are missing, and the rules.
+    :raises NotAllowed: naming the commands that are missing, and the rules.
     """
     key = f"{key_prefix}{{queuekeeper}}_messages"
     refused = ScriptCaller(client).call(*scripts.maintenance.refused_commands(key=key, commands=commands))
     if refused:
         names = ", ".join(name.decode() for name in refused)
-        raise RefusedError(
+        raise NotAllowed(
             f"Redis at {address_of(client)} does not allow this user {names} on keys such as {key}: {rules}"
         )
 

@@ -21,7 +21,7 @@ from queuekeeper.clock import Backoff
 from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScatteredClient, ScriptError, UsageError, from_lua
 from queuekeeper.keyspace import check_served, key_owner
 from queuekeeper.lua.bundle import Script
-from queuekeeper.redis_client import REPLY_TIMEOUT_S, from_redis
+from queuekeeper.redis_client import REPLY_TIMEOUT_S, from_redis, refused_in_script
 
 Value: TypeAlias = str | bytes | int
 """What a key or an argument may be; never a float, whose text differs between languages."""
@@ -136,7 +136,7 @@ def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperEr
     if word in script.errors:
         return from_lua(error)
     # redis-py gives errors that it knows a class of their own and takes the word away.
-    if type(error) is not ResponseError or word in _SERVER_REFUSALS:
+    if type(error) is not ResponseError or word in _SERVER_REFUSALS or refused_in_script(text):
         return from_redis(error, address)
     if word in LUA_ERRORS:
         return ScriptError(f"{script.name} answered {word}, which its header does not declare: {text}")

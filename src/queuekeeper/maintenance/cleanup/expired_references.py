@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import NotAllowed
 from queuekeeper.jobs.keys import KeyPages
 from queuekeeper.jobs.model import Plan, Step, Table, Words, World
 from queuekeeper.jobs.shares import check_rights, check_servers
@@ -181,10 +181,8 @@ def _named_rules(key_prefix: str) -> Iterator[None]:
     """Add all rules that a cleanup needs to an error about a missing right."""
     try:
         yield
-    except RefusedError as error:
-        if "does not allow this user to do that" in str(error):
-            raise RefusedError(f"{error}. All that a cleanup needs: {acl_rules(key_prefix)}") from error
-        raise
+    except NotAllowed as error:
+        raise NotAllowed(f"{error}. All that a cleanup needs: {acl_rules(key_prefix)}") from error
 
 
 def _client_id(stem: bytes, parameters: CleanupParameters) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from queuekeeper.clock import Clock
 from queuekeeper.errors import (
+    NotAllowed,
     NotOwner,
     QueuekeeperError,
     ScatteredClient,
@@ -144,7 +145,7 @@ class Crew:
                         # Checked before anything of the client is changed.
                         check_served(session_keys(client_id))
                     count(tally, await work(mover, client_id))
-                except (ServerUnavailable, StaleDriver, StoreFull):
+                except (ServerUnavailable, StaleDriver, StoreFull, NotAllowed):
                     raise
                 except ScatteredClient as error:
                     # No cluster can hold this client, whatever is mended, so no step waits for it.
@@ -216,7 +217,7 @@ class Crew:
                     was_written = await mover.mirror(client_id)
                 except (NotOwner, StaleEpoch):
                     continue  # the client's owner or driver has changed since: the next pass looks again
-                except ServerUnavailable:
+                except (ServerUnavailable, NotAllowed):
                     raise
                 except QueuekeeperError as error:
                     tally.refused(client_id, error)

@@ -10,7 +10,7 @@ import numpy as np
 
 from queuekeeper import lua
 from queuekeeper.clock import Pace
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import NotAllowed
 from queuekeeper.keyspace import PackedKeys, packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.portions import portions
@@ -203,8 +203,6 @@ def named_rule(key_prefix: str) -> Iterator[None]:
     """Add the rule that a profile of packed sessions needs to an error about a missing right."""
     try:
         yield
-    except RefusedError as error:
-        if "does not allow this user to do that" in str(error):
-            rule = f"(+hget +hlen +hscan ~{key_prefix}*_packed) (+hget ~{key_prefix}*_session)"
-            raise RefusedError(f"{error}. A profile of packed sessions needs: ACL SETUSER <user> {rule}") from error
-        raise
+    except NotAllowed as error:
+        rule = f"(+hget +hlen +hscan ~{key_prefix}*_packed) (+hget ~{key_prefix}*_session)"
+        raise NotAllowed(f"{error}. A profile of packed sessions needs: ACL SETUSER <user> {rule}") from error

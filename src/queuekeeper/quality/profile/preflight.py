@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
-from redis.exceptions import NoPermissionError
 
 from queuekeeper import lua
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import NotAllowed, RefusedError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.lua.scripts import quality as scripts
 from queuekeeper.migration.preflight import check_source
@@ -101,10 +100,11 @@ def _allowed(node: redis.Redis, place: str, probe: _Probe) -> bool:
     try:
         with redis_errors(place):
             node.execute_command(*probe.command)  # type: ignore[no-untyped-call]
-    except RefusedError as error:
+    except NotAllowed:
+        return False
+    except RefusedError:
         # Any other error, such as a slot on another server or a wrong argument, comes only after the permission check.
-
-        return not isinstance(error.__cause__, NoPermissionError)
+        pass
     return True
 
 
