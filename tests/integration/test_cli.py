@@ -164,6 +164,14 @@ def test_a_server_that_is_down_is_named(postgres_url: str) -> None:
     )  # fmt: skip
 
 
+def test_session_of_one_store_is_shown_without_the_other(redis_url: str) -> None:
+    nowhere = "postgresql://127.0.0.1:1/none"
+    options = ("x", "--store", "redis", "--redis-url", redis_url, "--postgres-url", nowhere)
+    shown = as_json("sessions", "inspect", *options)
+    assert (shown.keys(), shown["redis"]["exists"]) == ({"client_id", "redis"}, False)
+    assert "PostgreSQL" not in run("sessions", "inspect", *options).stdout
+
+
 def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresServer) -> None:
     wrong = f"postgresql://postgres:not-the-password@127.0.0.1:{postgres_server.port}/postgres"
     result = run("migrate", "status", "--postgres-url", wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Literal
@@ -52,21 +52,25 @@ def inspect(
     *,
     offset: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE)] = 20,
+    store: Annotated[Literal["both", "redis", "postgres"], typer.Option(help="Store to look into.")] = "both",
     layout: LayoutName = None,
 ) -> Shown:
-    """Show one session in both stores. It lists message by message, without content.
+    """Show one session in both stores or in one. It lists message by message, without content.
 
-    Example: `queuekeeper sessions inspect meter-17 --limit 50`
+    Example: `queuekeeper sessions inspect meter-17 --store redis`
 
     :param offset: Number of messages to skip before the first one shown.
     :param limit: Number of messages to show.
     """
-    shown = layout or sessions.layout_of(call.client, client_id, prefix=call.key_prefix)
-    target = _store(call, "redis", client_id=client_id, layout=shown).inspect(client_id, offset=offset, limit=limit)
-    source = _store(call, "postgres", client_id=client_id).inspect(client_id, offset=offset, limit=limit)
-    in_redis = _whole(target) | {"layout": shown.value}
-    facts = {"client_id": client_id, "postgres": _whole(source), "redis": in_redis}
-    return Shown(facts, lambda: _side_by_side(source, target, layout=shown))
+    views, facts = dict[str, SessionView](), dict[str, Any]()
+    for name in ("redis", "postgres") if store == "both" else (store,):
+        if name == "redis":
+            layout = layout or sessions.layout_of(call.client, client_id, prefix=call.key_prefix)
+            facts[name] = {"layout": layout.value}
+        held = _store(call, name, client_id=client_id, layout=layout)
+        views[name] = held.inspect(client_id, offset=offset, limit=limit)
+        facts[name] = _whole(views[name]) | facts.get(name, {})
+    return Shown({"client_id": client_id} | facts, lambda: _side_by_side(client_id, views, facts))
 
 
 @command(app, asks=TOLD_LIFE)
@@ -189,45 +193,48 @@ def _whole(view: SessionView) -> dict[str, Any]:
     }
 
 
-def _side_by_side(source: SessionView, target: SessionView, *, layout: Layout) -> Iterator[Any]:
+def _side_by_side(client_id: str, views: Mapping[str, SessionView], facts: Mapping[str, Any]) -> Iterator[Any]:
     names = ("exists", "messages", "last_packet_id", "last_serial", "delivered_serial", "owner", "epoch")
     counts = ("trimmed", "expired", "refused", "quarantined")
-    at_source, at_target = (
+    views = dict(sorted(views.items()))
+    told_of = [
         told(
-            {name: getattr(view, name) for name in names} | {name: getattr(view.counts, name, None) for name in counts}
+            {name: getattr(view, name) for name in names}
+            | {name: getattr(view.counts, name, None) for name in counts}
+            | {"layout": facts[store].get("layout")}
         )
-        for view in (source, target)
-    )
-    rows = [(name, value, at_target[name]) for name, value in at_source.items()]
-    rows.append(("layout", None, layout.value))
-    yield table(f"Session {source.client_id}", ("", "PostgreSQL", "Redis"), rows)
-    if target.imported is not None:
-        yield pairs("Import", plain(target.imported))
-    by_serial: dict[int, list[MessageView | None]] = {}
-    for side, view in enumerate((source, target)):
+        for store, view in views.items()
+    ]
+    rows = [(name, *(each[name] for each in told_of)) for name in told_of[0]]
+    yield table(f"Session {client_id}", ("", *(STORES[store] for store in views)), rows)
+    for view in views.values():
+        if view.imported is not None:
+            yield pairs("Import", plain(view.imported))
+    by_serial: dict[int, dict[str, MessageView]] = {}
+    for store, view in views.items():
         for message in view.page:
-            by_serial.setdefault(message.serial, [None, None])[side] = message
+            by_serial.setdefault(message.serial, {})[store] = message
     if by_serial:
-        columns = ("serial", "packet id", "type", "QoS", "topic", "bytes", "expires (PostgreSQL)", "expires (Redis)")
-        lines = [_line(serial, *both) for serial, both in sorted(by_serial.items())]
-        yield table("Messages", (*columns, ""), lines)
-    more = source.next_offset or target.next_offset
+        ends = (f"expires ({STORES[store]})" for store in views)
+        columns = ("serial", "packet id", "type", "QoS", "topic", "bytes", *ends, "")
+        lines = [_line(serial, found, stores=tuple(views)) for serial, found in sorted(by_serial.items())]
+        yield table("Messages", columns, lines)
+    more = next((view.next_offset for view in views.values() if view.next_offset is not None), None)
     if more is not None:
         yield f"\nMore: --offset {more}"
 
 
-def _line(serial: int, source: MessageView | None, target: MessageView | None) -> tuple[Any, ...]:
-    one = source or target
-    assert one is not None
-    if source is None:
-        remark = "only in Redis"
-    elif target is None:
-        remark = "only in PostgreSQL"
-    elif target.problem is not None:
-        remark = target.problem.value
+def _line(serial: int, found: Mapping[str, MessageView], *, stores: tuple[str, ...]) -> tuple[Any, ...]:
+    one, *others = found.values()
+    last = others[-1] if others else one
+    if len(found) < len(stores):
+        (store,) = found
+        remark = f"only in {STORES[store]}"
+    elif last.problem is not None:
+        remark = last.problem.value
     else:
         same = ("packet_id", "packet_type", "qos", "topic", "payload_bytes")
-        differing = [name.replace("_", " ") for name in same if getattr(source, name) != getattr(target, name)]
+        differing = [name.replace("_", " ") for name in same if getattr(one, name) != getattr(last, name)]
         remark = f"differs: {', '.join(differing)}" if differing else ""
     return (
         str(serial),
@@ -236,7 +243,6 @@ def _line(serial: int, source: MessageView | None, target: MessageView | None) -
         one.qos,
         one.topic,
         one.payload_bytes,
-        instant(source.expires_at_ms) if source else None,
-        instant(target.expires_at_ms) if target else None,
+        *(instant(found[store].expires_at_ms) if store in found else None for store in stores),
         remark,
     )
