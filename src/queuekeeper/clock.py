@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,21 +25,23 @@ def system_clock() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """How long to wait before something is tried again: twice as long each time.
+    """How long to wait before something is tried again: longer each time.
 
     :param first_s: before it is tried again for the first time.
     :param longest_s: bound of a single wait.
+    :param factor: by which each wait is longer than the one before, 1 or more.
     """
 
     first_s: float
     longest_s: float
+    factor: float = 2.0
 
     def after(self, attempt: int) -> float:
         """Return how many seconds to wait.
 
         :param attempt: how often it was tried again before.
         """
-        return min(self.longest_s, self.first_s * 2.0 ** min(attempt, 64))
+        return min(self.longest_s, self.first_s * math.exp2(min(attempt * math.log2(self.factor), 64.0)))
 
 
 SERVER_BACKOFF = Backoff(first_s=0.05, longest_s=2.0)

@@ -34,6 +34,13 @@ def test_pause_doubles_up_to_its_bound(backoff: Backoff, pauses_s: Sequence[floa
     assert backoff.after(10**9) == backoff.longest_s
 
 
+def test_pause_grows_by_the_factor_that_is_asked_for_and_without_one_stays() -> None:
+    three, one = (Backoff(first_s=0.1, longest_s=5.0, factor=factor) for factor in (3.0, 1.0))
+    assert [three.after(attempt) for attempt in range(5)] == pytest.approx([0.1, 0.3, 0.9, 2.7, 5.0])
+    assert {one.after(attempt) for attempt in (0, 1, 10**9)} == {0.1}
+    assert Backoff(first_s=0.0, longest_s=5.0).after(10**9) == 0.0
+
+
 def test_no_pause_is_doubled_by_hand() -> None:
     package = Path(queuekeeper.__file__).parent
     found = [

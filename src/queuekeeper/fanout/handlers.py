@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_integer
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.fanout.reports import FanoutMessage
 from queuekeeper.operation import Operation, awaited, blocking
@@ -67,10 +68,10 @@ class RetryRules:
         :param attempt: number of the attempt, from 1.
         :param draw: random number from 0 to 1.
         """
-        longest = float(self.max_delay_ms)
-        # The longest delay is reached long before the power is too large for a float.
-        delay = longest if attempt > 1_000 else min(longest, self.first_delay_ms * self.factor ** min(attempt - 1, 100))
-        return int(delay * (1 - self.jitter * draw()))
+        backoff = Backoff(
+            first_s=self.first_delay_ms / 1_000, longest_s=self.max_delay_ms / 1_000, factor=float(self.factor)
+        )
+        return round(1_000 * backoff.after(attempt - 1) * (1 - self.jitter * draw()))
 
     def judge(self, message: FanoutMessage, error: BaseException, *, draw: Callable[[], float]) -> Failed:
         """Return what to report for a message whose handler has raised an error."""
