@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from io import StringIO
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from queuekeeper.cli import progress as bar
+from queuekeeper.cli.input import lines_of
 from queuekeeper.jobs import progress
 from queuekeeper.jobs.progress import Narrator, Rate, line
 
@@ -54,3 +58,33 @@ def test_without_a_terminal_a_step_tells_of_itself(capsys: pytest.CaptureFixture
         print("copy 1/1 messages")
 
     assert capsys.readouterr() == ("copy 1/1 messages\n", "")
+
+
+def test_on_a_terminal_a_bar_shows_at_once_what_narrators_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, said = StringIO(), list[str]()
+    console = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr(bar, "screen", lambda **_: console)
+    monkeypatch.setattr(progress, "SHOWN_S", 0.0)
+    with bar.followed():
+        assert shown.getvalue() == "", "a question may still come"
+        Narrator(said.append, "looked at", total=None, unit="keys").at(1_000)
+        Narrator(said.append, "cut over", total=40, unit="clients").at(20)
+    assert said == []
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue())
+    assert "━━━━━━━━━━━━ looked at 1,000 keys, " in plain, "nobody knows of how many"
+    assert "━━━━━━╺━━━━━ cut over 20/40 clients (50 %), " in plain
+
+    # Behind the block, lines are said again.
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    Narrator(said.append, "cut over", total=40, unit="clients").at(40)
+    assert len(said) == 1
+
+
+def test_lines_that_are_imported_are_counted_where_nobody_looks_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    (tmp_path / "events.jsonl").write_bytes(b"1\n2\n3\n")
+    with lines_of(str(tmp_path / "events.jsonl")) as lines:
+        assert list(lines) == [b"1\n", b"2\n", b"3\n"]
+    assert "read 2 lines, " in capsys.readouterr().err

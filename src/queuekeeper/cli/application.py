@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -111,4 +112,6 @@ for _name, _place, _words in (
 
 def main() -> None:
     """Run the command line."""
+    # Where it is installed, as beside Airflow, redis-py would load it at each start, though nobody here measures by it.
+    sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
     app()

@@ -222,7 +222,8 @@ class Call:
             action = Action.APPROVE if agreed else Action.UNANSWERED if unasked else Action.REJECT
             note(Answer(action=action, actor=context.person(), facts={"option": "--yes"} if self.yes else {}))
         if unasked:
-            raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
+            repeat = f"repeat the command with --yes: {context.again('--yes')}"
+            raise RefusedError(f"{question} Nobody can be asked here: {repeat}")
         if not agreed:
             raise RefusedError("not confirmed: nothing was written")
 

@@ -14,7 +14,7 @@ import typer
 
 from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
-from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
+from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, lines_of, named_pairs
 from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
 from queuekeeper.compacted import forms
@@ -113,7 +113,7 @@ def append(
         call.client, call.key_prefix, compacted.QueueRules(**{name: given[name] for name in BOUNDS})
     )
     if source is not None:
-        with opened(source) as lines:
+        with lines_of(source) as lines:
             return Shown(append_lines(store, client_id, lines, producer=producer, number=number), "Appended")
     assert key is not None
     entry = compacted.Append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +18,16 @@ import typer
 from typer.core import TyperGroup
 
 from queuekeeper.cli.output import printable, screen, stdout_for_results
-from queuekeeper.errors import MissingExtra, QueuekeeperError, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.errors import (
+    MaintenanceRunning,
+    MissingExtra,
+    QueuekeeperError,
+    RefusedError,
+    ServerUnavailable,
+    StalePlan,
+    StoreFull,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from queuekeeper.config import Settings
@@ -37,14 +47,19 @@ SparkMaster = Annotated[
 _SHOWN = 60
 """Characters of a wrong value that are repeated."""
 
+_PASSWORD = re.compile(r"(password=)('[^']*'|[^\s&]+)")
+"""As an address of PostgreSQL may have one that is no URL, or at its end."""
+
 
 @dataclass
 class Invocation:
     """One call of the command line.
 
+    :param arguments: what stands behind ``queuekeeper``.
     :param secrets: texts that no message may repeat.
     """
 
+    arguments: tuple[str, ...] = ()
     debug: bool = False
     secrets: set[str] = field(default_factory=set)
 
@@ -59,7 +74,13 @@ def begin(*, debug: bool) -> None:
 
 
 class CommandGroup(TyperGroup):
-    """Commands whose errors are one sentence on stderr and an exit code of ``errors.py``."""
+    """Commands whose errors are one sentence on stderr, with a way to go on, and an exit code of ``errors.py``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remember what was typed: errors repeat it."""
+        _invocation.arguments = tuple(args)
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command and translate what it raises."""
@@ -70,8 +91,8 @@ class CommandGroup(TyperGroup):
             raise
         except QueuekeeperError as error:
             code, sentence = error.exit_code, str(error)
-            if isinstance(error, ServerUnavailable) and "`queuekeeper " not in sentence:
-                sentence = f"{sentence.rstrip().rstrip('.')}; `queuekeeper doctor` examines the servers"
+            if (way_on := self._way_on(error)) and "`queuekeeper " not in sentence:
+                sentence = f"{sentence.rstrip().rstrip('.')}; {way_on}"
             _trace()
         except ModuleNotFoundError as error:
             code, sentence = UsageError.exit_code, str(error)
@@ -87,6 +108,38 @@ class CommandGroup(TyperGroup):
 
         screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
         raise typer.Exit(code)
+
+    def _way_on(self, error: QueuekeeperError) -> str:
+        """Return what to type after an error that does not say so itself; empty where nobody can know."""
+        match error:
+            case MissingExtra():
+                return ""
+            case UsageError():
+                return f"`{self._called()} --help` shows its options"
+            case ServerUnavailable():
+                return "`queuekeeper doctor` examines the servers"
+            case StoreFull():
+                return "`queuekeeper doctor` shows memory and limit"
+            case MaintenanceRunning() | StalePlan():
+                return "`queuekeeper run list` shows all runs"
+        return ""
+
+    def _called(self) -> str:
+        """Return the command that was called, without its arguments."""
+        words, within = ["queuekeeper"], self
+        for word in _invocation.arguments:
+            if found := getattr(within, "commands", {}).get(word):
+                words.append(word)
+                within = found
+        return " ".join(words)
+
+
+def again(option: str) -> str:
+    """Return this call with an option more, between backticks, to be pasted; passwords are left out."""
+    words = [_PASSWORD.sub(r"\1***", each) for each in _invocation.arguments]
+    for each in words:
+        remember(each.partition("=")[2] if each.startswith("-") else each)
+    return f"`{shlex.join(['queuekeeper', *words, option])}`"
 
 
 _RULES = {

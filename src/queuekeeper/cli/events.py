@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
 from queuekeeper import events
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group, options
-from queuekeeper.cli.input import Due, opened
+from queuekeeper.cli.input import Due, lines_of
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Column, Shown, headed, listing, screen
 from queuekeeper.cli.stores import StoreCommands
@@ -76,7 +76,7 @@ def publish(
             raise UsageError(
                 "--payload, --metadata, --delay and --due are about one event: put them into the lines of the file"
             )
-        with opened(source) as lines:
+        with lines_of(source) as lines:
             return Shown({"published": call.store.publish_many(_lines(lines), subscription_id=to)}, "Published")
     meaning = None if metadata is None else _parsed("metadata", metadata)
     event = events.NewEvent(topic=str(topic), payload=_parsed("payload", payload), metadata=meaning)
@@ -95,7 +95,7 @@ def _parsed(name: str, text: str) -> Any:
         raise UsageError(f"{name} is not JSON: {error}; text stands between double quotes") from None
 
 
-def _lines(stream: BinaryIO) -> Iterator[events.NewEvent]:
+def _lines(stream: Iterable[bytes]) -> Iterator[events.NewEvent]:
 
     for number, line in enumerate(stream, 1):
         if not line.strip():

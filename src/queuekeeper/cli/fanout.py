@@ -17,7 +17,7 @@ import typer
 from queuekeeper import fanout
 from queuekeeper.cli import jobs, runs, work
 from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
-from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, named_texts, opened
+from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, lines_of, named_texts
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.cli.output import Shown, headed, instant, line, listing, parts, printable, screen, shown_bytes
 from queuekeeper.cli.stores import StoreCommands
@@ -118,7 +118,7 @@ def publish(
     if source is None and deduplicate_as is not None:
         raise UsageError("--deduplicate-as is about a file: one message has --deduplication-id")
     if source is not None:
-        with opened(source) as lines:
+        with lines_of(source) as lines:
             done = publish_lines(call.store, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
         return Shown(done, "Published")
     texts = named_texts("header", headers)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -90,3 +90,24 @@ def opened(path: str) -> Iterator[BinaryIO]:
         return
     with open_file(Path(path)) as file:
         yield file
+
+
+@contextmanager
+def lines_of(path: str) -> Iterator[Iterator[bytes]]:
+    """Open what an option names for the block, as lines; how many were taken is shown as work takes them.
+
+    :raises UsageError: when the file cannot be read.
+    """
+    from queuekeeper.cli.progress import followed
+    from queuekeeper.cli.run_control import say
+    from queuekeeper.jobs.progress import Narrator
+
+    narrator = Narrator(say, "read", total=None, unit="lines")
+
+    def told(lines: Iterable[bytes]) -> Iterator[bytes]:
+        for number, line in enumerate(lines):
+            narrator.at(number)
+            yield line
+
+    with opened(path) as file, nullcontext() if file.isatty() else followed():
+        yield told(file)

@@ -14,7 +14,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, Call, OnServers, with_call
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, copied, instant, pairs, table
-from queuekeeper.cli.progress import shown
+from queuekeeper.cli.progress import followed, shown
 from queuekeeper.cli.run_control import agree, say
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_namer
@@ -81,7 +81,8 @@ def planned(call: Call, kind: str, parameters: Parameters, *, then: str) -> Show
 
     job, runs = job_of(kind), call.runs_if_any(needed=True)
     engine = engine_for(job, store_of(call, job), database=runs.connection)
-    plan = engine.plan(parameters)
+    with followed():
+        plan = engine.plan(parameters)
     run_id = engine.save(runs, plan).maintenance_run_id
     return Shown(
         PlannedRun(job=job, maintenance_run_id=run_id, plan=plan),
@@ -125,7 +126,8 @@ def carry_out(
     if go_on is not None:
         run_id, plan = go_on, engine.load(runs, go_on)
     else:
-        plan = engine.plan(parameters)
+        with followed():
+            plan = engine.plan(parameters)
         run_id = engine.save(runs, plan).maintenance_run_id
     shares = [only] if only else plan.share_names()
     if not call.dry_run and (not plan.empty or job.works_when_empty):
@@ -210,7 +212,9 @@ def looked_again(
     """
     from queuekeeper.jobs.report import FinishedRun, columns_of, verdict, write_report
 
-    job, outcome = engine.job, engine.report(runs, run_id, dry_run=dry_run)
+    job = engine.job
+    with followed():
+        outcome = engine.report(runs, run_id, dry_run=dry_run)
     if report_directory is not None:
         say(f"Report: {write_report(job, outcome, context.report_folder(report_directory)).html}")
     words = verdict(job, outcome)

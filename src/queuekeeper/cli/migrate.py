@@ -15,7 +15,7 @@ from queuekeeper.audit import record_answer
 from queuekeeper.cli import context, foreign_writers, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, copied, instant, listing, pairs, table
+from queuekeeper.cli.output import Shown, cell, copied, instant, listing, pairs, screen, table
 from queuekeeper.cli.progress import shown
 from queuekeeper.cli.run_control import PlanId, agree, run_taken_back, run_told
 from queuekeeper.jobs.control import chosen
@@ -36,6 +36,7 @@ app.add_typer(foreign_writers.app, name="trigger")
 PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id of the plan; the newest if left out.")]
 _CHOOSES = takes(lambda: CohortChoice)
 
+_COUNTING = "Counting what the migration would do"
 _TONES = {"verified": "green", "failed": "red", "refused": "red", "copying": "yellow", "copied": "yellow"}
 
 
@@ -66,20 +67,22 @@ def plan(call: OnServers, *, parameters: PlanWish, spark_master: context.SparkMa
     if wanted.inside_redis:
         from queuekeeper.migration.online.inside_redis import plan_inside_redis
 
-        moved = plan_inside_redis(
-            postgres_url=source, redis_url=target, parameters=wanted, run_id=parameters.run_id or None
-        )
+        with screen(stderr=True).status(_COUNTING):
+            moved = plan_inside_redis(
+                postgres_url=source, redis_url=target, parameters=wanted, run_id=parameters.run_id or None
+            )
         return Shown(moved, lambda: _plan(moved), then=f"Next: queuekeeper online arm {moved.plan_id}")
     with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.plan import plan_migration
 
-        made = plan_migration(
-            spark,
-            postgres_url=source,
-            redis_url=target,
-            parameters=wanted,
-            run_id=parameters.run_id or None,
-        )
+        with screen(stderr=True).status(_COUNTING):
+            made = plan_migration(
+                spark,
+                postgres_url=source,
+                redis_url=target,
+                parameters=wanted,
+                run_id=parameters.run_id or None,
+            )
     return Shown(made, lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
 
 

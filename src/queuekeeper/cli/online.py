@@ -13,6 +13,7 @@ from queuekeeper.cli import context, runs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import Taken, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, show_result, table
+from queuekeeper.cli.progress import followed
 from queuekeeper.cli.run_control import PlanId
 from queuekeeper.facts import plain
 from queuekeeper.migration.ledger.parameters import BadRows, StepWish
@@ -40,7 +41,7 @@ class OnPlan(OnServers):
         from queuekeeper.migration.online.driver import OnlineDriver
 
         source, target = context.reachable(self.postgres_url, self.redis_url)
-        out = sys.stderr if self.as_json else sys.stdout
+        self.opened.enter_context(followed())
         return OnlineDriver(
             postgres_url=source,
             redis_url=target,
@@ -48,7 +49,7 @@ class OnPlan(OnServers):
             actor=context.person(),
             lease_ms=wish.lease_ms,
             count=wish.movers,
-            tell=lambda line: print(line, file=out, flush=True),
+            tell=lambda line: print(line, file=sys.stderr if self.as_json else sys.stdout, flush=True),
         )
 
     def chosen(self, plan_id: str, wish: StepWish) -> list[int] | None:

@@ -12,7 +12,20 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, copied, headed, instant, listing, pairs, printable, record, told_tables
+from queuekeeper.cli.output import (
+    Shown,
+    cell,
+    copied,
+    headed,
+    instant,
+    listing,
+    pairs,
+    printable,
+    record,
+    screen,
+    told_tables,
+)
+from queuekeeper.cli.progress import followed
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
@@ -213,9 +226,10 @@ def restore(
     """
     from queuekeeper.maintenance.partitions.restore import restore_partition
 
-    report = restore_partition(
-        call.connection, retired_id=retired_id, now_ms=system_clock(), path=folder, actor=context.person()
-    )
+    with screen(stderr=True).status(f"Restoring partition {retired_id} from its archive"):
+        report = restore_partition(
+            call.connection, retired_id=retired_id, now_ms=system_clock(), path=folder, actor=context.person()
+        )
     values = {
         "table": report.table,
         "rows": report.content.rows,
@@ -281,7 +295,8 @@ def _carry_out(call: OnPostgres, plans: Sequence[PartitionPlan], errors: Sequenc
         run_id = saved.get(each.table, "")
         return carry_out(call.connection, each, run_id=run_id, actor=context.person(), say=say)
 
-    reports, failed = _without_the_broken(plans, apply)
+    with followed():
+        reports, failed = _without_the_broken(plans, apply)
     undone = [
         f"{step.partition}: {step.words}"
         for report in reports

@@ -14,7 +14,6 @@ from queuekeeper.cli.output import Shown
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import hash_key
 from queuekeeper.maintenance.remedies.model import PURPOSES, Purpose, Queue, RemedyParameters
-from queuekeeper.maintenance.remedies.queues import named_queues
 
 NEWEST = "latest"
 """Stands for the newest quality run."""
@@ -84,6 +83,8 @@ def _chosen(client_ids: list[str], asked: RemedyParameters) -> tuple[RemedyParam
     if bool(client_ids) == ("quality_run_id" in given):
         raise UsageError("name either client ids or --quality-run with the id of a run")
     if client_ids:
+        from queuekeeper.maintenance.remedies.queues import named_queues
+
         queues = named_queues(client_ids, key=hash_key(context.settings()))
         return RemedyParameters(**given | {"client_hashes": tuple(each.client_hash for each in queues)}), queues
     if asked.quality_run_id == NEWEST:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper import audit, sessions
+from queuekeeper import sessions
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, Call, OnBoth, OnPostgres, command
 from queuekeeper.cli.output import Shown, headed, listing, parts
 from queuekeeper.cli.sessions import TOLD_LIFE, app
 from queuekeeper.facts import plain
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.judge import check_reason
 from queuekeeper.sessions.model import StoreChoice
 from queuekeeper.sessions.pages import Layout
-from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.wording import number_of
+
+if TYPE_CHECKING:
+    from queuekeeper.sessions.quarantine import AsideMessage, ReplayReport, Stores
 
 AsideReason = Annotated[str | None, typer.Option("--reason", help="Only messages of this reason.")]
 AsideClient = Annotated[str | None, typer.Option("--client", help="Only messages of this client.")]
@@ -47,6 +48,8 @@ def quarantine(
     :param replayed: Also list messages that came back.
     :param limit: Most messages to list.
     """
+    from queuekeeper.sessions.quarantine import SessionQuarantine
+
     check_reason(reason)
     opened = SessionQuarantine(call.connection)
     if row is not None:
@@ -81,6 +84,8 @@ def owners_stores(
 
     :param layout: of sessions in Redis without a recorded owner; none for that in which each is there.
     """
+    from queuekeeper.sessions.quarantine import Stores
+
     rules = transfer.rules(default_ttl_s=default_ttl_s)
     router = None
 
@@ -119,11 +124,14 @@ def replay(
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param store: The broker's store, for sessions of which no owner is on record; postgres needs no Redis.
     """
+    from queuekeeper import audit
+    from queuekeeper.sessions import quarantine as aside
+
     check_reason(reason)
     connection, default_ttl_s = call.connection, parameters.default_ttl_s
     stores = owners_stores(call, key_prefix=call.key_prefix, default_ttl_s=default_ttl_s, choice=store)
 
-    def act(dry_run: bool) -> aside.ReplayReport:
+    def act(dry_run: bool) -> ReplayReport:
         return aside.replay(
             connection,
             stores,

@@ -12,7 +12,7 @@ import typer
 
 from queuekeeper import sessions
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnBoth, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, ClientId, LayoutName, opened
+from queuekeeper.cli.input import STANDARD_STREAM, ClientId, LayoutName, lines_of
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, instant, pairs, printable, screen, table, told
 from queuekeeper.errors import UsageError
@@ -159,7 +159,7 @@ def import_session(
 
     :param source: File to read; - is stdin.
     """
-    with opened(source) as lines:
+    with lines_of(source) as lines:
         held = _store(call, store, parameters, client_id=client_id, layout=layout)
         report = held.import_session(client_id, lines)
     return Shown(plain(report) | {"store": store}, "Import")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
 
 WINDOW_S = 10.0
 """A rate is that of so many seconds: long enough to be steady, short enough to show a change."""
 LINE_S = 10.0
 """Seconds between two lines where there is no bar."""
+SHOWN_S = 0.2
+"""Seconds between two looks of a bar."""
 
 
 class Rate:
@@ -42,8 +47,24 @@ def line(step: str, *, done: int, total: int | None, rate: float, unit: str = "m
     return f"{text}, {left / rate:,.0f} s left" if rate > 0 and left > 0 else text
 
 
+Watch: TypeAlias = Callable[[int, int | None, str], None]
+"""Takes how much is done, how much there is to do, and the line that says so."""
+
+_WATCH: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Let narrators tell this in place of saying lines while the block runs."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
 class Narrator:
-    """Says every ten seconds how far a step is.
+    """Says every ten seconds how far a step is, or tells it at once where somebody watches.
 
     :param say: takes a line.
     :param total: how much there is to do; none where nobody knows.
@@ -59,7 +80,12 @@ class Narrator:
         :param more: what else the line says.
         """
         now_s = time.monotonic()
-        rate = self._rate.at(now_s, done)
-        if now_s - self._said_s >= LINE_S:
-            self._said_s = now_s
-            self._say(line(self._step, done=done, total=self._total, rate=rate, unit=self._unit) + more)
+        rate, watch = self._rate.at(now_s, done), _WATCH.get()
+        if now_s - self._said_s < (LINE_S if watch is None else SHOWN_S):
+            return
+        self._said_s = now_s
+        text = line(self._step, done=done, total=self._total, rate=rate, unit=self._unit)
+        if watch is None:
+            self._say(text + more)
+        else:
+            watch(done, self._total, text)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 import orjson
 
@@ -17,11 +17,13 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, StoreRules
-from queuekeeper.sessions.postgres_store import PostgresSessionStore
-from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 
-SessionStore: TypeAlias = RedisSessionStore | PostgresSessionStore
+if TYPE_CHECKING:
+    from queuekeeper.sessions.postgres_store import PostgresSessionStore
+    from queuekeeper.sessions.redis_store import RedisSessionStore
+
+SessionStore: TypeAlias = "RedisSessionStore | PostgresSessionStore"
 """Any store for blocking callers."""
 
 

@@ -11,6 +11,7 @@ from queuekeeper.errors import MaintenanceRunning
 from queuekeeper.facts import plain
 from queuekeeper.jobs.model import Table
 from queuekeeper.jobs.pace import run_pace
+from queuekeeper.jobs.progress import Narrator
 from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.model import (
@@ -64,6 +65,12 @@ def carry_out(
     runs = MaintenanceRuns(connection)
     run = run_id or save_run(runs, plan, dag_run_id=dag_run_id)
     runs.set_state(run, RunState.RUNNING)
+    narrator = Narrator(say, f"{plan.table}: {plan.purpose}", total=len(plan.steps), unit="steps")
+
+    def note(outcomes: Sequence[StepOutcome]) -> None:
+        runs.save_progress(run, _progress(plan, outcomes))
+        narrator.at(len(outcomes))
+
     try:
         report = apply_plan(
             connection,
@@ -71,7 +78,7 @@ def carry_out(
             now_ms=system_clock(),
             is_paused=lambda: runs.control(run).paused,
             wait=run_pace(runs, run_id=run, shard=plan.table, max_run_minutes=None, say=say, stays=False),
-            note=lambda outcomes: runs.save_progress(run, _progress(plan, outcomes)),
+            note=note,
             say=say,
         )
     except Exception as error:

@@ -21,6 +21,7 @@ from queuekeeper.errors import (
     StoreFull,
 )
 from queuekeeper.jobs.pace import RunPaused
+from queuekeeper.jobs.progress import Narrator
 from queuekeeper.keyspace import check_served, session_keys
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import BadRows
@@ -34,7 +35,6 @@ from queuekeeper.redis_client import RedisClient, facts, is_cluster, nodes, redi
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import Owner
-from queuekeeper.wording import number_of
 
 STAYS = {
     BadRows.QUARANTINE: "it stays in PostgreSQL until the commit, which puts its messages into "
@@ -118,7 +118,8 @@ class Crew:
             if each.cohort in set(numbers)
             for name in owners
         )
-        checked_s = shown_s = begun = time.monotonic()
+        checked_s = time.monotonic()
+        narrator = Narrator(self.tell, step, total=total, unit="clients")
         brake = Brake(
             look=lambda: (OnlineCohorts(look).control(self.plan.plan_id), _load(look, client)),
             tell=lambda reason: self._held_back(look, step, reason),
@@ -132,7 +133,7 @@ class Crew:
         last = _one_by_one(waiting)
 
         async def one(mover: SessionMover) -> None:
-            nonlocal checked_s, shown_s
+            nonlocal checked_s
             while (client_id := await last()) is not None:
                 try:
                     await brake()
@@ -158,11 +159,7 @@ class Crew:
                     checked_s = now
                     # The check also tells whether another driver has taken the cohorts over.
                     await asyncio.to_thread(check_servers, look, client, self.plan.plan_id, numbers, self.driver)
-                if now - shown_s >= _CHUNK_S:
-                    shown_s = now
-                    rate = tally.clients / (now - begun)
-                    left = f", {(total - tally.clients) / rate:,.0f} s left" if rate and total > tally.clients else ""
-                    self.tell(f"{step}: {tally.clients:,}/{number_of(total, 'client')}, {rate:,.0f}/s{left}")
+                narrator.at(tally.clients)
 
         try:
             clock = self.clock or servers_clock(look, client)
