@@ -163,7 +163,7 @@ def test_upkeep_asks_and_leaves_a_run_on_record_that_says_what_must_not_wait(
         " WHERE id = 'left'"
     )
     fails(
-        "upkeep", code=4, words="1 changes to be made. Go on.* Nobody can be asked here: repeat the command with --yes"
+        "upkeep", code=4, words="1 change to be made. Go on.* Nobody can be asked here: repeat the command with --yes"
     )
     assert as_json("upkeep", "--dry-run")["expiry"] == {"found": 1, "removed": 0}
     done = as_json("upkeep", "--yes", "--max-operations-per-s", "100", "--report-directory", str(tmp_path))

@@ -109,7 +109,7 @@ def test_an_installed_wheel_knows_every_kind_of_run_also_without_what_draws_page
 import sys
 sys.path = [path for path in sys.path if not path.startswith({str(ROOT / "src")!r})]
 sys.path[:0] = {[str(tmp_path), str(tmp_path / "later")]!r}
-sys.modules["jinja2"] = sys.modules["altair"] = None
+sys.modules["jinja2"] = sys.modules["vl_convert"] = None
 from queuekeeper import assets
 from queuekeeper.jobs.registry import kind_of, kinds
 assert assets.checkout() is None

@@ -19,7 +19,7 @@ from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.timeline import Bar, BarState, Timeline, table_timeline
 from queuekeeper.postgres import Connection
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.charts import axis, field, marks, pictures, told
 from queuekeeper.report.figures import size
 from queuekeeper.wording import number_of
 
@@ -70,8 +70,6 @@ def _table(connection: Connection, policy: PartitionPolicy, now_ms: int) -> Tabl
 @lru_cache(maxsize=64)
 def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
     """Return the bars of one table, wide and narrow; each state has its own row, so that colour only repeats it."""
-    import altair as alt  # noqa: PLC0415 - importing it takes seconds
-
     if not timeline.bars:
         return None
     scale = 1.0 if timeline.seconds_per_position is None else timeline.seconds_per_position * 1_000
@@ -86,7 +84,7 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
         for bar in sorted(timeline.bars, key=lambda bar: bar.lower)
     ]
     middle = (min(bar["from"] for bar in bars) + max(bar["to"] for bar in bars)) / 2
-    marks = [
+    marked = [
         {
             "at": mark.position * scale,
             "mark": str(mark.kind),
@@ -97,44 +95,33 @@ def coverage_charts(timeline: Timeline) -> tuple[Markup, Markup] | None:
         for at, mark in enumerate(timeline.marks)
     ]
 
-    def chart(width: int) -> Any:
+    def chart(width: int) -> dict[str, Any]:
         shared = axis(width, count=8)
         if kind == "T":
-            # The bounds are stored and shown in UTC.
-            shared = alt.Axis(
-                grid=True,
-                ticks=False,
-                domain=False,
-                labelPadding=8,
-                tickCount=8 if width == WIDE_PX else 3,
-                # A name that would be cut off at the edge is left out.
-                labelBound=True,
-            )
-        x_scale = alt.Scale(type="utc", nice=False) if kind == "T" else alt.Scale(nice=False, zero=False)
+            # The bounds are stored and shown in UTC. A name that would be cut off at the edge is left out.
+            shared = {name: shared[name] for name in ("grid", "ticks", "domain", "labelPadding", "tickCount")}
+            shared["labelBound"] = True
+        x_scale = {"type": "utc", "nice": False} if kind == "T" else {"nice": False, "zero": False}
         title = f"{timeline.key_column}{', UTC' if kind == 'T' else ''}"
-        y = alt.Y("state:N", title=None, sort=ROWS, scale=alt.Scale(domain=ROWS), axis=axis(width, grid=False))
-        drawn = (
-            chart_of(bars)
-            .mark_bar(height=18, stroke="var(--paper)", strokeWidth=1)
-            .encode(
-                x=alt.X(f"from:{kind}", title=title, axis=shared, scale=x_scale),
-                x2="to",
-                y=y,
-                color=alt.Color("state:N", legend=None, scale=alt.Scale(domain=ROWS, range=_COLOURS)),
-                description="told:N",
-            )
-        )
-        rules = chart_of(marks).mark_rule(color="var(--ink)", strokeDash=[4, 3]).encode(x=f"at:{kind}")
-        layers = [drawn, rules]
+        ranges = {
+            "x": field(f"from:{kind}", title=title, axis=shared, scale=x_scale),
+            "x2": "to",
+            "y": field("state:N", title=None, sort=ROWS, scale={"domain": ROWS}, axis=axis(width, grid=False)),
+            "color": field("state:N", legend=None, scale={"domain": ROWS, "range": _COLOURS}),
+            "description": "told:N",
+        }
+        place = f"at:{kind}"
+        layers = [
+            marks(bars, "bar", encoding=ranges, height=18, stroke="var(--paper)", strokeWidth=1),
+            marks(marked, "rule", encoding={"x": place}, color="var(--ink)", strokeDash=[4, 3]),
+        ]
         for row in range(3):
             for side, dx in (("left", 3), ("right", -3)):
-                texts = [each for each in marks if each["row"] == row and each["side"] == side]
-                layers.append(
-                    chart_of(texts)
-                    .mark_text(align=side, dx=dx, y=-6 - 13 * row, fontSize=11, color="var(--ink)")
-                    .encode(x=f"at:{kind}", text="mark:N")
-                )
-        return alt.layer(*layers).properties(width=width, height=120)
+                texts = [each for each in marked if each["row"] == row and each["side"] == side]
+                named = {"x": place, "text": "mark:N"}
+                style: dict[str, Any] = {"align": side, "dx": dx, "y": -6 - 13 * row, "fontSize": 11}
+                layers.append(marks(texts, "text", encoding=named, color="var(--ink)", **style))
+        return {"layer": layers, "height": 120}
 
     counts = {state: sum(bar.partitions or 1 for bar in timeline.bars if str(bar.state) == state) for state in ROWS}
     words = ", ".join(f"{count} {state}" for state, count in counts.items() if count)

@@ -15,7 +15,7 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.report.model import ExpiryTimeline, HeatMap
 from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words, expiry_charts, held_charts
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, told
 from queuekeeper.report.figures import instant
 from queuekeeper.sessions.pages import STORES
 from queuekeeper.wording import number_of
@@ -55,8 +55,6 @@ def _expiry_charts(timeline: ExpiryTimeline) -> tuple[list[tuple[Markup, Markup]
 @lru_cache(maxsize=16)
 def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
     """Return the chart of failed checks by run and severity, wide and narrow; ``None`` for fewer than two runs."""
-    import altair as alt  # noqa: PLC0415 - importing it takes seconds
-
     if len(heat.runs) < 2:
         return None
     values: list[dict[str, Any]] = [
@@ -74,35 +72,20 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
     names = [STATES[state][1] for state in _FAILED]
     colours = ["var(--bad)", "var(--wait)", "var(--accent-soft)", "var(--muted)", "var(--strong-line)"]
 
-    def chart(width: int) -> Any:
-        return (
-            chart_of(values)
-            .mark_bar(stroke="var(--paper)", strokeWidth=1)
-            .encode(
-                x=alt.X(
-                    "run:O",
-                    title="run, the latest on the right",
-                    axis=axis(width, grid=False, names_px=24),
-                    scale=alt.Scale(domain=list(range(1, len(heat.runs) + 1))),
-                ),
-                y=alt.Y("checks:Q", title="checks that did not pass", axis=axis(width, count=4)),
-                color=alt.Color(
-                    "state:N",
-                    scale=alt.Scale(domain=names, range=colours),
-                    # The page's font is wider than the one that columns are measured with.
-                    legend=alt.Legend(
-                        title=None,
-                        orient="top",
-                        labelColor="var(--ink)",
-                        columns=3 if width == WIDE_PX else 2,
-                        columnPadding=48,
-                    ),
-                ),
-                order="order:Q",
-                description="told:N",
-            )
-            .properties(width=width, height=160)
-        )
+    def chart(width: int) -> dict[str, Any]:
+        runs = list(range(1, len(heat.runs) + 1))
+        numbered = axis(width, grid=False, names_px=24)
+        # The page's font is wider than the one that columns are measured with.
+        legend = {"title": None, "orient": "top", "labelColor": "var(--ink)", "columnPadding": 48}
+        legend["columns"] = 3 if width == WIDE_PX else 2
+        encoding = {
+            "x": field("run:O", title="run, the latest on the right", axis=numbered, scale={"domain": runs}),
+            "y": field("checks:Q", title="checks that did not pass", axis=axis(width, count=4)),
+            "color": field("state:N", scale={"domain": names, "range": colours}, legend=legend),
+            "order": "order:Q",
+            "description": "told:N",
+        }
+        return marks(values, "bar", encoding=encoding, stroke="var(--paper)", strokeWidth=1) | {"height": 160}
 
     last = sum(row.cells[-1].state in _FAILED for row in heat.rows)
     return pictures(

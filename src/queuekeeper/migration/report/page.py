@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from queuekeeper.migration.report.model import MigrationReport, StepThroughput, Verdict
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, told
 from queuekeeper.report.figures import duration, number, size
 from queuekeeper.report.page import render_page
 from queuekeeper.wording import number_of
@@ -102,8 +102,6 @@ def _board(report: MigrationReport) -> list[tuple[int, str, str, str]]:
 
 def throughput_charts(step: StepThroughput) -> tuple[Markup, Markup]:
     """Return the chart of a step's speed, wide and narrow."""
-    import altair as alt
-
     # A line needs a point at the start of each run.
     values: list[dict[str, Any]] = []
     run, before_s = 0, 0.0
@@ -124,34 +122,26 @@ def throughput_charts(step: StepThroughput) -> tuple[Markup, Markup]:
     ]
     starts = [{"s": value["s"]} for before, value in itertools.pairwise(values) if before["run"] != value["run"]]
 
-    def chart(width: int) -> Any:
-        area = (
-            chart_of(values)
-            .mark_area(
-                color="var(--accent-soft)",
-                line={"color": "var(--accent)", "strokeWidth": 1.5},
-                interpolate="step-before",  # a point is the mean of the span that it ends
-            )
-            .encode(
-                x=alt.X("s:Q", title="seconds at work", axis=axis(width, count=5), scale=alt.Scale(nice=False)),
-                y=alt.Y(
-                    "rate:Q",
-                    title="messages per second",
-                    axis=axis(width, count=4),
-                    scale=alt.Scale(zero=True),
-                    stack=None,
-                ),
-                detail="run:N",
-            )
+    def chart(width: int) -> dict[str, Any]:
+        time = field("s:Q", title="seconds at work", axis=axis(width, count=5), scale={"nice": False})
+        rate = field("rate:Q", title="messages per second", axis=axis(width, count=4), scale={"zero": True}, stack=None)
+        area = marks(
+            values,
+            "area",
+            encoding={"x": time, "y": rate, "detail": "run:N"},
+            color="var(--accent-soft)",
+            line={"color": "var(--accent)", "strokeWidth": 1.5},
+            interpolate="step-before",  # a point is the mean of the span that it ends
         )
+        resumed = marks(starts, "rule", encoding={"x": "s:Q"}, color="var(--muted)", strokeDash=[3, 3])
         # Seen only where a pointer is.
-        points = (
-            chart_of(spoken)
-            .mark_point(color="var(--accent)", filled=True, size=60, opacity=0)
-            .encode(x="s:Q", y="rate:Q", description="told:N")
-        )
-        resumed = chart_of(starts).mark_rule(color="var(--muted)", strokeDash=[3, 3]).encode(x="s:Q")
-        return (area + resumed + points).properties(width=width, height=180 if width == WIDE_PX else 150)
+        points = marks(
+            spoken,
+            "point",
+            encoding={"x": "s:Q", "y": "rate:Q", "description": "told:N"},
+            color="var(--accent)", filled=True, size=60, opacity=0,
+        )  # fmt: skip
+        return {"layer": [area, resumed, points], "height": 180 if width == WIDE_PX else 150}
 
     label = (
         f"Speed of the {step.step} over time: {number(step.messages)} messages in {duration(step.seconds)}, "
@@ -162,8 +152,6 @@ def throughput_charts(step: StepThroughput) -> tuple[Markup, Markup]:
 
 def memory_charts(report: MigrationReport) -> tuple[Markup, Markup] | None:
     """Return the chart of forecast and measured memory, wide and narrow; none when there is nothing to compare."""
-    import altair as alt
-
     estimate = report.memory.estimate
     if estimate is None:
         return None
@@ -174,19 +162,17 @@ def memory_charts(report: MigrationReport) -> tuple[Markup, Markup] | None:
     ]
     interval = [{"what": "measured", "low": estimate.low_bytes / mebibyte, "high": estimate.high_bytes / mebibyte}]
 
-    def chart(width: int) -> Any:
-        y = alt.Y("what:N", title=None, sort=None, axis=axis(width, grid=False))
-        drawn = (
-            chart_of(bars)
-            .mark_bar(height=22, stroke="var(--accent)", strokeWidth=1)
-            .encode(
-                x=alt.X("amount:Q", title="MiB", axis=axis(width, count=5), scale=alt.Scale(zero=True)),
-                y=y,
-                color=alt.Color("colour:N", scale=None),
-            )
+    def chart(width: int) -> dict[str, Any]:
+        x = field("amount:Q", title="MiB", axis=axis(width, count=5), scale={"zero": True})
+        y = field("what:N", title=None, sort=None, axis=axis(width, grid=False))
+        colour = field("colour:N", scale=None)
+        drawn = marks(
+            bars, "bar", encoding={"x": x, "y": y, "color": colour}, height=22, stroke="var(--accent)", strokeWidth=1
         )
-        margin = chart_of(interval).mark_rule(color="var(--ink)", strokeWidth=1.5).encode(x="low:Q", x2="high:Q", y=y)
-        return (drawn + margin).properties(width=width, height=80)
+        margin = marks(
+            interval, "rule", encoding={"x": "low:Q", "x2": "high", "y": y}, color="var(--ink)", strokeWidth=1.5
+        )
+        return {"layer": [drawn, margin], "height": 80}
 
     label = f"Memory: {size(report.memory.forecast_bytes)} forecast, {size(estimate.bytes)} measured"
     return pictures(chart, label=label)

@@ -19,7 +19,7 @@ from queuekeeper.quality.report.model import (
     MemoryForecast,
     PublishedReport,
 )
-from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures, told
+from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, told
 from queuekeeper.report.figures import harmless, instant, number, size
 from queuekeeper.report.page import render_page
 from queuekeeper.sessions.pages import STORES
@@ -116,8 +116,6 @@ def cohort_words(line: CohortLine) -> tuple[str, str, str]:
 
 def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
     """Return the histogram of queue lengths, wide and narrow; ``None`` when there are no queues."""
-    import altair as alt
-
     values: list[dict[str, Any]] = [
         {
             "depth": words,
@@ -133,29 +131,20 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
     names_px = 7 * max(len(each["depth"]) for each in values)
     decades = [10**power for power in range(len(str(most)) + 1)]
 
-    def chart(width: int) -> Any:
-        return (
-            chart_of(values)
-            .mark_bar(color="var(--accent-soft)", stroke="var(--accent)", strokeWidth=1)
-            .encode(
-                x=alt.X(
-                    "depth:N",
-                    title="messages in the queue",
-                    sort=None,
-                    axis=axis(width, grid=False, names_px=names_px),
-                ),
-                # A bucket of one queue has to be seen, so the scale begins below one.
-                y=alt.Y(
-                    "queues:Q",
-                    title="queues",
-                    axis=axis(width, values=decades),
-                    scale=alt.Scale(type="log", domain=[0.5, max(10, most)]),
-                ),
-                y2=alt.datum(0.5),
-                description="told:N",
-            )
-            .properties(width=width, height=180 if width == WIDE_PX else 150)
+    def chart(width: int) -> dict[str, Any]:
+        names = axis(width, grid=False, names_px=names_px)
+        # A bucket of one queue has to be seen, so the scale begins below one.
+        scale = {"type": "log", "domain": [0.5, max(10, most)]}
+        encoding = {
+            "x": field("depth:N", title="messages in the queue", sort=None, axis=names),
+            "y": field("queues:Q", title="queues", axis=axis(width, values=decades), scale=scale),
+            "y2": {"datum": 0.5},
+            "description": "told:N",
+        }
+        bars = marks(
+            values, "bar", encoding=encoding, color="var(--accent-soft)", stroke="var(--accent)", strokeWidth=1
         )
+        return bars | {"height": 180 if width == WIDE_PX else 150}
 
     queues = sum(bucket.queues for bucket in depths.buckets)
     return pictures(chart, label=f"Lengths of {number(queues)} queues; both scales are logarithmic")
@@ -163,8 +152,6 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
 
 def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
     """Return charts of what expires over time, in bytes and in messages, each wide and narrow; may be empty."""
-    import altair as alt
-
     if not timeline.points:
         return []
     start, hours = timeline.points[0].at_ms, timeline.span_ms / 3_600_000
@@ -180,19 +167,15 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
         for point in timeline.points
     ]
 
-    def chart(field: str, title: str, width: int) -> Any:
-        return (
-            chart_of(values)
-            .mark_bar(color="var(--accent)")
-            .encode(
-                x=alt.X("day:Q", title="days from the reading", axis=axis(width, count=7), scale=alt.Scale(nice=False)),
-                x2="end:Q",
-                y=alt.Y(f"{field}:Q", title=title, axis=axis(width, count=3), scale=alt.Scale(zero=True)),
-                y2=alt.datum(0),
-                description=f"told {field}:N",
-            )
-            .properties(width=width, height=120)
-        )
+    def chart(name: str, title: str, width: int) -> dict[str, Any]:
+        encoding = {
+            "x": _days_ahead(width),
+            "x2": "end",
+            "y": field(f"{name}:Q", title=title, axis=axis(width, count=3), scale={"zero": True}),
+            "y2": {"datum": 0},
+            "description": f"told {name}:N",
+        }
+        return marks(values, "bar", encoding=encoding, color="var(--accent)") | {"height": 120}
 
     messages = sum(point.messages for point in timeline.points)
     payload_bytes = sum(point.payload_bytes for point in timeline.points)
@@ -204,10 +187,12 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
     ]
 
 
+def _days_ahead(width: int) -> dict[str, Any]:
+    return field("day:Q", title="days from the reading", axis=axis(width, count=7), scale={"nice": False})
+
+
 def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
     """Return the chart of what is stored over time with and without cleanup, wide and narrow."""
-    import altair as alt
-
     if not timeline.points:
         return None
     start = timeline.points[0].at_ms
@@ -230,25 +215,28 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
     middle = len(timeline.points) // 2 * 2
     upper, lower = [values[middle]], [values[middle + 1]]
 
-    def chart(width: int) -> Any:
-        x = alt.X("day:Q", title="days from the reading", axis=axis(width, count=7), scale=alt.Scale(nice=False))
-        y = alt.Y("held:Q", title="MiB held", axis=axis(width, count=4), scale=alt.Scale(zero=True))
-        colour = alt.Color(
-            "who:N",
-            legend=None,
-            scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=["var(--bad)", "var(--good)"]),
-        )
+    def told_apart(width: int) -> dict[str, Any]:
+        scale = {"domain": ["without cleanup", "with cleanup"], "range": ["var(--bad)", "var(--good)"]}
+        return {
+            "x": _days_ahead(width),
+            "y": field("held:Q", title="MiB held", axis=axis(width, count=4), scale={"zero": True}),
+            "color": field("who:N", legend=None, scale=scale),
+        }
+
+    def chart(width: int) -> dict[str, Any]:
+        shared = told_apart(width)
         # The lines differ by their dashes, too, and are labelled.
-        dash = alt.StrokeDash(
-            "who:N", legend=None, scale=alt.Scale(domain=["without cleanup", "with cleanup"], range=[[6, 3], [1, 0]])
-        )
-        text, line = alt.Text("who:N"), alt.Description("line:N")
-        lines = chart_of(values).mark_line(interpolate="step-before", strokeWidth=2).encode(x, y, colour, dash, line)
-        above = chart_of(upper).mark_text(align="left", dy=-10, fontSize=12).encode(x, y, text, colour, line)
-        below = chart_of(lower).mark_text(align="right", dy=16, fontSize=12).encode(x, y, text, colour, line)
-        # Seen only where a pointer is.
-        points = chart_of(values).mark_point(filled=True, size=60, opacity=0).encode(x, y, colour, description="told:N")
-        return (lines + above + below + points).properties(width=width, height=160)
+        scale = {"domain": ["without cleanup", "with cleanup"], "range": [[6, 3], [1, 0]]}
+        dashed = shared | {"strokeDash": field("who:N", legend=None, scale=scale), "description": "line:N"}
+        named = shared | {"text": "who:N", "description": "line:N"}
+        layers = [
+            marks(values, "line", encoding=dashed, interpolate="step-before", strokeWidth=2),
+            marks(upper, "text", encoding=named, align="left", dy=-10, fontSize=12),
+            marks(lower, "text", encoding=named, align="right", dy=16, fontSize=12),
+            # Seen only where a pointer is.
+            marks(values, "point", encoding=shared | {"description": "told:N"}, filled=True, size=60, opacity=0),
+        ]
+        return {"layer": layers, "height": 160}
 
     return pictures(
         chart,
@@ -259,8 +247,6 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
 
 def memory_charts(memory: MemoryForecast) -> tuple[Markup, Markup] | None:
     """Return the chart of memory in use, its forecast and the limit, wide and narrow; ``None`` without a forecast."""
-    import altair as alt
-
     if memory.bytes_per_day is None or memory.low_per_day is None or memory.high_per_day is None:
         return None
     now = memory.measured[-1]
@@ -283,23 +269,25 @@ def memory_charts(memory: MemoryForecast) -> tuple[Markup, Markup] | None:
     ]
     limit = [{"limit": memory.limit_bytes / MEBIBYTE, "name": "maxmemory"}] if memory.limit_bytes else []
 
-    def chart(width: int) -> Any:
-        x = alt.X("day:Q", title="days from this run", axis=axis(width, count=7), scale=alt.Scale(nice=False))
-        y = alt.Y("used:Q", title="MiB in use", axis=axis(width, count=4), scale=alt.Scale(zero=True))
+    def chart(width: int) -> dict[str, Any]:
+        x = field("day:Q", title="days from this run", axis=axis(width, count=7), scale={"nice": False})
+        y = field("used:Q", title="MiB in use", axis=axis(width, count=4), scale={"zero": True})
+        band, place = {"x": x, "y": "low:Q", "y2": "high"}, {"x": x, "y": y}
         layers = [
-            chart_of(ahead).mark_area(color="var(--accent-soft)", opacity=0.7).encode(x=x, y="low:Q", y2="high:Q"),
-            chart_of(ahead).mark_line(color="var(--accent)", strokeDash=[5, 3]).encode(x=x, y=y),
-            chart_of(used).mark_line(color="var(--accent)").encode(x, y),
-            chart_of(used).mark_point(color="var(--accent)", filled=True, size=24).encode(x, y, description="told:N"),
+            marks(ahead, "area", encoding=band, color="var(--accent-soft)", opacity=0.7),
+            marks(ahead, "line", encoding=place, color="var(--accent)", strokeDash=[5, 3]),
+            marks(used, "line", encoding=place, color="var(--accent)"),
+            marks(
+                used, "point", encoding=place | {"description": "told:N"}, color="var(--accent)", filled=True, size=24
+            ),
         ]
         if limit:
-            layers.append(chart_of(limit).mark_rule(color="var(--bad)", strokeWidth=1.5).encode(y="limit:Q"))
-            layers.append(
-                chart_of(limit)
-                .mark_text(align="left", x=4, dy=12, fontSize=12, color="var(--bad)")
-                .encode(y="limit:Q", text="name:N")
-            )
-        return alt.layer(*layers).properties(width=width, height=200)
+            named = {"y": "limit:Q", "text": "name:N"}
+            layers += [
+                marks(limit, "rule", encoding={"y": "limit:Q"}, color="var(--bad)", strokeWidth=1.5),
+                marks(limit, "text", encoding=named, align="left", x=4, dy=12, fontSize=12, color="var(--bad)"),
+            ]
+        return {"layer": layers, "height": 200}
 
     return pictures(
         chart,
