@@ -186,6 +186,18 @@ def names(directory: Path, *, what: str) -> list[str]:
     return []
 
 
+def size_bytes(path: Path, *, what: str) -> int:
+    """Return the size of a file; in an object store, that of all files of a folder.
+
+    :param what: is kept there, in the plural.
+    """
+    if on_disk(path):
+        return path.stat().st_size
+    fs, key = store(path, what=what)
+    fs.invalidate_cache()
+    return int(_answered(fs, fs.du, key))
+
+
 def make_folder(directory: Path) -> None:
     """Make a folder on a disk; in an object store :func:`write_whole` makes the one that it needs."""
     if on_disk(directory):

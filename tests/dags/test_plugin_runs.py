@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,12 @@ from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.plugin.security import may_steer
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.cli import app
+from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.store import MaintenanceRuns, Runs, RunState, ShardProgress
+from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files, undo_path
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
@@ -235,6 +238,47 @@ def finished_run_has_no_button_that_does_nothing(
     assert ("queuekeeper run undo" in page) is not bool(words)
     assert "`" not in page
     assert re.sub("`([^`]+)`", r"<code>\1</code>", words) in page
+
+
+@pytest.fixture(params=["a disk", "an object store"])
+def undo_directory(request: pytest.FixtureRequest, own_home: Path) -> str:
+    if request.param == "a disk":
+        return str(own_home / "undo")
+    return f"s3://{request.getfixturevalue('bucket')}/undo"
+
+
+def test_page_of_a_run_shows_its_undo_files_and_until_when_they_are_kept(
+    control: Connection, named_postgres: str, own_home: Path, undo_directory: str
+) -> None:
+    settings = Settings(home=own_home, undo_dir=undo_directory)
+    stores = Stores(postgres_url=lambda: named_postgres)
+    browser = Browser(pages(settings=settings, guards=OPEN, stores=stores))
+    run_id, other = (planned(control, "expired_reference_cleanup", own_home / name) for name in ("one", "other"))
+    page = shown(browser, "expired_reference_cleanup", run_id)
+    assert f"run {run_id} has no undo file in {settings.undo}: it changed nothing, ran on another machine" in page
+
+    begun_ms = system_clock()
+    path = undo_path(settings.undo, run_id=run_id, shard="127.0.0.1:6379")
+    with UndoFile(path, {"kind": "expired_reference_cleanup"}) as file:
+        file.write([{"removed": "x" * 2_000}])
+    with UndoFile(undo_path(settings.undo, run_id=other, shard="all"), {"kind": "expired_reference_cleanup"}):
+        pass
+    page = shown(browser, "expired_reference_cleanup", run_id)
+
+    rows = re.findall(r"<code data-copy>(\S+)\.undo\.jsonl</code></th><td>(.*?)</td>(.*?)</tr>", page)
+    assert [(name, size) for name, size, _ in rows] == [(f"{run_id}.127.0.0.1_6379", "2.0 KiB")]
+    written, until = (
+        datetime.fromisoformat(found).timestamp() for found in re.findall(r'datetime="([^"]+)"', rows[0][2])
+    )
+    assert begun_ms <= round(written * 1_000) <= system_clock()
+    assert until - written == 7 * 86_400
+    removed = [
+        remove_old_undo_files(settings.undo, kind="expired_reference_cleanup", days=7, now_ms=round(now * 1_000))
+        for now in (until - 1, until + 1)
+    ]
+    assert [bool(each) for each in removed] == [False, True]
+    assert str(settings.undo) in page
+    assert f"queuekeeper run undo {run_id}</code>" in page
 
 
 @pytest.mark.parametrize("kind", KINDS)

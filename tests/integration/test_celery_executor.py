@@ -355,7 +355,9 @@ def test_change_that_a_killed_worker_has_begun_is_finished_by_another_one_and_ta
         lost = {payload: before[payload] for payload in payloads[::20]}
         assert references(redis) == {name: score for name, score in before.items() if name not in lost}
         demand_report(world, dag_id, run_id, client.returned(dag_id, run_id, "report"))
-        assert world.objects("undo")
+        kept = {name.split("/")[1] for name in world.objects("undo")}
+        page = world.page(f"/runs/{dag_id}/{cleanup}").text
+        assert {name for name in kept if f"<code data-copy>{name}</code>" in page} == kept != set()
 
         undone = subprocess.run(
             [sys.executable, "-m", "queuekeeper", "run", "undo", cleanup, "--yes", "--json"],

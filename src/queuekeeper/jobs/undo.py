@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
@@ -24,9 +25,9 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Any, Self
 
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.places import make_folder, names, on_disk, store, told, write_whole
+from queuekeeper.places import make_folder, names, on_disk, size_bytes, store, told, write_whole
 
 FORMAT = "queuekeeper-undo-1"
 PREVENTED = "prevented"
@@ -43,6 +44,22 @@ _AT_ONCE = 32
 
 _WHAT = "undo files"
 _ELSE = "or name another place by QUEUEKEEPER_UNDO_DIR"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptUndoFile:
+    """An undo file that is there.
+
+    :param written_ms: when it was last written to.
+    """
+
+    path: Path
+    size_bytes: int
+    written_ms: int
+
+    def kept_until_ms(self, *, days: int) -> int:
+        """Return when the file is so old that :func:`remove_old_undo_files` removes it."""
+        return self.written_ms + days * DAY_MS
 
 
 class UndoFile:
@@ -145,6 +162,22 @@ def undo_paths(directory: Path, *, run_id: str) -> list[Path]:
     return paths
 
 
+def kept_undo_files(directory: Path, *, run_id: str) -> list[KeptUndoFile]:
+    """Return the facts of a run's undo files.
+
+    :raises UsageError: as :func:`undo_paths`.
+    :raises RefusedError: when the folder cannot be read.
+    """
+    found = []
+    for path in undo_paths(directory, run_id=run_id):
+        written_ms = _place(path).written_ms()
+        if written_ms is not None:  # else another process has just removed it
+            with told(f"{path} cannot be measured", path, f"let this user read it, {_ELSE}"):
+                size = size_bytes(path, what=_WHAT)
+            found.append(KeptUndoFile(path=path, size_bytes=size, written_ms=int(written_ms)))
+    return found
+
+
 def undo_paths_of(directory: Path, *, kind: str) -> list[Path]:
     """Return the undo files of all runs of a kind."""
     return [path for path in _found(directory, f"*{_SUFFIX}") if _is_of(path, kind)]
@@ -165,7 +198,7 @@ def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int)
     for path in _found(directory, f"*{_SUFFIX}"):
         place = _place(path)
         written_ms = place.written_ms()
-        is_old = written_ms is not None and written_ms < now_ms - days * 86_400_000
+        is_old = written_ms is not None and written_ms < now_ms - days * DAY_MS
         if is_old and (_is_cut(path) or _is_of(path, kind)):
             place.remove()
             removed += 1

@@ -120,7 +120,7 @@ def pages(
     shown.explain_errors(app)
     app.include_router(overview.routes(shown, opened))
     app.include_router(migration.routes(shown, opened, asked, airflow, key))
-    app.include_router(steering.routes(shown, opened, asked, report_of))
+    app.include_router(steering.routes(shown, opened, asked, report_of, lambda: chosen.undo))
     app.include_router(queue.routes(shown, opened, asked, key, chosen.key_prefix))
     app.include_router(search.routes(shown, opened, chosen.key_prefix))
     app.include_router(partitions.routes(shown, opened))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
@@ -14,19 +15,24 @@ from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, check_id
 from queuekeeper.airflow.plugin.stores import Stores, panel, together
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.common import UndoRetention
 from queuekeeper.jobs.control import chosen, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, kind_of, kinds
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunProgress, Runs, RunState
+from queuekeeper.jobs.undo import kept_undo_files
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import number
 
 _LISTED = 50
 
 
-def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str], str | None]) -> APIRouter:
+def routes(
+    site: Site, stores: Stores, guards: Guards, report_of: Callable[[str], str | None], undo: Callable[[], Path]
+) -> APIRouter:
     """Return the routes of runs that can be paused, resumed and throttled.
 
     :param report_of: returns the name of the latest report of a run, if there is one.
+    :param undo: opens the folder of undo files.
     """
     router = APIRouter()
 
@@ -69,6 +75,8 @@ def routes(site: Site, stores: Stores, guards: Guards, report_of: Callable[[str]
             progress_words=progress_words(run, whole),
             rate=rate_words(run),
             report=panel(lambda: report_of(run_id)),
+            undo_files=panel(lambda: kept_undo_files(undo(), run_id=run_id)),
+            undo_days=UndoRetention().undo_retention_days,
         )
 
     @router.post("/runs/{kind}/{run_id}/throttle", dependencies=[Depends(guards.steer)])
