@@ -282,6 +282,10 @@ def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network, tm
         "A master of another version of Spark does so"
     )
     assert f"this driver has Spark {pyspark.__version__}" in said
+    assert (
+        driver.told[0]
+        == f"spark: waiting for the Spark master at {master} to accept this driver: 1 of at most 2 seconds\n"
+    )
 
 
 def test_an_executor_that_does_not_answer_is_reported_and_not_waited_for(

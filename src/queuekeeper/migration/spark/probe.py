@@ -26,7 +26,7 @@ _UNPACK_WAIT_S = 300.0
 """How much longer it may take where the driver sends archives, which are unpacked before the first task."""
 
 TELL_S = 10.0
-"""How often a wait for an executor prints how long it has lasted."""
+"""How often a wait for Spark prints how long it has lasted."""
 
 _POLL_S = 0.1
 
@@ -81,37 +81,47 @@ def probe_executor(
     _judge(found, place=place, spark_version=context.version)
 
 
+def waited(is_over: Callable[[], bool], *, what: str, longest_s: float) -> bool:
+    """Wait for Spark, and print every :data:`TELL_S` seconds how long that has lasted.
+
+    :param what: is waited for.
+    :param longest_s: how long to wait, in seconds.
+    :returns: whether it was over in time.
+    """
+    begun_s = told_s = time.monotonic()
+    while not is_over():
+        now_s = time.monotonic()
+        waited_s = now_s - begun_s
+        if waited_s > longest_s:
+            return False
+        if now_s - told_s >= TELL_S:
+            told_s = now_s
+            print(f"spark: waiting for {what}: {waited_s:.0f} of at most {longest_s:g} seconds", flush=True)
+        time.sleep(_POLL_S)
+    return True
+
+
 def _wait(
     answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float, answer_wait_s: float
 ) -> None:
-    begun_s = told_s = time.monotonic()
-    granted_s: float | None = None
-    while not answer.done():
-        now_s = time.monotonic()
-        if granted_s is None:
-            with suppress(Py4JError):  # Spark has stopped: the answer says why
-                granted_s = now_s if _executors(context) else None
-            if granted_s is None and now_s - begun_s > executor_wait_s:
-                raise ServerUnavailable(
-                    f"{place} granted no executor within {executor_wait_s:g} seconds: check on the master's page that "
-                    "workers are registered and have a free core and memory, that they have Spark "
-                    f"{context.version}, and that they may connect to this driver at {_driver(context)}; another "
-                    "address of this machine is set by SPARK_LOCAL_IP or spark.driver.host"
-                )
-        elif now_s - granted_s > answer_wait_s:
-            raise ServerUnavailable(
-                f"an executor of {place} has come, and did not answer within {answer_wait_s:g} seconds: check its "
-                f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
-                "spark.driver.blockManager.port)"
-            )
-        if now_s - told_s >= TELL_S:
-            told_s = now_s
-            if granted_s is None:
-                what, waited_s, longest_s = "an executor", now_s - begun_s, executor_wait_s
-            else:
-                what, waited_s, longest_s = "the first answer of an executor", now_s - granted_s, answer_wait_s
-            print(f"spark: waiting for {what} of {place}: {waited_s:.0f} of at most {longest_s:g} seconds", flush=True)
-        time.sleep(_POLL_S)
+    def is_granted() -> bool:
+        with suppress(Py4JError):  # Spark has stopped: the answer says why
+            return answer.done() or _executors(context) > 0
+        return False
+
+    if not waited(is_granted, what=f"an executor of {place}", longest_s=executor_wait_s):
+        raise ServerUnavailable(
+            f"{place} granted no executor within {executor_wait_s:g} seconds: check on the master's page that "
+            "workers are registered and have a free core and memory, that they have Spark "
+            f"{context.version}, and that they may connect to this driver at {_driver(context)}; another "
+            "address of this machine is set by SPARK_LOCAL_IP or spark.driver.host"
+        )
+    if not waited(answer.done, what=f"the first answer of an executor of {place}", longest_s=answer_wait_s):
+        raise ServerUnavailable(
+            f"an executor of {place} has come, and did not answer within {answer_wait_s:g} seconds: check its "
+            f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
+            "spark.driver.blockManager.port)"
+        )
 
 
 def _executors(context: SparkContext) -> int:

@@ -26,7 +26,14 @@ from queuekeeper.config import DRIVER_SETTINGS, SUPERVISOR_VARIABLE
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
 from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
-from queuekeeper.migration.spark.probe import ANSWER_WAIT_S, EXECUTOR_WAIT_S, asked, probe_executor, telling_line
+from queuekeeper.migration.spark.probe import (
+    ANSWER_WAIT_S,
+    EXECUTOR_WAIT_S,
+    asked,
+    probe_executor,
+    telling_line,
+    waited,
+)
 
 Session: TypeAlias = SparkSession
 """A started Spark, for callers that pass it on and do not import Spark."""
@@ -138,14 +145,14 @@ def _register(conf: SparkConf, *, master: str, wait_s: float) -> None:
     """
     SparkContext._ensure_initialized(conf=conf)
     accepted = asked(lambda: SparkContext.getOrCreate(SparkConf().setAll(conf.getAll())), name="spark-master")
-    try:
-        accepted.result(timeout=wait_s)
-    except TimeoutError:
-        what = f"has not accepted this driver's application within {wait_s:g} seconds"
-    except (Py4JError, OSError) as error:
-        what = f"has not accepted this driver's application: {telling_line(str(error))}"
-    else:
-        return
+    what = f"has not accepted this driver's application within {wait_s:g} seconds"
+    if waited(accepted.done, what=f"the Spark master at {master} to accept this driver", longest_s=wait_s):
+        try:
+            accepted.result()
+        except (Py4JError, OSError) as error:
+            what = f"has not accepted this driver's application: {telling_line(str(error))}"
+        else:
+            return
     raise ServerUnavailable(
         f"the Spark master at {master} {what}. A master of another version of Spark does so, and a standby: this "
         f"driver has Spark {pyspark.__version__}; compare it with the master's page, and give all machines the same "
