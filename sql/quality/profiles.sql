@@ -34,6 +34,30 @@ LIMIT %(maximum)s;
 DELETE FROM queuekeeper.profiles
 WHERE profile_id = %(profile_id)s;
 
+-- name: hold_profile
+-- Let others see, as long as this session lasts, that the driver of a profile lives.
+-- params: profile_id
+-- rows: one: (held), void
+-- index: none
+SELECT pg_advisory_lock_shared(hashtextextended('queuekeeper.profile/' || %(profile_id)s::text, 0)) AS held;
+
+-- name: delete_abandoned_profiles
+-- Delete what is unfinished of a target's profiles whose drivers have ended.
+-- params: profile_id, target; profile_id is left alone
+-- rows: none
+-- index: profiles_pkey, queue_profiles_pkey, cohort_profiles_pkey, expiry_hours_pkey
+WITH unfinished AS MATERIALIZED (
+    SELECT profile_id
+    FROM queuekeeper.profiles
+    WHERE finished_at IS NULL AND target = %(target)s AND profile_id <> %(profile_id)s
+)
+
+DELETE FROM queuekeeper.profiles
+USING unfinished
+WHERE
+    profiles.profile_id = unfinished.profile_id
+    AND pg_try_advisory_xact_lock(hashtextextended('queuekeeper.profile/' || unfinished.profile_id, 0));
+
 -- name: load_queue_profiles
 -- Load the rows of queues.
 -- params: none; rows follow as CSV in the order of the columns

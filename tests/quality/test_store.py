@@ -12,6 +12,7 @@ from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.tables import ProfileTables
 from tests.quality_rows import NOW, hash_of, queue, save_expiry_hours, save_profile
 
@@ -144,6 +145,29 @@ def test_rows_of_queues_are_kept_for_each_server_prefix_and_sample_by_itself(
 
     found = QualityStore(connection).profiles(list(kinds))
     assert [profile.profile_id for profile in found if profile.is_forgotten] == ["older"]
+
+
+def test_a_profile_deletes_what_killed_ones_have_left_of_the_same_store_and_no_profile_that_is_at_work(
+    connection: Connection, postgres_url: str
+) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "finished": {}, "killed": {"finished_at": None}, "of another": {"finished_at": None, "target": "two:6379/0"},
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        save_profile(postgres_url, queue("a"), profile_id=name, **{"target": "one:6379/0"} | kind)
+
+    def begun(at: Connection, profile_id: str) -> set[str]:
+        ProfileTables(at).begin(
+            profile_id, store="redis", target="one:6379/0", parameters=ProfileParameters(), cohorts=[0], as_of_ms=0
+        )
+        return {name for (name,) in connection.execute("SELECT profile_id FROM queuekeeper.profiles")}
+
+    with connect(postgres_url, autocommit=True) as driver:
+        left = {"finished", "of another"}
+        assert begun(driver, "at work") == left | {"at work"}
+        assert begun(connection, "beside it") == left | {"at work", "beside it"}
+    found = connection.execute("SELECT DISTINCT profile_id FROM queuekeeper.queue_profiles").fetchall()
+    assert {name for (name,) in found} == left
 
 
 def test_profiles_come_in_the_order_asked_for_and_the_newest_is_the_newest_complete_one(

@@ -71,7 +71,8 @@ class Totals:
 class ProfileTables:
     """Writes profiles; every method is one transaction.
 
-    :param connection: connection with ``autocommit``, so that other sessions see a profile when it begins.
+    :param connection: connection with ``autocommit``, so that other sessions see a profile when it begins. The one that
+        begins a profile stays open until the end, since a profile without it counts as abandoned.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -87,7 +88,9 @@ class ProfileTables:
         cohorts: Sequence[int],
         as_of_ms: int,
     ) -> None:
-        """Record the start of a profile; an earlier profile of the same id is deleted first.
+        """Record the start of a profile.
+
+        An earlier profile of the same id is deleted first, and profiles of the target that ended before their time.
 
         :param target: address and prefix of keys, without a password.
         """
@@ -106,7 +109,9 @@ class ProfileTables:
             "as_of_ms": as_of_ms,
         }
         with translated_errors(self._connection), self._connection.transaction():
-            self._connection.execute(statement("quality/delete_profile"), {"profile_id": profile_id})
+            self._connection.execute(statement("quality/hold_profile"), values)
+            self._connection.execute(statement("quality/delete_abandoned_profiles"), values)
+            self._connection.execute(statement("quality/delete_profile"), values)
             self._connection.execute(statement("quality/save_profile"), values)
 
     def replace_queues(self, profile_id: str, cohorts: Sequence[int], batches: Iterable[pa.RecordBatch]) -> None:
