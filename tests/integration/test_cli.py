@@ -425,7 +425,9 @@ def test_a_migration_from_sample_to_undo(
     plan = as_json("migrate", "plan", "--quarantine-cap", "0.5", *servers)
     assert plan["totals"]["messages"] == sample["messages"]
 
-    fails("migrate", "copy", plan["plan_id"], *servers, code=4, words="is not approved: .* repeat .* with --yes")
+    fails(
+        "migrate", "copy", plan["plan_id"], *servers, code=4, words="Copy .* messages to Redis. .* repeat .* with --yes"
+    )
     copied = process("migrate", "copy", plan["plan_id"], *servers, "--yes", "--json", home=tmp_path)
     assert copied.returncode == 0, copied.stderr
     assert json.loads(copied.stdout)["messages_written"] > 0

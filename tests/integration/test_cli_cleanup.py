@@ -89,7 +89,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
     fails("plan", "--key-prefix", "{", code=2, words="it must be text of at most 200 characters without a brace")
     run_id = as_json("plan", "--shares", "2")["maintenance_run_id"]
     before = world.contents()
-    fails("apply", run_id, code=4, words="is not approved: 10 references .* repeat the command with --yes")
+    fails("apply", run_id, code=4, words="References and messages to be removed: 10; .* repeat the command with --yes")
     fails("apply", run_id, "--yes", "--share", "x:1", code=2, words="has no share 'x:1'")
     fails("apply", run_id, "--yes", "--shard", "x:1", code=2, words="has no share 'x:1'")
     fails("apply", "0123", "--yes", code=2, words=f"no maintenance run '0123' in this database: .* {run_id}")

@@ -218,7 +218,7 @@ def test_bad_input_is_refused_before_anything_is_done(servers: Faulty, tmp_path:
         C,
         *servers.options,
         code=4,
-        words="repair_ttl: 2 changes to be made in Redis. Go on? Nobody can be asked here",
+        words="repair_ttl: 2 changes to be made in Redis. Go on. Nobody can be asked here",
     )
     fails("undo", str(tmp_path / "none"), *servers.options[:2], code=2, words="cannot be read: No such file")
     taken = tmp_path / "taken"

@@ -162,7 +162,9 @@ def test_cleanup_and_repair_do_what_a_person_approves_and_nothing_that_one_rejec
             runs = {dag_id: client.trigger(dag_id, conf=conf) for dag_id, conf in wishes.items()}
             subjects = {dag_id: asked(dag_id, client, run_id)["subject"] for dag_id, run_id in runs.items()}
             assert subjects == {
-                "expired_reference_cleanup": "1 change to be made to keys and references in Redis. Go on?",
+                "expired_reference_cleanup": (
+                    "References and messages to be removed: 0; keys to be given an expiry: 1. Clean?"
+                ),
                 "session_repair": "repair_counter: 1 change to be made in Redis. Go on?",
             }
             assert (redis.zcard(keys.messages), redis.get(keys.last_packet_id)) == (3, b"2")

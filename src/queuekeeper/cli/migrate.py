@@ -99,11 +99,9 @@ def copy(
     source, target = context.reachable(call.postgres_url, call.redis_url)
     planned = call.ledger.load_plan(plan_id)
     planned.check_from_postgres(instead=f"queuekeeper online catch-up {plan_id}")
-    total = planned.total_of(planned.choose(parameters.cohorts), "to_copy")
-    question = (
-        f"Plan {plan_id} is not approved: {number_of(total, 'message')} will be copied to Redis. Approve and copy?"
-    )
-    agree(call, call.ledger, plan_id, question)
+    chosen = planned.choose(parameters.cohorts)
+    total = planned.total_of(chosen, "to_copy")
+    agree(call, call.ledger, plan_id, planned.question(chosen))
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.offline.copy import copy_sessions
 

@@ -21,7 +21,6 @@ from queuekeeper.migration.ledger.parameters import CopyGroups
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import facts
-from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -45,8 +44,7 @@ class SummarisePlanOperator(StoresOperator):
         with self.redis_hook.connect() as client:
             markdown = summarise(plan, facts(client))
         self.log.info("Plan %s in short:\n%s", plan.plan_id, markdown)
-        question = f"Copy {number_of(plan.total('to_copy'), 'message')} to Redis?"
-        return brief(plan) | {"question": question, "markdown": markdown}
+        return brief(plan) | {"question": plan.question(plan.chosen), "markdown": markdown}
 
 
 class CheckApprovalOperator(AnswerOperator):

@@ -65,7 +65,6 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
         about="expired references",
         command="cleanup plan",
         go_on="cleanup apply {run_id}",
-        question="{count:change} to be made to keys and references in Redis. Go on?",
         planned="{count:change} to be made to keys and references, nothing was written",
         left="done; {count:,} more to clean since then",
         clean="clean: a second look finds nothing to do",
@@ -123,8 +122,8 @@ class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
     def question(cls, run_id: str, plan: CleanupPlan) -> str:
         """Return the question that a person is asked before anything changes."""
         return (
-            f"Run {run_id} is not approved: {plan.counts.removed:,} references and messages will be removed and "
-            f"{number_of(plan.counts.repaired, 'key')} be given an expiry. Approve and clean?"
+            f"References and messages to be removed: {plan.counts.removed:,}; keys to be given an expiry: "
+            f"{plan.counts.repaired:,}. Clean?"
         )
 
     @classmethod

@@ -175,6 +175,10 @@ class MigrationPlan:
         wanted = set(cohorts)
         return sum(getattr(cohort, name) for cohort in self.cohorts if cohort.cohort in wanted)
 
+    def question(self, cohorts: Iterable[int]) -> str:
+        """Return what a person is asked before some cohorts are copied."""
+        return f"Copy {number_of(self.total_of(cohorts, 'to_copy'), 'message')} to Redis?"
+
     def choose(self, cohorts: str = "") -> list[int]:
         """Return the numbers of the cohorts to work on.
 
