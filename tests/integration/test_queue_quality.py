@@ -163,7 +163,7 @@ def test_cleanup_and_repair_do_what_a_person_approves_and_nothing_that_one_rejec
             subjects = {dag_id: asked(dag_id, client, run_id)["subject"] for dag_id, run_id in runs.items()}
             assert subjects == {
                 "expired_reference_cleanup": (
-                    "References and messages to be removed: 0; keys to be given an expiry: 1. Clean?"
+                    "References and messages to be removed: 1; keys to be given an expiry: 0. Clean?"
                 ),
                 "session_repair": "repair_counter: 1 change to be made in Redis. Go on?",
             }
