@@ -1239,6 +1239,29 @@ def test_worker_that_is_cancelled_ends_though_its_handler_is_at_work(valkey_url:
     run(valkey_url, test)
 
 
+@pytest.mark.parametrize(("grace_s", "acked"), [(0.05, 0), (60.0, 1)])
+def test_stopped_worker_waits_for_its_handler_for_a_time_of_grace(valkey_url: str, grace_s: float, acked: int) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(2))
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def show(_: CompactedMessage) -> None:
+            begun.set()
+            await may_end.wait()
+
+        worker = CompactedWorker(queues, "a", show, grace_s=grace_s)
+        working = asyncio.create_task(worker.run())
+        await begun.wait()
+        worker.stop()
+        if acked:
+            may_end.set()
+        await working
+        view = await queues.inspect("a")
+        assert (view.acked, view.session) == (acked, None)
+
+    run(valkey_url, test)
+
+
 def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(valkey_url: str) -> None:
     async def test(queues: WatchedQueues) -> None:
         await queues.append("a", entries(2))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from queuekeeper.checks import check_integer, checked
+from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import HANDLER_BACKOFF, SERVER_BACKOFF, Backoff
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer
 from queuekeeper.compacted.consumption import ConsumerRules
@@ -26,6 +26,13 @@ Work: TypeAlias = Callable[[CompactedMessage], Any]
 awaitable that it returns is awaited. An exception means that the work has failed."""
 
 _log = logging.getLogger(__name__)
+
+
+GRACE_S = 30.0
+
+
+class _GraceIsOver(Exception):
+    """A handler has not ended in time after a stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +112,8 @@ class CompactedWorker:
     :param rules: rules of the consumer; by default without ``takeover``. ``start`` applies only to the first
         subscription of the worker.
     :param middleware: called around the work, see :class:`~queuekeeper.compacted.handlers.Middleware`.
+    :param grace_s: time in seconds that a stop waits for a running handler, 30 by default. Then a coroutine is
+        cancelled, and a thread is left to itself; the message is not acknowledged, and comes again.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -117,7 +126,11 @@ class CompactedWorker:
         *,
         rules: ConsumerRules | None = None,
         middleware: Sequence[Middleware] = (),
+        grace_s: float = GRACE_S,
     ) -> None:
+        check_seconds("grace_s", grace_s, least=0)
+        self._grace_s = grace_s
+        self._running: asyncio.Timeout | None = None
         self._queues = queues
         self._client_id = client_id
         found = service.handler_of(Handler, work)
@@ -133,8 +146,14 @@ class CompactedWorker:
         self._has_answered = False
 
     def stop(self) -> None:
-        """End after the work on the present message; call it in the event loop."""
-        self._stopped.set()
+        """End after the work on the present message, or when its time of grace is up; call it in the event loop."""
+        if not self._stopped.is_set():
+            self._stopped.set()
+            self._limit_work()
+
+    def _limit_work(self) -> None:
+        if self._running is not None:
+            self._running.reschedule(asyncio.get_running_loop().time() + self._grace_s)
 
     async def run(self) -> None:
         """Work until :meth:`stop` or, in the main thread, the first SIGTERM or Ctrl-C.
@@ -186,11 +205,17 @@ class CompactedWorker:
         attempt = 0
         while True:
             try:
-                await self._do(message)
-            except (Exception, asyncio.CancelledError):
+                await self._attempt(message)
+            except (Exception, asyncio.CancelledError) as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
+                if isinstance(error, _GraceIsOver):
+                    _log.warning(
+                        "message %d of the queue of %r: its handler has not ended within %g s after the stop",
+                        *(message.sequence, self._client_id, self._grace_s),
+                    )
+                    return False
                 attempt += 1
                 pause_s = self._retry_rules.delay_s(attempt)
                 _log.warning(
@@ -203,6 +228,22 @@ class CompactedWorker:
                     return False
             else:
                 return True
+
+    async def _attempt(self, message: CompactedMessage) -> None:
+        """Call the handler, within the time of grace once the worker is stopped."""
+        running = asyncio.timeout(None)
+        try:
+            async with running:
+                self._running = running
+                if self._stopped.is_set():
+                    self._limit_work()
+                await self._do(message)
+        except TimeoutError as error:
+            if running.expired():
+                raise _GraceIsOver from error
+            raise
+        finally:
+            self._running = None
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
