@@ -44,25 +44,24 @@ MAX_PENDING = 10_000
 """Parts that may wait to be stored, unless a program says otherwise."""
 
 P = TypeVar("P", bound=Promise)
-_Waiting: TypeAlias = "deque[tuple[T, asyncio.Future[R]]]"
+_Waiting: TypeAlias = "deque[tuple[T, asyncio.Future[R], int]]"
 
 
-def take_batch(
-    waiting: deque[tuple[T, P]], *, size: Callable[[T], int], most: int, most_bytes: int
-) -> list[tuple[T, P]]:
+def take_batch(waiting: deque[tuple[T, P, int]], *, most: int, most_bytes: int) -> list[tuple[T, P, int]]:
     """Take the next batch of what waits; parts whose callers were cancelled are left out.
 
+    :param waiting: parts, each with the promise of its result and its size in bytes, which was counted once.
     :param most_bytes: of a batch; a larger part goes alone.
     """
-    batch: list[tuple[T, P]] = []
+    batch: list[tuple[T, P, int]] = []
     filled = 0
     while waiting and len(batch) < most:
-        part, promise = waiting[0]
-        if not promise.done():
-            filled += size(part)
+        entry = waiting[0]
+        if not entry[1].done():
+            filled += entry[2]
             if batch and filled > most_bytes:
                 break
-            batch.append((part, promise))
+            batch.append(entry)
         waiting.popleft()
     return batch
 
@@ -91,10 +90,10 @@ class _Bounded(Generic[T]):
         if self._closed:
             raise RefusedError("the producer is closed: it takes nothing more")
 
-    def _take(self, waiting: deque[tuple[T, P]]) -> list[tuple[T, P]]:
-        return take_batch(waiting, size=self._size, most=self._most, most_bytes=self._most_bytes)
+    def _take(self, waiting: deque[tuple[T, P, int]]) -> list[tuple[T, P, int]]:
+        return take_batch(waiting, most=self._most, most_bytes=self._most_bytes)
 
-    def _lingers(self, waiting: deque[tuple[T, P]]) -> bool:
+    def _lingers(self, waiting: deque[tuple[T, P, int]]) -> bool:
         """Tell whether what waits may wait for company."""
         return not (self._closed or self._hurries or len(waiting) >= self._most)
 
@@ -171,14 +170,14 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(queue)
         if waiting is None:
-            self._waiting[queue] = deque([(part, future)])
+            self._waiting[queue] = deque([(part, future, self._size(part))])
             task = asyncio.get_running_loop().create_task(self._empty(queue))
             self._tasks.add(task)
             self._users.enter()
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(self._users.leave)
         else:
-            waiting.append((part, future))
+            waiting.append((part, future, self._size(part)))
             if len(waiting) >= self._most:
                 self._wake.set()
         return future
@@ -215,7 +214,7 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
         finally:
             del self._waiting[queue]
             self._hurries = self._hurries and bool(self._waiting)
-            for _, future in waiting:
+            for _, future, _ in waiting:
                 future.cancel()
 
     async def _linger(self, waiting: _Waiting[T, R]) -> None:
@@ -227,17 +226,17 @@ class Batches(_Bounded[T], Generic[Q, T, R]):
                     self._wake.clear()
                     await self._wake.wait()
 
-    async def _send(self, queue: Q, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _send(self, queue: Q, batch: list[tuple[T, asyncio.Future[R], int]]) -> None:
         results: Sequence[R | Exception]
         try:
-            results = await self._store(queue, [part for part, _ in batch])
+            results = await self._store(queue, [part for part, _, _ in batch])
         except Exception as error:
             results = [error] * len(batch)
         except BaseException:
-            for _, future in batch:
+            for _, future, _ in batch:
                 future.cancel()
             raise
-        settle_batch((future for _, future in batch), results)
+        settle_batch((future for _, future, _ in batch), results)
 
 
 class ThreadBatches(_Bounded[T], Generic[T, R]):
@@ -267,7 +266,7 @@ class ThreadBatches(_Bounded[T], Generic[T, R]):
         self._store = store
         self._max_pending = max_pending
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[T, concurrent.futures.Future[R]]] = deque()
+        self._waiting: deque[tuple[T, concurrent.futures.Future[R], int]] = deque()
         self._pending = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -281,7 +280,7 @@ class ThreadBatches(_Bounded[T], Generic[T, R]):
             self._changed.wait_for(lambda: self._closed or self._pending < self._max_pending)
             self.check_open()
             future: concurrent.futures.Future[R] = concurrent.futures.Future()
-            self._waiting.append((part, future))
+            self._waiting.append((part, future, self._size(part)))
             self._pending += 1
             self._changed.notify_all()
         return future
@@ -311,17 +310,16 @@ class ThreadBatches(_Bounded[T], Generic[T, R]):
                     if left_s <= 0 or not self._changed.wait(left_s):
                         break
                 before = len(self._waiting)
-                batch = self._take(self._waiting)
                 # From here on nobody can take a part back.
-                batch = [(part, future) for part, future in batch if future.set_running_or_notify_cancel()]
+                batch = [entry for entry in self._take(self._waiting) if entry[1].set_running_or_notify_cancel()]
                 taken = before - len(self._waiting)
                 self._hurries = self._hurries and bool(self._waiting)
             results: Sequence[R | Exception]
             try:
-                results = self._store([part for part, _ in batch]) if batch else []
+                results = self._store([part for part, _, _ in batch]) if batch else []
             except Exception as error:
                 results = [error] * len(batch)
-            settle_batch((future for _, future in batch), results)
+            settle_batch((future for _, future, _ in batch), results)
             with self._changed:
                 self._pending -= taken
                 self._changed.notify_all()

@@ -30,7 +30,7 @@ def test_what_is_no_message_is_refused_where_the_save_is_made() -> None:
 @pytest.mark.parametrize(("sizes", "together", "largest"), [((5,), 5, 5), ((2, 7, 0), 9, 7)])
 def test_bytes_are_counted_where_the_save_is_made(sizes: tuple[int, ...], together: int, largest: int) -> None:
     messages = tuple(new(bytes(size)) for size in sizes)
-    checked = SessionSave.checked(client_id="a", messages=messages, source=None, offset=None)
+    checked = SessionSave.checked(client_id="a", messages=messages, sizes_bytes=sizes, source=None, offset=None)
     made = SessionSave(client_id="a", messages=messages)
     assert made == checked
     for save in (made, checked):
@@ -42,12 +42,13 @@ def test_router_checks_the_messages_of_a_writer_once_and_its_source() -> None:
     too_large, long = new(bytes(11)), "s" * 70_000
     with pytest.raises(UsageError, match="a payload for 'a' has 11 bytes"):
         router.check_payload("a", too_large)
+    assert router.check_payload("a", new(bytes(10))) == 10
     with pytest.raises(UsageError, match="must be a NewMessage"):
         router.check_payload("a", cast("Any", b"y"))
 
-    of_writer = SessionSave.checked(client_id="a", messages=(too_large,), source=None, offset=None)
+    of_writer = SessionSave.checked(client_id="a", messages=(too_large,), sizes_bytes=(11,), source=None, offset=None)
     of_caller = SessionSave(client_id="a", messages=(too_large,))
-    with_source = SessionSave.checked(client_id="a", messages=(new(b"x"),), source=long, offset=1)
+    with_source = SessionSave.checked(client_id="a", messages=(new(b"x"),), sizes_bytes=(1,), source=long, offset=1)
 
     assert type(next(router.save_messages([of_writer]))) is AtPostgres
     with pytest.raises(UsageError, match="a payload for 'a' has 11 bytes"):

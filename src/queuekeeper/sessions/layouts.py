@@ -270,13 +270,16 @@ class LayoutOperations(FetchOperations, Generic[S, K]):
         epoch = None if self._epoch_of is None else self._epoch_of(client_id)
         return "" if epoch is None else epoch
 
-    def check_payload(self, client_id: str, message: NewMessage) -> None:
-        """Refuse a value that is not a message, or is larger than the rules allow.
+    def check_payload(self, client_id: str, message: NewMessage) -> int:
+        """Return a message's size in bytes; refuse what is not a message, or is larger than the rules allow.
 
         :raises UsageError: naming size and limit.
         """
-        if type(message) is not NewMessage or len(message.payload) > self._rules.max_payload_bytes:
-            self._rules.check_size(SessionSave(client_id=client_id, messages=(message,)))
+        if type(message) is not NewMessage or (size_bytes := len(message.payload)) > self._rules.max_payload_bytes:
+            save = SessionSave(client_id=client_id, messages=(message,))
+            self._rules.check_size(save)
+            return save.payload_bytes
+        return size_bytes
 
     @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:

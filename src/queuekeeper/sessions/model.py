@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
@@ -155,22 +155,27 @@ class SessionSave:
     largest_bytes: int = field(init=False, repr=False, compare=False)
     is_checked: bool = field(default=False, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        check_save(self)
-        self._count()
-
     @classmethod
     def checked(
-        cls, *, client_id: str, messages: tuple[NewMessage, ...], source: str | None, offset: int | None
+        cls,
+        *,
+        client_id: str,
+        messages: tuple[NewMessage, ...],
+        sizes_bytes: Sequence[int],
+        source: str | None,
+        offset: int | None,
     ) -> Self:
-        """Return a batch of messages that the caller has already checked one by one; they are not checked again."""
+        """Return a batch of messages that the caller has checked and measured one by one; neither is done again."""
         save = cls.__new__(cls)
-        fields = {"client_id": client_id, "messages": messages, "source": source, "offset": offset, "is_checked": True}
+        fields = {
+            "client_id": client_id, "messages": messages, "source": source, "offset": offset, "is_checked": True,
+            "payload_bytes": sum(sizes_bytes), "largest_bytes": max(sizes_bytes),
+        }  # fmt: skip
         object.__setattr__(save, "__dict__", fields)
-        save._count()
         return save
 
-    def _count(self) -> None:
+    def __post_init__(self) -> None:
+        check_save(self)
         payload_bytes = largest_bytes = 0
         for message in self.messages:
             if type(message) is not NewMessage:

@@ -58,7 +58,8 @@ class MessageRefused(RefusedError):
         self.refusal = refusal
 
 
-_Waiting: TypeAlias = "deque[tuple[NewMessage, asyncio.Future[Stored]]]"
+_Waiting: TypeAlias = "deque[tuple[NewMessage, asyncio.Future[Stored], int]]"
+"""Messages, each with what its caller waits for and its size in bytes."""
 
 
 class _Batch(NamedTuple):
@@ -126,7 +127,7 @@ class SessionWriter(AsyncClosing):
         if self._closed:
             raise RefusedError("the writer is closed: it takes no more messages")
         check_client_id(client_id)
-        self._store.operations.check_payload(client_id, message)
+        size_bytes = self._store.operations.check_payload(client_id, message)
         self._users.enter()
         try:
             await self._room.acquire()
@@ -135,9 +136,9 @@ class SessionWriter(AsyncClosing):
                 waiting = self._held if client_id in self._under_way else self._ready
                 found = waiting.get(client_id)
                 if found is None:
-                    waiting[client_id] = deque([(message, future)])
+                    waiting[client_id] = deque([(message, future, size_bytes)])
                 else:
-                    found.append((message, future))
+                    found.append((message, future, size_bytes))
                 if not self._starts_soon:
                     self._start_soon()
                 return await future
@@ -150,7 +151,7 @@ class SessionWriter(AsyncClosing):
         """Wait until all messages accepted so far are stored or have failed; each call of ``save`` has the result."""
         futures = [future for batch in self._under_way.values() for future in batch.futures]
         for waiting in (self._ready, self._held):
-            futures += (future for messages in waiting.values() for _, future in messages)
+            futures += (future for messages in waiting.values() for _, future, _ in messages)
         if futures:
             await asyncio.wait(futures)
 
@@ -177,7 +178,7 @@ class SessionWriter(AsyncClosing):
         batches: list[_Batch] = []
         for _ in range(min(SESSIONS_PER_FLUSH, len(self._ready))):
             client_id, waiting = self._ready.popitem(last=False)
-            taken = take_batch(waiting, size=_size, most=MESSAGES_PER_SAVE, most_bytes=BYTES_PER_SAVE)
+            taken = take_batch(waiting, most=MESSAGES_PER_SAVE, most_bytes=BYTES_PER_SAVE)
             if not taken:
                 continue
             if waiting:
@@ -186,8 +187,10 @@ class SessionWriter(AsyncClosing):
             if self._source is not None:
                 offset = self._offset
                 self._offset += 1
-            messages, futures = zip(*taken, strict=True)
-            save = SessionSave.checked(client_id=client_id, messages=messages, source=self._source, offset=offset)
+            messages, futures, sizes = zip(*taken, strict=True)
+            save = SessionSave.checked(
+                client_id=client_id, messages=messages, sizes_bytes=sizes, source=self._source, offset=offset
+            )
             batch = self._under_way[client_id] = _Batch(save, futures)
             batches.append(batch)
         return batches
@@ -271,7 +274,3 @@ class SessionWriter(AsyncClosing):
             held = self._held.pop(client_id, None)
             if held is not None:
                 self._ready[client_id] = held
-
-
-def _size(message: NewMessage) -> int:
-    return len(message.payload)

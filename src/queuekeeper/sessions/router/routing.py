@@ -84,13 +84,20 @@ class RouterOperations(FindingOperations, FetchOperations):
             yield from self._save_part(saves, part, reports, failed)
         return [reports[index] for index in range(len(saves))]
 
-    def check_payload(self, client_id: str, message: NewMessage) -> None:
-        """Refuse a value that is not a message, is larger than the rules allow, or that one of the stores cannot hold.
+    def check_payload(self, client_id: str, message: NewMessage) -> int:
+        """Return a message's size in bytes; refuse what is not a message or is larger than the rules allow.
 
-        :raises UsageError: naming the value.
+        :raises UsageError: also for a message that one of the stores cannot hold; it names the value.
         """
-        form = SessionSave.checked if type(message) is NewMessage else SessionSave
-        self._check_save(form(client_id=client_id, messages=(message,), source=None, offset=None))
+        if type(message) is not NewMessage:
+            SessionSave(client_id=client_id, messages=(message,))
+        size_bytes = len(message.payload)
+        self._check_save(
+            SessionSave.checked(
+                client_id=client_id, messages=(message,), sizes_bytes=(size_bytes,), source=None, offset=None
+            )
+        )
+        return size_bytes
 
     def _check_save(self, save: SessionSave) -> None:
         messages = save.messages
