@@ -143,7 +143,7 @@ redis.call('SET', key, ARGV[3], 'NX', 'PXAT', ARGV[2])
 redis.call('ZADD', messages_key, serial, key)
 redis.call('ZCARD', messages_key)
 redis.call('HSET', session_key, 'last_serial', serial, 'saved_last_packet_id', packet_id)
-return 'saved:' .. serial .. ':1:'
+return serial .. ':1:'
 """
 
 
@@ -700,8 +700,8 @@ def save_calls(
 def saved_reply(call: lua.Call) -> bytes | int:
     """Return the reply to a save, with the packet ids that the caller expects."""
     if call.script.name != "packed/save_messages":
-        return b"saved:1:1:"
-    _, _, _, _, _, expected, _ = struct.unpack(">7d", cast(bytes, call.args[0]))
+        return b"1:1:"
+    *_, expected, _ = struct.unpack(">7d", cast(bytes, call.args[0]))
     return 0 if expected else b"0:1:1:0:0:"
 
 

@@ -14,7 +14,7 @@ ARGV
     [7+] entries         four per entry: key, record, 1 for a tombstone or else 0, expected_sequence that the key has
                          before this call (0: the key is not there, empty: whatever it has)
 Returns
-    "first_sequence live evicted evicted_unacked is_consumed is_first replaced ..."  numbers in one text, as a list
+    "first_sequence live evicted evicted_unacked is_consumed is_first *replaced"  numbers in one text, as a list
                          costs more than most commands in here: sequence of the first entry, from which the others
                          count up; keys now; entries that were evicted to make room, and how many of them were not
                          acknowledged; 1 while a consumer's lease runs; 1 when nothing was appended to this queue

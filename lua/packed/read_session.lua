@@ -7,10 +7,11 @@ KEYS
 ARGV
     none
 Returns
-    {now_ms, fields, state, *values}  the server's time; fields of the hash; state as includes/packed_format describes
-                  it, empty for none; owner, epoch, import, plan, references and imported_last_packet_id, empty for
-                  none; whether the session was used since its import, and whether that is noted: 1, or empty; with a
-                  mirror also mirror, outbox, outbox_version and outbox_ms
+    {now_ms, fields, state, owner, epoch, progress, plan, references, imported_last_packet_id, is_used, is_noted_used,
+     *mirrors(mirror, outbox, outbox_version, outbox_ms)}
+                  the server's time; fields of the hash; state as includes/packed_format describes it, empty for none;
+                  fields of the session, progress that of its import, empty for none; whether the session was used since
+                  its import, and whether that is noted: 1, or empty; with a mirror one row of its fields
 Errors
     INVALID  1 key and no arguments are expected
 Cost

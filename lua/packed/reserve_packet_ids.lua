@@ -8,8 +8,8 @@ ARGV
     [1]  epoch    of the session as the caller knows it; empty: the caller does not know owners
     [2]  count    packet ids to reserve
     [3]  keep_ms  shortest time for which the session is kept from now on; empty: for ever
-    [4]  given    empty, or "last:ids:next_ids:free" after a conflict: state that the caller has seen, packet ids given
-                  out after this call, and up to which number all following ones are free
+    [4]  given    empty, or after a conflict given as "last:ids:next_ids:free": state that the caller has seen, packet
+                  ids given out after this call, and up to which number all following ones are free
 Returns
     {"reserved", first_packet_id}  this one and those that follow it, or those that the caller has found
     {"conflict"}  a packet id may be in use, or the state is not the one that the caller has seen; nothing was written

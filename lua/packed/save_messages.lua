@@ -5,20 +5,21 @@ Purpose
 KEYS
     [1]  session   the session
 ARGV
-    [1]  heading  7 big-endian doubles: expiry of the key, 0 for never; earliest expiry of a message; bytes of the
-                  largest record; 1 if a message expires within an hour by the caller's clock, then the server's clock
-                  decides; messages that may stay; packet id in the first message, from which on they count up, 0 if the
-                  caller knows none; 1 if the next value is more
-    [2+] values   first, if the heading says so, more as 6 doubles: messages that the caller refused for their expiry
-                  interval, and that it found expired, to be counted; number of this call within its batch, from 0;
-                  epoch of the session as the caller knows it, -1 if the caller does not know owners; offset, the number
-                  of the batch, which grows, -1 without a source; 1 if there is given. With an offset, source: and the
-                  name of what numbers the batches, in any bytes. After a conflict, given as
-                  "last:ids:next_ids:free:packet_ids:replaced": state that the caller has seen, packet ids given out
-                  after this call, up to which number all following ones are free, packet ids of the messages as a list
-                  with commas, and serials of expired messages that had one of them. Then the messages: records with
-                  these packet ids, or those that the caller expects; none where the caller has refused all messages of
-                  a batch, and they are to be counted
+    [1]  heading  doubles(until_ms, soonest_ms, largest, soon, limit, first_packet_id, has_more), big-endian: expiry
+                  of the key, 0 for never; earliest expiry of a message; bytes of the largest record; 1 if a message
+                  expires within an hour by the caller's clock, then the server's clock decides; messages that may stay;
+                  packet id in the first message, from which on they count up, 0 if the caller knows none; 1 if the next
+                  value is more
+    [2+] values   first, if the heading says so, more as doubles(refused, over, chunk, epoch, offset, is_given):
+                  messages that the caller refused for their expiry interval, and that it found expired, to be counted;
+                  number of this call within its batch, from 0; epoch of the session as the caller knows it, -1 if the
+                  caller does not know owners; offset, the number of the batch, which grows, -1 without a source; 1 if
+                  there is given. With an offset, source: and the name of what numbers the batches, in any bytes. After
+                  a conflict, given as "last:ids:next_ids:free:packet_ids:replaced": state that the caller has seen,
+                  packet ids given out after this call, up to which number all following ones are free, packet ids of
+                  the messages as a list with commas, and serials of expired messages that had one of them. Then the
+                  messages: records with these packet ids, or those that the caller expects; none where the caller has
+                  refused all messages of a batch, and they are to be counted
 Returns
     first_serial   stored under serials that count up from this one, with the packet ids that the caller expects, within
                    the limit

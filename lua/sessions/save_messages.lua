@@ -14,18 +14,18 @@ ARGV
                    id that the caller knows; empty: the key is absent. Packet id of the last message, 1 to 65535; empty
                    without messages. Expiry of the session's keys, not before that of the last message; empty: none.
                    1 if a message expires within an hour by the caller's clock: then the server's clock decides; else
-                   empty. The batch is empty, or "refused:over:offset:chunk:packet_ids:source": messages that the
+                   empty. A batch, or empty; batch as "refused:over:offset:chunk:packet_ids:source": messages that the
                    caller refused for their expiry interval, and messages that it found expired, to be counted; number
                    of the batch, which grows; number of this call within it, from 0; text to return for a repeated
                    call, of digits, commas and hyphens; name of the source that numbers the batches, in any bytes.
                    Without a source the three before it are empty, too
     [2+] messages  a pair per message: expires_at_ms, JSON
 Returns
-    "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
-                      count up from first_serial; members of the set now; positions of expired messages, which were
+    "first_serial:references:expired:*replaced"  one text, as a list costs a tenth of the call: stored under serials
+                      that count up from first_serial; members of the set now; positions of expired messages, which were
                       skipped, from 0, with commas. If all had expired, the last packet id has not changed, and if the
-                      session does not exist, neither counts nor the batch are recorded. A fifth part follows if packet
-                      ids of expired messages were used again: number of their references that were removed
+                      session does not exist, neither counts nor the batch are recorded. If packet ids of expired
+                      messages were used again, the number of their references that were removed
     {"replayed", first_serial, packet_ids, expired}  this call has been made before; nothing was written
     {"forgotten"}     the source has saved a batch with a greater offset; nothing was written
     {"conflict", last_packet_id, *positions}  the last packet id is this one and not the expected one, or else
@@ -354,4 +354,4 @@ end
 if replaced > 0 then
     positions = positions .. ':' .. replaced
 end
-return string.format('saved:%s:%d:%s', first_text, references, positions)
+return string.format('%s:%d:%s', first_text, references, positions)

@@ -157,9 +157,11 @@ class Queue:
         )
         if isinstance(reply, Reply):
             return reply
-        numbers = [int(text) for text in reply.split()]
-        first, live, evicted, unacked, consumed, is_first, *replaced = numbers
-        return Reply(numbers, Appended(first, live, evicted, unacked, consumed, is_first, tuple(replaced)))
+        told = scripts.compacted.append.script.read(reply)
+        numbers = [int(getattr(told, name)) for name in Appended._fields[:-1]]
+        replaced = tuple(map(int, told.replaced))
+        first, live, evicted, unacked, consumed, is_first = numbers
+        return Reply([*numbers, *replaced], Appended(first, live, evicted, unacked, consumed, is_first, replaced))
 
     def fill(self, *keys: bytes, now: int = NOW_MS) -> None:
         self.append(*(Entry(key, b"value of " + key) for key in keys), now=now)

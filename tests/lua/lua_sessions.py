@@ -221,18 +221,31 @@ class Session:
         """Return one call of ``save_messages``; the messages' serials play no part."""
         if last_packet_id is None:
             last_packet_id = batch[-1].packet_id if batch else ""
-        numbered = f"{offset}:{chunk}" if source else ":"
-        told = f"{refused}:{over}:{numbered}:{packet_ids}:{source}" if source or refused or over else ""
         ends_ms = [message.expires_at_ms for message in batch]
         if until_ms is None:
             until_ms = "" if session_expiry_ms == "" or not batch else max(ends_ms) + int(session_expiry_ms)
         if soon is None:
             known_ms = now_ms() if callers_now_ms is None else callers_now_ms
             soon = "1" if batch and min(ends_ms) <= known_ms + HOUR_MS else ""
+        told = ""
+        if source or refused or over:
+            told = scripts.save_messages.forms.batch(
+                refused=refused,
+                over=over,
+                offset=offset if source else "",
+                chunk=chunk if source else "",
+                packet_ids=packet_ids,
+                source=source,
+            )
         return scripts.save_messages(
             self.keys,
             payloads=self._payloads(batch),
-            heading=f"{self.claims}:{expected}:{last_packet_id}:{until_ms}:{soon}:{told}",
+            epoch=self.claims,
+            expected=expected,
+            last_packet_id=last_packet_id,
+            until_ms=until_ms,
+            soon=soon,
+            batch=told,
             messages=[value for message in batch for value in (message.expires_at_ms, message.json)],
         )
 
@@ -241,9 +254,10 @@ class Session:
         call = self.save_call(batch, **options)
         reply = self._call(call)
         if isinstance(reply, bytes):
-            word, first_serial, references, expired, *replaced = reply.split(b":")
-            saved = Saved(word.decode(), int(first_serial), int(references), expired, tuple(map(int, replaced)))
-            return Reply([word, saved.first_serial, saved.references, expired, *saved.replaced], saved)
+            told = call.script.read(reply)
+            numbers = int(told.first_serial), int(told.references)
+            saved = Saved("saved", *numbers, told.expired, tuple(map(int, told.replaced)))
+            return Reply([b"saved", *numbers, told.expired, *saved.replaced], saved)
         assert isinstance(reply, list)
         return Reply(reply, call.script.read(reply))
 

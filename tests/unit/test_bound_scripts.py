@@ -6,8 +6,10 @@ import ast
 import importlib
 import inspect
 import re
+import struct
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,8 +59,10 @@ def found(node: ast.expr, names: dict[str, Any]) -> Any:
         return scripts_of_objects().get(node.attr)
     if isinstance(node, ast.Attribute):
         owner = found(node.value, names)
-        if isinstance(owner, bind.Area) or owner is scripts:
+        if isinstance(owner, bind.Area | SimpleNamespace) or owner is scripts:
             return getattr(owner, node.attr)
+        if isinstance(getattr(owner, "script", None), lua.Script):
+            return getattr(owner, node.attr, None)
     return None
 
 
@@ -121,6 +125,20 @@ def test_keys_and_arguments_come_in_the_order_of_the_header() -> None:
     assert call.args == ["billing", 5, 7, 8]
 
 
+def test_values_that_the_header_writes_as_one_are_passed_by_name(tmp_path: Path) -> None:
+    args = """[1] head  "a:b:c", one text; c as doubles(d, e), or empty
+    [2] pair  doubles(f, g), big-endian
+    [3+] ids  "h:i" for each"""
+    bound = bind.bind(script(tmp_path, args=args))
+    ids = [bound.forms.ids(h=1, i=""), bound.forms.ids(i=3, h=2)]
+    assert bound(a=1, b="x", c="", f=1, g=2, ids=ids).args == ["1:x:", struct.pack(">2d", 1, 2), "1:", "2:3"]
+    assert bound.forms.c(d=3, e=0.5) == struct.pack(">2d", 3, 0.5)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'g'"):
+        bound(a=1, b="x", c="", f=1, ids=())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'g'"):
+        bound.forms.c(d=3, g=4)
+
+
 def test_wrong_and_missing_names_are_refused() -> None:
     keys = compacted_keys("meter-7")
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'key'"):
@@ -179,12 +197,34 @@ def test_rows_of_a_list_within_a_reply_have_names_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("returns", "reply", "expected"),
-    [("1  always", 1, 1), ('"text:more"  always', b"text:5", b"text:5"), ("{a}  some\n    {}  none", [], None)],
+    [("1  always", 1, 1), ('"text"  always', b"text", b"text"), ("{a}  some\n    {}  none", [], None)],
 )
 def test_what_is_no_list_stays_and_an_empty_one_is_none(
     tmp_path: Path, returns: str, reply: Any, expected: Any
 ) -> None:
     assert script(tmp_path, returns=returns).read(reply) == expected
+
+
+@pytest.mark.parametrize(
+    ("returns", "reply", "expected"),
+    [
+        ('"a:b"  both', b"1:2", {"a": b"1", "b": b"2"}),
+        ('"a b"  both', b"1:2 3", {"a": b"1:2", "b": b"3"}),
+        ('"a:*rest"  more', b"1:2:3", {"a": b"1", "rest": (b"2", b"3")}),
+        ('"a:*rest"  more', b"1", {"a": b"1", "rest": ()}),
+        ('"a:b"  first\n    {"gone"}  second', b"1:", {"word": "", "a": b"1", "b": b""}),
+    ],
+)
+def test_text_of_several_parts_is_read_by_the_names_of_the_header(
+    tmp_path: Path, returns: str, reply: bytes, expected: dict[str, Any]
+) -> None:
+    assert script(tmp_path, returns=returns).read(reply)._asdict() == expected
+
+
+@pytest.mark.parametrize(("returns", "reply"), [('"a:b"  both', b"1:2:3"), ('"a:b:*rest"  more', b"1")])
+def test_text_of_another_number_of_parts_is_an_error(tmp_path: Path, returns: str, reply: bytes) -> None:
+    with pytest.raises(ValueError, match=r"verb answered \d values: its header names a, b"):
+        script(tmp_path, returns=returns).read(reply)
 
 
 def test_reply_of_another_length_is_an_error(tmp_path: Path) -> None:

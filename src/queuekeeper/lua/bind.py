@@ -7,19 +7,25 @@ does not have, or one that is missing, is a ``TypeError``; ``tests/unit/test_bou
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from queuekeeper.errors import ScriptError
 from queuekeeper.lua.bundle import Script, load, names
 from queuekeeper.lua.call import Call
-from queuekeeper.lua.header import Parameter
+from queuekeeper.lua.header import Form, Parameter
 
 
 class Bound(Protocol):
-    """A script as a function: first the objects that hold its keys, then what else it takes, by name."""
+    """A script as a function: first the objects that hold its keys, then what else it takes, by name.
+
+    :ivar forms: functions that write several values as one, by the names that the header gives these forms.
+    """
 
     script: Script
+    forms: SimpleNamespace
 
     def __call__(self, *holders: Any, **named: Any) -> Call:
         """Return a call of the script."""
@@ -55,6 +61,8 @@ class Area:
 def bind(script: Script, holders: Sequence[type] = ()) -> Bound:
     """Return a script as a function, compiled for its header: a call costs what it costs to write out the lists.
 
+    An argument that the header writes as several values is given as these, by their names.
+
     :raises ScriptError: when two of its keys and arguments would have to be given under the same name.
     """
     given: list[str] = []
@@ -71,9 +79,23 @@ def bind(script: Script, holders: Sequence[type] = ()) -> Bound:
         named.append(key.name)
         return key.name
 
+    space: dict[str, Any] = {"_new": tuple.__new__, "_Call": Call, "_script": script}
+
+    def written(form: Form) -> str:
+        if form.is_text:
+            return 'f"' + ":".join(f"{{{part}}}" for part in form.parts) + '"'
+        space[f"_doubles_{len(form.parts)}"] = struct.Struct(f">{len(form.parts)}d").pack
+        return f"_doubles_{len(form.parts)}({', '.join(form.parts)})"
+
     keys = _items(script.keys, [source_of(key) for key in script.keys])
-    named += (parameter.name for parameter in script.args)
-    args = _items(script.args, [parameter.name for parameter in script.args])
+    sources: list[str] = []
+    forms: list[Form] = []
+    for parameter in script.args:
+        own = [form for form in parameter.forms if not form.name]
+        named += own[0].parts if own else [parameter.name]
+        sources.append(written(own[0]) if own else parameter.name)
+        forms += (form for form in parameter.forms if form.name)
+    args = _items(script.args, sources)
     if twice := {name for name in named if named.count(name) > 1}:
         raise ScriptError(
             f"{script.name} names {', '.join(sorted(twice))} twice: a key that no holder has, and an argument, need "
@@ -84,11 +106,13 @@ def bind(script: Script, holders: Sequence[type] = ()) -> Bound:
     head = [*first, "/"] if first else []
     head += ["*", *named] if named else []
     verb = script.name.rpartition("/")[2]
-    space: dict[str, Any] = {"_new": tuple.__new__, "_Call": Call, "_script": script}
     code = f"def {verb}({', '.join(head)}):\n    return _new(_Call, (_script, [{keys}], [{args}]))\n"
+    for form in forms:
+        code += f"def _form_{form.name}(*, {', '.join(form.parts)}):\n    return {written(form)}\n"
     exec(compile(code, f"<{script.name}>", "exec"), space)  # noqa: S102 - made of names that the header's rule admits
     bound: Bound = space[verb]
     bound.script = script
+    bound.forms = SimpleNamespace(**{form.name: space[f"_form_{form.name}"] for form in forms})
     return bound
 
 

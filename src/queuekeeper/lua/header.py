@@ -16,6 +16,10 @@ _SHEBANG = re.compile(r"#!lua(?: flags=([a-z,-]+))?")
 _SECTIONS = ("Purpose", "KEYS", "ARGV", "Returns", "Errors", "Cost")
 _PARAMETER = re.compile(r"\[(\d+)(\+?)\]\s+([a-z_]+)\s+(\S.*)")
 _NAMES = re.compile(r"\[(\d+)-(\d+)\]\s+([a-z_]+(?:, [a-z_]+)+)")
+_FORM = re.compile(
+    r"(?:(?P<name>[a-z_]+) as )?"
+    r'(?:"(?P<text>[a-z_]+(?::[a-z_]+)+)"|doubles\((?P<doubles>[a-z_]+(?:, [a-z_]+)*)\))'
+)
 _ERROR = re.compile(r"([A-Z][A-Z_]*(?:, [A-Z][A-Z_]*)*)\s+(\S.*)")
 
 
@@ -24,6 +28,20 @@ class Line(NamedTuple):
 
     file: str
     number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """How several values are written as one.
+
+    :param name: empty for that of a whole argument.
+    :param parts: names of the values.
+    :param is_text: they are a text with colons between them; otherwise big-endian doubles.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    is_text: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +56,19 @@ class Parameter:
     repeats: bool
     name: str
     text: str
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """Forms that its text declares; one at its beginning is its own: of each, under its name, where it repeats."""
+        return tuple(
+            Form(
+                name=found["name"] or (self.name if self.repeats else ""),
+                parts=tuple(found["text"].split(":") if found["text"] else found["doubles"].split(", ")),
+                is_text=bool(found["text"]),
+            )
+            for found in _FORM.finditer(self.text)
+            if found["name"] or found.start() == 0
+        )
 
 
 Lines: TypeAlias = list[tuple[str, Line]]

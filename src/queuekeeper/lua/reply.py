@@ -14,6 +14,7 @@ Read = Callable[[Any], Any]
 """Takes an answer and returns it as a record."""
 
 _SHAPE = re.compile(r"\{([^}]*)\}(?: .*)?")
+_TEXT = re.compile(r'"([a-z_]+(?::[a-z_]+)*(?::\*[a-z_]+)?|[a-z_]+(?: [a-z_]+)*(?: \*[a-z_]+)?)"(?: .*)?')
 _PART = re.compile(r'"([a-z_]+)"|(\*?)([a-z_]+)(?:\(([a-z_]+(?:, [a-z_]+)*)\))?')
 
 
@@ -35,8 +36,9 @@ class _Shape(NamedTuple):
 def reader(script: str, entries: Sequence[tuple[str, Line]]) -> Read:
     """Return what reads the answers of a script.
 
-    A list becomes a named tuple; its first field is ``word`` where some of the script's lists begin with one, and
-    empty for those that do not. The list that is declared as ``{}`` becomes none, and what is no list stays as it is.
+    A list becomes a named tuple, and so does a text that is declared as several names; what is in a text stays bytes.
+    The first field is ``word`` where some of the script's lists begin with one, and empty for those that do not. The
+    list that is declared as ``{}`` becomes none, and all else stays as it is.
 
     :param entries: of the section Returns.
     :raises ScriptError: when a list is not written as ``lua/README.md`` says.
@@ -47,6 +49,14 @@ def reader(script: str, entries: Sequence[tuple[str, Line]]) -> Read:
     empty = shapes.pop("{}", None)
     has_words = any(shapes)
     reads = {word.encode(): _record(script, shape, line, has_words) for word, (shape, line) in shapes.items()}
+    of_list = _list_reader(reads, empty, has_words)
+    for text, line in entries:
+        if (found := _TEXT.fullmatch(text)) and re.search("[: ]", found[1]):
+            return _text_reader(script, found[1], line, has_words, of_list)
+    return of_list
+
+
+def _list_reader(reads: dict[bytes, Read], empty: Any, has_words: bool) -> Read:
     if not reads:
         return _as_it_is
     plain = reads.get(b"")
@@ -90,6 +100,52 @@ def _shape(text: str, line: Line) -> _Shape:
     return _Shape(word, tuple(head), tail, tuple(columns.split(", ")) if columns else ())
 
 
+def _text_reader(script: str, text: str, line: Line, has_words: bool, of_other: Read) -> Read:
+    """Return what makes a record of a text that is declared like this one, and reads all else in another way."""
+    between = ":" if ":" in text else " "
+    fields = text.replace("*", "").split(between)
+    has_rest = "*" in text
+    least = len(fields) - has_rest
+    verb = script.rpartition("/")[2]
+    named = ["word", *fields] if has_words else fields
+    try:
+        record: Any = namedtuple(f"{verb}_text", named)  # type: ignore[misc]
+    except ValueError as error:
+        raise fail_at(line, f"a reply cannot be read by these names: {error}") from None
+    word = ["''"] if has_words else []
+    parts = [f"_parts[{at}]" for at in range(least)]
+    code = [
+        "def read(reply):",
+        "    if type(reply) is not bytes:",
+        "        return _of_other(reply)",
+        f"    _parts = reply.split({between.encode()!r})",
+        # Most replies have no rest.
+        f"    if len(_parts) == {least}:",
+        f"        return _new(_record, ({', '.join([*word, *parts, *(['()'] if has_rest else [])])},))",
+    ]
+    if has_rest:
+        code.append(f"    if len(_parts) > {least}:")
+        code.append(f"        return _new(_record, ({', '.join([*word, *parts, f'tuple(_parts[{least}:])'])},))")
+    code.append("    raise _wrong(_parts)")
+    space: dict[str, Any] = {
+        "_new": tuple.__new__,
+        "_record": record,
+        "_of_other": of_other,
+        "_wrong": lambda parts: _wrong_number(script, len(parts), fields),
+    }
+    return _compiled(script, code, space)
+
+
+def _compiled(script: str, code: Sequence[str], space: dict[str, Any]) -> Read:
+    exec(compile("\n".join(code), f"<reply of {script}>", "exec"), space)  # noqa: S102 - of names that the rule admits
+    read: Read = space["read"]
+    return read
+
+
+def _wrong_number(script: str, count: int, fields: Sequence[str]) -> ValueError:
+    return ValueError(f"{script} answered {count} values: its header names {', '.join(fields)}")
+
+
 def _rows_of(row: Callable[[Any], Any], width: int, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return a list within a reply as rows."""
     return tuple(map(row, zip(*[iter(values)] * width, strict=True)))
@@ -131,17 +187,12 @@ def _record(script: str, shape: _Shape, line: Line, has_words: bool) -> Read:
         code += ["    next(_rest)"] * (least == 1)
     code.append(f"    return _new(_record, ({', '.join(values)},))")
 
-    def wrong_number(reply: list[Any]) -> ValueError:
-        return ValueError(f"{script} answered {len(reply) - skipped} values: its header names {', '.join(fields)}")
-
     space: dict[str, Any] = {
         "_new": tuple.__new__,
         "_record": record,
         "_row": partial(tuple.__new__, row),
-        "_wrong": wrong_number,
+        "_wrong": lambda reply: _wrong_number(script, len(reply) - skipped, fields),
         "_rows_of": _rows_of,
     }
     space |= {f"_{name}": partial(tuple.__new__, kind) for name, kind in within.items()}
-    exec(compile("\n".join(code), f"<reply of {script}>", "exec"), space)  # noqa: S102 - of names that the rule admits
-    read: Read = space["read"]
-    return read
+    return _compiled(script, code, space)

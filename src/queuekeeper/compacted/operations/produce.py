@@ -95,22 +95,22 @@ def _entry(append: Append) -> tuple[lua.Value, ...]:
 
 def _append_report(reply: Any, count: int, replicated: bool | None) -> tuple[AppendReport, bool]:
     """Return the report of an append, and whether it was the first append to the queue."""
-    if type(reply) is not bytes:
-        if reply.word == "forgotten":
-            return AppendReport(sequences=(), replaced=(), live=None, is_replay=True, is_forgotten=True), False
+    if reply.word == "forgotten":
+        return AppendReport(sequences=(), replaced=(), live=None, is_replay=True, is_forgotten=True), False
+    if reply.word == "replayed":
         sequences = tuple(range(reply.first_sequence, reply.last_sequence + 1))
         return AppendReport(sequences=sequences, replaced=(), live=None, is_replay=True), False
-    first, live, evicted, evicted_unacked, is_consumed, is_first, *replaced = map(int, reply.split())
+    first = int(reply.first_sequence)
     report = AppendReport(
         sequences=tuple(range(first, first + count)),
-        replaced=tuple(sequence or None for sequence in replaced),
-        live=live,
-        evicted=evicted,
-        evicted_unacked=evicted_unacked,
-        is_consumed=bool(is_consumed),
+        replaced=tuple(int(sequence) or None for sequence in reply.replaced),
+        live=int(reply.live),
+        evicted=int(reply.evicted),
+        evicted_unacked=int(reply.evicted_unacked),
+        is_consumed=reply.is_consumed == b"1",
         replicated=replicated,
     )
-    return report, bool(is_first)
+    return report, reply.is_first == b"1"
 
 
 def _together(reports: Sequence[AppendReport]) -> AppendReport:

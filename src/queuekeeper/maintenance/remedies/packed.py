@@ -129,8 +129,8 @@ class PackedPart(ABC):
         :raises QueueRefused: when it belongs to the other store, its import is not complete, or it is no hash.
         """
         keys = self.keys(queue)
-        told = self.sessions.ask(scripts.read_session(keys)).values
-        check_owned(told[0].decode("utf-8", "replace"), told[2].decode("utf-8", "replace"))
+        told = self.sessions.ask(scripts.read_session(keys))
+        check_owned(told.owner.decode("utf-8", "replace"), told.progress.decode("utf-8", "replace"))
         cursor = b"0"
         begun: tuple[bytes, int] | None = None
         is_still, others = True, 0

@@ -246,7 +246,7 @@ class _Move:
         # The server's time is read after the copies, since a copy that has expired is no loss.
         now_ms = self._sessions.state(self._target).now_ms
         for record, found in zip(records, written, strict=True):
-            copy = _Record(*found)
+            copy = _Record(found.json, found.pexpiretime)
             may_miss = self._counts_only or 0 <= record.expires_at_ms <= now_ms
             if copy != record and not (copy.expires_at_ms == _ABSENT and may_miss):
                 raise QueueRefused("a copy differs from its original, which stays")
@@ -279,7 +279,7 @@ class _Move:
 
     def _read(self, keys: Sequence[str]) -> list[_Record | None]:
         replies = self._sessions.ask_each(scripts.export_messages(payloads=[key], max_bytes="") for key in keys)
-        records = [_Record(*reply.records[0]) for reply in replies]
+        records = [_Record(found.json, found.pexpiretime) for reply in replies for found in reply.records]
         return [None if record.expires_at_ms == _ABSENT else record for record in records]
 
     def _remove(self, key: str, digest: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
 
 import hiredis
 import numpy as np
@@ -43,6 +44,10 @@ Buffer: TypeAlias = "memoryview[int] | bytes"
 def _bulk(value: str | bytes) -> bytes:
     raw = value.encode() if isinstance(value, str) else value
     return b"$%d\r\n%s\r\n" % (len(raw), raw)
+
+
+_bulk_of_many = lru_cache(maxsize=4_096)(_bulk)
+"""For values that come in call after call."""
 
 
 @dataclass(slots=True)
@@ -190,31 +195,20 @@ class SessionImporter:
         self._failed: list[Chunk] = []
         self._left_alone: set[str] = set()
         self._evalsha = b"$7\r\nEVALSHA\r\n" + _bulk(self.script.sha1)
-        self._fixed = _bulk(plan_id) + _bulk(EPOCH) + _bulk(self.owner)
 
     def add(self, chunk: Chunk) -> None:
         """Queue a chunk; it is sent when its window is full, or by :meth:`finish`."""
         self.pace(chunk.count)
         lane = self._lane(chunk)
         keys = self._keys(chunk.client_id)
-        is_packed = self.layout is Layout.PACKED
-        names, words = (1, 12 + 2 * chunk.count) if is_packed else (3 + chunk.count, 13 + 4 * chunk.count)
-        body = (
-            b"*%d\r\n" % words,
-            self._evalsha,
-            _bulk(str(names)),
-            *(_bulk(key) for key in keys),
-            chunk.keys,
-            self._fixed,
-            _bulk(str(chunk.number)),
-            b"$1\r\n1\r\n" if chunk.last else b"$1\r\n0\r\n",
-            _bulk(self._last_packet_id(chunk)),
-            _bulk(chunk.last_serial if chunk.last else ""),
-            # Packed sessions that a copy has made do not expire as a whole, as those in TBMQ's layout.
-            b"$0\r\n\r\n" if is_packed else b"",
-            chunk.args,
-        )
-        lane.buffer.extend(body)
+        # The same call as that of one chunk alone, of what is written for each value; fragments stand for several.
+        written = self._call(chunk, type(keys)._make(map(_bulk, keys)), _bulk_of_many, lambda fragment, _: [fragment])
+        names, values = len(written.keys), len(written.args) - 1 + self._values_per_message * chunk.count
+        if self.layout is not Layout.PACKED:
+            names += chunk.count - 1
+        lane.buffer += (b"*%d\r\n" % (3 + names + values), self._evalsha, _bulk_of_many(str(names)))
+        lane.buffer += cast("Sequence[bytes]", written.keys)
+        lane.buffer += cast("Sequence[bytes]", written.args)
         lane.buffered_bytes += len(chunk.keys) + len(chunk.args) + 300
         lane.unsent.append(chunk)
         if len(lane.unsent) >= WINDOW_CALLS or lane.buffered_bytes >= WINDOW_BYTES:
@@ -237,10 +231,51 @@ class SessionImporter:
     def _keys(self, client_id: str) -> SessionKeys | PackedKeys:
         return keys_of(client_id, prefix=self.prefix, layout=self.layout)
 
-    def _last_packet_id(self, chunk: Chunk) -> str:
-        if self.layout is Layout.PACKED:
-            return chunk.last_packet_id or "0"
-        return chunk.last_packet_id
+    @property
+    def _values_per_message(self) -> int:
+        return 2 if self.layout is Layout.PACKED else 3
+
+    def _call(
+        self,
+        chunk: Chunk,
+        keys: SessionKeys | PackedKeys,
+        value: Callable[[str], Any],
+        several: Callable[[bytes, int], list[bytes]],
+    ) -> lua.Call:
+        """Return the call of a chunk.
+
+        :param value: makes what stands for one value in the call.
+        :param several: likewise of bulk strings, one behind the other, and their number.
+        """
+        messages = several(chunk.args, self._values_per_message * chunk.count)
+        plan, epoch, owner, number = value(self.plan_id), value(EPOCH), value(self.owner), value(str(chunk.number))
+        last, last_serial = value("1" if chunk.last else "0"), value(chunk.last_serial if chunk.last else "")
+        if isinstance(keys, PackedKeys):
+            return scripts.packed.import_session(
+                keys,
+                plan=plan,
+                epoch=epoch,
+                owner=owner,
+                chunk=number,
+                last=last,
+                last_packet_id=value(chunk.last_packet_id or "0"),
+                last_serial=last_serial,
+                # Packed sessions that a copy has made do not expire as a whole, as those in TBMQ's layout.
+                until_ms=value(""),
+                messages=messages,
+            )
+        return scripts.sessions.import_session(
+            keys,
+            payloads=several(chunk.keys, chunk.count),
+            plan=plan,
+            epoch=epoch,
+            owner=owner,
+            chunk=number,
+            last=last,
+            last_packet_id=value(chunk.last_packet_id),
+            last_serial=last_serial,
+            messages=messages,
+        )
 
     def _lane(self, chunk: Chunk) -> _Lane:
         if isinstance(self.client, redis.RedisCluster):
@@ -293,33 +328,7 @@ class SessionImporter:
         if chunk.client_id in self._left_alone:
             self.messages_done += chunk.count
             return
-        keys = self._keys(chunk.client_id)
-        if isinstance(keys, PackedKeys):
-            call = scripts.packed.import_session(
-                keys,
-                plan=self.plan_id,
-                epoch=EPOCH,
-                owner=self.owner,
-                chunk=chunk.number,
-                last=int(chunk.last),
-                last_packet_id=self._last_packet_id(chunk),
-                last_serial=chunk.last_serial if chunk.last else "",
-                until_ms="",
-                messages=_unpacked(chunk.args, 2 * chunk.count),
-            )
-        else:
-            call = scripts.sessions.import_session(
-                keys,
-                payloads=_unpacked(chunk.keys, chunk.count),
-                plan=self.plan_id,
-                epoch=EPOCH,
-                owner=self.owner,
-                chunk=chunk.number,
-                last=int(chunk.last),
-                last_packet_id=self._last_packet_id(chunk),
-                last_serial=chunk.last_serial if chunk.last else "",
-                messages=_unpacked(chunk.args, 3 * chunk.count),
-            )
+        call = self._call(chunk, self._keys(chunk.client_id), str, _unpacked)
         try:
             try:
                 reply = self._caller.call(*call)
@@ -336,17 +345,17 @@ class SessionImporter:
     def _counts(self, chunk: Chunk) -> Counts:
         return self.counts.setdefault(chunk.cohort, Counts())
 
-    def _count(self, chunk: Chunk, reply: list[Any]) -> None:
+    def _count(self, chunk: Chunk, answer: lua.Reply) -> None:
+        reply = self.script.read(answer)
         counts = self._counts(chunk)
         counts.script_calls += 1
         self.messages_done += chunk.count
-        status, written, expired = reply
-        counts.messages_written += written
-        counts.messages_expired += expired
+        counts.messages_written += reply.written
+        counts.messages_expired += reply.expired
         if chunk.last:
-            if status == b"unchanged":
+            if reply.word == "unchanged":
                 counts.sessions_unchanged += 1
-            elif status == b"used":
+            elif reply.word == "used":
                 counts.sessions_moved_on += 1
             else:
                 counts.sessions_written += 1

@@ -136,13 +136,12 @@ class CommonOperations(LayoutOperations[State, Keys]):
     def _read_session(self, keys: Keys) -> Steps[State]:
         reply = yield from ask(scripts.read_session(keys))
         values = [int(value) for value in STATE.unpack(reply.state)] if reply.state else [-1, *[0] * 10, -1, *[0] * 5]
-        owner, epoch, progress, plan, references, imported, used, noted_used = reply.values[:8]
         return State(
             now_ms=reply.now_ms,
             messages=reply.fields - values[12] if reply.state else 0,
             highest=values[0] if reply.fields > values[12] else FIRST_SERIAL,
             # A copy of what PostgreSQL does not have either has a state.
-            exists=bool(reply.state) and (values[0] > FIRST_SERIAL or values[1] > 0 or plan != b""),
+            exists=bool(reply.state) and (values[0] > FIRST_SERIAL or values[1] > 0 or reply.plan != b""),
             last=values[0],
             ids=values[1],
             head=values[10],
@@ -150,16 +149,16 @@ class CommonOperations(LayoutOperations[State, Keys]):
             largest=values[4],
             earliest_ms=values[5],
             counts=(values[13], values[14], values[15], values[16]),
-            owner=owner,
-            epoch=epoch,
-            progress=progress,
-            plan=plan,
-            references=references,
-            imported_last_packet_id=imported,
-            is_used=used == b"1",
+            owner=reply.owner,
+            epoch=reply.epoch,
+            progress=reply.progress,
+            plan=reply.plan,
+            references=reply.references,
+            imported_last_packet_id=reply.imported_last_packet_id,
+            is_used=reply.is_used == b"1",
             since=values[8],
             offset=values[9],
-            is_noted_used=noted_used == b"1",
+            is_noted_used=reply.is_noted_used == b"1",
         )
 
     def _imported(self, message: PendingMessage) -> bytes:

@@ -98,11 +98,14 @@ class DeliverOperations(CommonOperations):
         parts = [acks[start : start + most] for start in range(0, len(acks), most)]
         if not parts:
             return 0, []
+        written = scripts.ack.forms.packet_ids
         calls = [
             scripts.ack(
                 keys,
                 epoch=self._epoch(client_id),
-                packet_ids=[f"{ack.packet_id}:{'' if ack.serial is None else ack.serial}" for ack in part],
+                packet_ids=[
+                    written(packet_id=ack.packet_id, serial="" if ack.serial is None else ack.serial) for ack in part
+                ],
             )
             for part in parts
         ]

@@ -19,6 +19,7 @@ from queuekeeper.sessions.steps import Reply, Steps, checked
 from queuekeeper.sessions.wire import UnreadableError
 
 _SIZE = struct.Struct(">I")
+_NO_MIRROR = OwnFields(owner=b"", epoch=b"", mirror=b"", outbox=b"", outbox_version=b"", outbox_ms=b"", now_ms=0)
 
 
 class PackedOnlineOperations(CommonOperations, OnlineOperations[State, Keys]):
@@ -38,9 +39,16 @@ class PackedOnlineOperations(CommonOperations, OnlineOperations[State, Keys]):
     def own_fields(self, call: lua.Call, reply: Reply) -> OwnFields:
         """Read the reply of such a call."""
         told = call.script.read(reply)
-        owner, epoch = told.values[:2]
-        mirror, outbox, version, since_ms = told.values[8:] or (b"",) * 4
-        return OwnFields(owner, epoch, mirror, outbox, version, since_ms, told.now_ms)
+        own = told.mirrors[0] if told.mirrors else _NO_MIRROR
+        return OwnFields(
+            owner=told.owner,
+            epoch=told.epoch,
+            mirror=own.mirror,
+            outbox=own.outbox,
+            outbox_version=own.outbox_version,
+            outbox_ms=own.outbox_ms,
+            now_ms=told.now_ms,
+        )
 
     def _trim_outbox_call(self, client_id: str, *, epoch: int, version: int, read_ms: int) -> lua.Call:
         return scripts.trim_outbox(self._keys(client_id), epoch=epoch, outbox_version=version, read_ms=read_ms)

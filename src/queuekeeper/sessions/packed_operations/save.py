@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -21,9 +20,6 @@ from queuekeeper.sessions.parts import Part, no_free_packet_ids
 from queuekeeper.sessions.reports import Refusal, SaveReport
 from queuekeeper.sessions.steps import Reply, Steps, ask, checked, read_runs
 from queuekeeper.sessions.store import SessionOperations
-
-_HEADING = struct.Struct(">7d")
-_MORE = struct.Struct(">6d")
 
 
 class SaveOperations(RoomOperations):
@@ -50,7 +46,9 @@ class SaveOperations(RoomOperations):
         for _ in range(TRIES):
             given = ""
             if found is not None:
-                given = f"{found.state.last}:{found.state.ids}:{found.ids[-1]}:{found.free}"
+                given = scripts.reserve_packet_ids.forms.given(
+                    last=found.state.last, ids=found.state.ids, next_ids=found.ids[-1], free=found.free
+                )
             call = scripts.reserve_packet_ids(
                 keys, epoch=self._epoch(client_id), count=count, keep_ms=self._session_expiry_ms, given=given
             )
@@ -105,19 +103,18 @@ class SaveOperations(RoomOperations):
             replicated = replies.replicated[0] if isinstance(replies, lua.Replies) else None
             if type(reply) is int:
                 return SavedPart(ids, reply, b"", trimmed=trimmed, replicated=replicated)
-            if type(reply) is bytes:
-                serial, packet_id, messages, live, dead, expired = reply.split(b":")
-                first = int(packet_id)
+            if not reply.word:
+                first = int(reply.first_packet_id)
                 if found is None and (not ids or first != ids[0]):
                     ids = following(first, count)
                     # No packet id is given out where all messages have expired.
                     keys.next_packet_id = ids[-1] % MAX_PACKET_ID + 1 if first and count else 0
                 return SavedPart(
                     ids,
-                    int(serial),
-                    expired,
-                    int(messages),
-                    added(trimmed, Trimmed(live=int(live), dead=int(dead))),
+                    int(reply.first_serial),
+                    reply.expired,
+                    int(reply.messages),
+                    added(trimmed, Trimmed(live=int(reply.trimmed), dead=int(reply.replaced))),
                     replicated,
                 )
             if reply.word == "forgotten":
@@ -158,26 +155,18 @@ class SaveOperations(RoomOperations):
             until_ms = max(ends_ms, default=0) + self._session_expiry_ms
         epoch = "" if self._epoch_of is None else self._epoch(save.client_id)
         has_more = save.source is not None or found is not None or epoch != "" or bool(refused)
-        heading = _HEADING.pack(
-            until_ms,
-            soonest_ms,
-            max(map(len, records), default=0),
-            bool(ends_ms) and soonest_ms <= soon_ms,
-            self._rules.limit,
-            packet_ids[0] if packet_ids else 0,
-            has_more,
-        )
+        script = scripts.save_messages
         values: list[lua.Value] = []
         if has_more:
             over = sum(refusal is Refusal.EXPIRED for refusal in refused)
             values.append(
-                _MORE.pack(
-                    len(refused) - over,
-                    over,
-                    number,
-                    -1 if epoch == "" else epoch,
-                    -1 if save.offset is None else save.offset,
-                    found is not None,
+                script.forms.more(
+                    refused=len(refused) - over,
+                    over=over,
+                    chunk=number,
+                    epoch=-1 if epoch == "" else epoch,
+                    offset=-1 if save.offset is None else save.offset,
+                    is_given=found is not None,
                 )
             )
         if save.source is not None:
@@ -186,11 +175,26 @@ class SaveOperations(RoomOperations):
             ids = found.packet_ids
             replaced = [found.expired[packet_id] for packet_id in ids if packet_id in found.expired]
             values.append(
-                f"{found.state.last}:{found.state.ids}:{found.ids[-1]}:{found.free}"
-                f":{','.join(map(str, ids))}:{','.join(map(str, replaced))}"
+                script.forms.given(
+                    last=found.state.last,
+                    ids=found.state.ids,
+                    next_ids=found.ids[-1],
+                    free=found.free,
+                    packet_ids=",".join(map(str, ids)),
+                    replaced=",".join(map(str, replaced)),
+                )
             )
-        values += records
-        return scripts.save_messages(keys, heading=heading, values=values)
+        return script(
+            keys,
+            until_ms=until_ms,
+            soonest_ms=soonest_ms,
+            largest=max(map(len, records), default=0),
+            soon=bool(ends_ms) and soonest_ms <= soon_ms,
+            limit=self._rules.limit,
+            first_packet_id=packet_ids[0] if packet_ids else 0,
+            has_more=has_more,
+            values=values + records,
+        )
 
 
 def _given_out(text: bytes) -> Sequence[int]:

@@ -111,7 +111,7 @@ class PacketIdOperations(RoomOperations):
                 begun = None
                 read = self._save_script.script.read
             reply = read(checked(replies[0]))
-            if type(reply) is bytes or reply.word != "conflict":
+            if reply.word != "conflict":
                 return ids, reply, _replicated(replies), trimmed
             free = ()
             last, told = keys.follow(reply.last_packet_id, again=reply.last_packet_id == told), reply.last_packet_id

@@ -35,14 +35,15 @@ class SaveOperations(PacketIdOperations):
     def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
         if type(reply) is not bytes:
             return None
-        serial, references, expired, replaced = _read_saved(reply)
-        if expired or references > self._rules.limit:
+        saved = self._save_script.script.read(reply)
+        if saved.expired or int(saved.references) > self._rules.limit:
             return None
+        serial = int(saved.first_serial)
         return SaveReport(
             client_id=keys.client_id,
             packet_ids=tuple(ids),
             serials=tuple(range(serial, serial + len(ids))),
-            dead=replaced,
+            dead=int(saved.replaced[0]) if saved.replaced else 0,
             replicated=replicated,
         )
 
@@ -72,7 +73,7 @@ class SaveOperations(PacketIdOperations):
         except QueuekeeperError:
             keys.last = None
             raise
-        if type(reply) is not bytes:
+        if reply.word:
             keys.last = None
             if reply.word == "forgotten":
                 return None
@@ -80,11 +81,18 @@ class SaveOperations(PacketIdOperations):
                 read_runs(reply.packet_ids), reply.first_serial, reply.expired,
                 trimmed=trimmed, replicated=replicated, replayed=True,
             )  # fmt: skip
-        serial, references, expired, replaced = _read_saved(reply)
+        expired = reply.expired
         if ids and expired and expired.count(b",") + 1 == len(ids):
             # No packet ids were given out that the next call could follow.
             keys.last = None
-        return SavedPart(ids, serial, expired, references, added(trimmed, Trimmed(dead=replaced)), replicated)
+        return SavedPart(
+            ids,
+            int(reply.first_serial),
+            expired,
+            int(reply.references),
+            added(trimmed, Trimmed(dead=sum(map(int, reply.replaced)))),
+            replicated,
+        )
 
     def _save_call(
         self,
@@ -104,10 +112,15 @@ class SaveOperations(PacketIdOperations):
         batch = ""
         if save.source is not None or refused:
             over = sum(refusal is Refusal.EXPIRED for refusal in refused)
-            batch = f"{len(refused) - over}:{over}::::"
-            if save.source is not None:
-                told = f"{save.offset or 0}:{number}:{write_runs(ids)}:{save.source}"
-                batch = f"{len(refused) - over}:{over}:{told}"
+            is_numbered = save.source is not None
+            batch = self._save_script.forms.batch(
+                refused=len(refused) - over,
+                over=over,
+                offset=(save.offset or 0) if is_numbered else "",
+                chunk=number if is_numbered else "",
+                packet_ids=write_runs(ids) if is_numbered else "",
+                source=save.source or "",
+            )
         stored: list[lua.Value] = []
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
@@ -116,13 +129,14 @@ class SaveOperations(PacketIdOperations):
         until_ms: int | str = ""
         if ends_ms and isinstance(self._session_expiry_ms, int):
             until_ms = max(ends_ms) + self._session_expiry_ms
-        soon = "1" if ends_ms and min(ends_ms) <= soon_ms else ""
-        heading = f"{epoch}:{last.decode()}:{ids[-1] if ids else ''}:{until_ms}:{soon}:{batch}"
-        payloads = [b"%b%d" % (stem, packet_id) for packet_id in ids]
-        return self._save_script(keys, payloads=payloads, heading=heading, messages=stored)
-
-
-def _read_saved(reply: bytes) -> tuple[int, int, bytes, int]:
-    """Return first serial, references, positions of expired messages, and how many of those were given packet ids."""
-    parts = reply.split(b":")
-    return int(parts[1]), int(parts[2]), parts[3], int(parts[4]) if len(parts) > 4 else 0
+        return self._save_script(
+            keys,
+            payloads=[b"%b%d" % (stem, packet_id) for packet_id in ids],
+            epoch=epoch,
+            expected=last.decode(),
+            last_packet_id=ids[-1] if ids else "",
+            until_ms=until_ms,
+            soon="1" if ends_ms and min(ends_ms) <= soon_ms else "",
+            batch=batch,
+            messages=stored,
+        )
