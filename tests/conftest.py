@@ -70,7 +70,8 @@ TOGETHER = {
     "dags": ("dags/",),
     "spark": ("spark/",),
     "spark elsewhere": (
-        *("chaos/test_copy_survives_kills.py", "integration/test_cli.py", "integration/test_cli_quality.py"),
+        *("chaos/test_copy_survives_kills.py", "integration/test_cli.py", "integration/test_cli_partitions.py"),
+        *("integration/test_cli_quality.py",),
         *("property/test_fates.py", "property/test_one_judge.py", "quality/test_expectations.py"),
         *("quality/test_golden_profiles.py", "quality/test_healthy_data.py"),
     ),

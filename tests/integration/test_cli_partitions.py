@@ -6,15 +6,20 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from queuekeeper import audit, postgres
 from queuekeeper.cli import app
 from queuekeeper.postgres import Connection
 from tests.integration.command_line import CommandLine
+from tests.spark_session import spark, spark_of_commands
+
+__all__ = ["spark", "spark_of_commands"]
 
 pytestmark = pytest.mark.integration
 
@@ -76,6 +81,26 @@ def test_from_policy_to_drop_and_back(connection: Connection) -> None:
     assert as_json("reattach", str(record["retired_id"]), "--yes")["reports"][0]["done"]
     assert connection.execute("SELECT count(*) FROM readings").fetchone() == (1,)
     assert as_json("plan")["plans"][1]["held"][0]["partition"] == "public.old"
+
+
+def test_retired_partition_is_archived_dropped_and_restored(
+    connection: Connection, spark_of_commands: SparkSession, tmp_path: Path
+) -> None:
+    run(*SET[:-1], "--quarantine-days", "0")
+    old_partition(connection)
+    as_json("create")
+    as_json("retire", "--yes")
+    folder = ("--folder", str(tmp_path / "archives"))
+    (archived,) = as_json("archive", *folder)["archives"]
+    assert (archived["is_new"], archived["manifest"]["content"]["rows"]) == (True, 1)
+    assert "Nothing is to be archived." in run("archive", *folder).stdout
+
+    assert as_json("drop", "--yes")["reports"][0]["done"]
+    (record,) = as_json("retired")["retired"]
+    assert record["state"] == "dropped"
+    assert as_json("restore", str(record["retired_id"]))["content"]["rows"] == 1
+    assert as_json("reattach", str(record["retired_id"]), "--yes")["reports"][0]["done"]
+    assert connection.execute("SELECT count(*) FROM readings").fetchone() == (1,)
 
 
 def test_what_is_done_to_partitions_is_a_run_that_is_listed_told_and_audited(connection: Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -29,10 +29,18 @@ from queuekeeper.cli.progress import followed
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
+from queuekeeper.jobs.progress import Narrator
 from queuekeeper.maintenance.partitions.catalog import read_table
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import archive_place
-from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, PartitionWish, Purpose
+from queuekeeper.maintenance.partitions.model import (
+    ApplyReport,
+    Coverage,
+    PartitionPlan,
+    PartitionWish,
+    Purpose,
+    RetiredPartition,
+)
 from queuekeeper.maintenance.partitions.plan import plan_for, plan_reattachment
 from queuekeeper.maintenance.partitions.policies import (
     NO_POLICY,
@@ -42,14 +50,17 @@ from queuekeeper.maintenance.partitions.policies import (
     save_policy,
 )
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, PartitionRules, spans
-from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
+from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions, without_archive
 from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.postgres import migrate
 from queuekeeper.wording import sentence
 
+if TYPE_CHECKING:
+    from queuekeeper.maintenance.partitions.archive import ArchiveReport
+
 Found = TypeVar("Found")
-Of = TypeVar("Of", bound="PartitionPolicy | PartitionPlan")
+Of = TypeVar("Of", bound="PartitionPolicy | PartitionPlan | RetiredPartition")
 
 app = group()
 
@@ -70,6 +81,18 @@ ArchiveFolder = Annotated[
         metavar="FOLDER",
         parser=_archive,
         help="Folder of the archive, or its URL in an object store. Needed when it was moved since it was written.",
+    ),
+]
+
+
+NewArchives = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="FOLDER",
+        parser=_archive,
+        help="Folder of archives, or its URL in an object store. [default: QUEUEKEEPER_ARCHIVES_DIR, else archives "
+        "below QUEUEKEEPER_HOME]",
     ),
 ]
 
@@ -158,6 +181,53 @@ def retire(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish
         question += " Consumers still need some of them."
     planned = _planned(call, name, "retirement", override_consumers=parameters.override_consumers)
     return _carry_out(call, *planned, question=f"{question} Retire them?")
+
+
+@command(app)
+def archive(
+    call: OnPostgres,
+    name: OneTable = None,
+    *,
+    folder: NewArchives = None,
+    spark_master: context.SparkMaster = None,
+) -> Shown:
+    """Write retired partitions to Parquet by Spark, read them again, and compare both.
+
+    It takes those whose policy asks for an archive and that have none. It can be repeated.
+
+    Exit code 1 when one is not archived.
+
+    Example: `queuekeeper partitions archive public.readings`
+    """
+    waiting, errors = _each(call, name, lambda policy: without_archive(call.connection, policy))
+    chosen = [record for records in waiting for record in records]
+    place = folder or archive_place(context.settings().archives, name="QUEUEKEEPER_ARCHIVES_DIR")
+    found: list[ArchiveReport] = []
+    if chosen:
+        address = context.postgres_address(call.postgres_url)
+        narrator = Narrator(say, "archived", total=len(chosen), unit="partitions")
+        with context.spark("queuekeeper partitions archive", spark_master, address) as spark, followed():
+            from queuekeeper.maintenance.partitions.archive import archive_partition
+
+            def act(record: RetiredPartition) -> ArchiveReport:
+                narrator.at(len(found))
+                return archive_partition(
+                    spark,
+                    postgres_url=address,
+                    retired_id=record.retired_id,
+                    directory=place,
+                    now_ms=system_clock(),
+                )
+
+            found, failed = _without_the_broken(chosen, act)
+            errors += failed
+    columns = {"partition": "manifest.table", "rows": "manifest.content.rows", "bytes": "manifest.size_bytes"}
+    columns |= {"archive": "path"}
+    return Shown(
+        {"archives": found},
+        lambda: [listing("Archives", found, columns, nothing="Nothing is to be archived.")],
+        failed="; ".join(errors) or None,
+    )
 
 
 @command(app, also=PLANS)

@@ -32,7 +32,6 @@ from queuekeeper.maintenance.partitions.model import (
     PartitionPlan,
     PartitionWish,
     Purpose,
-    RetiredState,
     StepState,
     plan_of,
     report_of,
@@ -41,7 +40,7 @@ from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import NO_POLICY, load_policies, load_policy
 from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport
 from queuekeeper.maintenance.partitions.restore import archive_folder, retired_name
-from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
+from queuekeeper.maintenance.partitions.retired import load_retired, without_archive
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.places import shared_place
@@ -193,14 +192,7 @@ class PlanArchiveOperator(PartitionOperator):
         self.end_dry_run()
         with self.connect() as connection:
             policy = load_policy(connection, self.table)
-            to_archive = [
-                each.retired_id
-                for each in retired_partitions(connection, table=self.table)
-                if policy.archive
-                and each.state is RetiredState.QUARANTINED
-                and each.archived_at is None
-                and not each.drained_default
-            ]
+            to_archive = [each.retired_id for each in without_archive(connection, policy)]
         if not to_archive:
             raise AirflowSkipException(f"{self.table}: nothing to archive")
         if _others_at_work(context, "retirement.archive"):

@@ -14,6 +14,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.maintenance.partitions.catalog import read_table, schema_rights
 from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
 from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
 
@@ -31,6 +32,18 @@ def retired_partitions(
     names = [each.name for each in fields(RetiredPartition)]
     records = [dict(zip(names, row, strict=True)) for row in rows]
     return [RetiredPartition(**each | {"state": RetiredState(each["state"])}) for each in records]
+
+
+def without_archive(connection: Connection, policy: PartitionPolicy) -> list[RetiredPartition]:
+    """Return the partitions in quarantine that need an archive by the policy of their table, and have none."""
+    return [
+        each
+        for each in retired_partitions(connection, table=policy.table)
+        if policy.archive
+        and each.state is RetiredState.QUARANTINED
+        and each.archived_at is None
+        and not each.drained_default
+    ]
 
 
 def load_retired(connection: Connection, retired_id: int) -> RetiredPartition:
