@@ -53,14 +53,14 @@ def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]
     memory = report.memory
     used = [(point.at_ms, float(point.used_bytes)) for point in memory.measured]
     found = [
-        over_runs("Depth", _numbers(runs, "messages"), number, "messages in all queues"),
-        over_runs("Lag", _numbers(runs, "waiting"), number, "messages wait for a consumer"),
+        _over_runs("Depth", _numbers(runs, "messages"), number, "messages in all queues"),
+        _over_runs("Lag", _numbers(runs, "waiting"), number, "messages wait for a consumer"),
     ]
     if limit := memory.limit_bytes:
         share = [(at_ms, each / limit) for at_ms, each in used]
-        found.append(over_runs("Memory", share, percent, f"of {size(limit)} in use", ceiling=1.0))
+        found.append(_over_runs("Memory", share, percent, f"of {size(limit)} in use", ceiling=1.0))
     else:
-        found.append(over_runs("Memory", used, size, "in use, without a limit"))
+        found.append(_over_runs("Memory", used, size, "in use, without a limit"))
     return [each for each in found if each] + [_ahead(each) for each in report.expiry if each.points]
 
 
@@ -70,7 +70,7 @@ def _numbers(runs: Sequence[QualityRun], name: str) -> list[Point]:
     return [(round(at.timestamp() * 1_000), value) for at, value in known if value is not None]
 
 
-def over_runs(
+def _over_runs(
     title: str, points: Sequence[Point], told: Callable[[float], str], about: str, *, ceiling: float | None = None
 ) -> Glance | None:
     """Return a figure over runs, the newest last; none without a run.
