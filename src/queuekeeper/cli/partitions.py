@@ -191,7 +191,7 @@ def archive(
     folder: NewArchives = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
-    """Write retired partitions to Parquet by Spark, read them again, and compare both.
+    """Write retired partitions to Parquet, and compare both.
 
     It takes those whose policy asks for an archive and that have none. It can be repeated.
 
