@@ -58,7 +58,7 @@ _ROWS_PER_TASK = 100_000
 
 _CONNECT_TIMEOUT_S = 5.0
 
-MASTER_WAIT_S = 30.0
+MASTER_WAIT_S = 45.0
 """How long a master may take to accept an application; Spark itself gives up after sixty seconds, without a word."""
 
 
