@@ -113,5 +113,7 @@ for _name, _place, _words in (
 def main() -> None:
     """Run the command line."""
     # Where it is installed, as beside Airflow, redis-py would load it at each start, though nobody here measures by it.
-    sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
+    # Handlers of a user's own program, which `work` runs, may measure by it.
+    if "work" not in sys.argv:
+        sys.modules.setdefault("opentelemetry.sdk.metrics", None)  # type: ignore[arg-type]
     app()
