@@ -76,6 +76,8 @@ def _matter(store: MaintenanceRuns, run: MaintenanceRun, *, now: datetime, quiet
         words, verb = "is paused", "resume"
     elif run.state is RunState.PLANNED:
         words = "waits for an approval"
+    elif run.state is RunState.REJECTED:
+        words = "was rejected and can be planned again, or agreed to after all"
     elif run.state in (RunState.STOPPED, RunState.FAILED):
         words = f"has {'failed' if run.state is RunState.FAILED else 'stopped'} and can go on"
     elif run.state is RunState.APPROVED:

@@ -149,7 +149,7 @@ def test_answer_stands_in_the_audit_once_and_on_the_page_of_evidence(
     assert (entry.actor, entry.action) == (actor, action)
     # A no to the last step of a migration, or to its way back, is none to the plan.
     is_about_plan = name not in ("CommitOperator", "RollBackOperator")
-    assert MaintenanceRuns(control).load(subject).state is (RunState.STOPPED if is_about_plan else RunState.PLANNED)
+    assert MaintenanceRuns(control).load(subject).state is (RunState.REJECTED if is_about_plan else RunState.PLANNED)
     effect = json.loads(entry.effect)
     assert (effect["dag_id"], effect["run_id"]) == (DAGS[name], RUN)
     assert datetime.fromisoformat(effect["answered_at"]) == datetime(2026, 11, 24, 10, tzinfo=UTC)

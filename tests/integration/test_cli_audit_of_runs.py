@@ -139,7 +139,7 @@ def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
     answers(monkeypatch, yes=False)
     with pytest.raises(RefusedError, match="not confirmed: nothing was written"):
         agree(asked(), runs, run_id, "Shall it?")
-    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.STOPPED)
+    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.REJECTED)
     answers(monkeypatch, yes=True)
     agree(asked(), runs, run_id, "Shall it?")
     # Who has agreed is not asked again.
@@ -150,7 +150,7 @@ def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
 
 
 @pytest.mark.parametrize("kind", ["session_migration", "fanout_repair", "partition_drop"])
-def test_run_about_which_nobody_can_be_asked_is_stopped_on_record_and_may_be_agreed_to_later(
+def test_run_about_which_nobody_can_be_asked_is_rejected_on_record_and_may_be_agreed_to_later(
     control: Connection, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = MaintenanceRuns(control)
@@ -165,7 +165,7 @@ def test_run_about_which_nobody_can_be_asked_is_stopped_on_record_and_may_be_agr
     monkeypatch.setattr(command, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: False)))
     with pytest.raises(RefusedError, match=r"Shall it\? Nobody can be asked here: repeat the command with --yes"):
         agree(asked(), runs, run_id, "Shall it?")
-    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.STOPPED)
+    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.REJECTED)
 
     agree(asked(yes=True), runs, run_id, "Shall it?")
     assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (person, RunState.APPROVED)

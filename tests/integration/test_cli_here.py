@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import audit, postgres
 from queuekeeper.attention import find_matters
 from queuekeeper.cli.events import MENDS
 from queuekeeper.clock import system_clock
@@ -141,6 +141,12 @@ def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path:
     status = f"queuekeeper run status {run_id}"
 
     assert told() == (f"{kind} {run_id} waits for an approval:", [status, *goes_on(kind, run_id)])
+    runs.note_answer(run_id, audit.Answer(action=audit.Action.REJECT, actor="ada"))
+    again = "was rejected and can be planned again, or agreed to after all"
+    assert told() == (f"{kind} {run_id} {again}:", [status, *goes_on(kind, run_id)])
+    shown = CommandLine().run("run", "status", run_id).stdout
+    assert "rejected" in shown
+    assert "Plan again" in shown
     runs.set_paused(run_id, True, actor="ada")
     assert told() == (f"{kind} {run_id} is paused:", [f"queuekeeper run resume {run_id}"])
     runs.set_paused(run_id, False, actor="ada")

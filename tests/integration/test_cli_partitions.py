@@ -119,7 +119,7 @@ def test_what_is_done_to_partitions_is_a_run_that_is_listed_told_and_audited(con
     listed = runs("list")
     assert [(each["job"], each["state"]) for each in listed] == [
         ("partition_retirement", "done"),
-        ("partition_retirement", "stopped"),  # nobody could be asked
+        ("partition_retirement", "rejected"),  # nobody could be asked
         ("partition_creation", "done"),
     ]
     retirement = listed[0]["run"]

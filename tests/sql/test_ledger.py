@@ -173,15 +173,15 @@ def test_approved_plan_that_counts_no_longer_is_planned_again_unless_it_has_begu
     assert ledger.save_plan(later, run_id=None).as_of_ms == late_ms
 
 
-def test_plan_that_nobody_agreed_to_is_stopped_and_may_be_planned_again_or_approved_after_all(
+def test_plan_that_nobody_agreed_to_is_rejected_and_may_be_planned_again_or_approved_after_all(
     ledger: MigrationLedger,
 ) -> None:
     ledger.save_plan(make_plan(), run_id=None)
     ledger.note_answer("plan-a", audit.Answer(action=audit.Action.REJECT, actor="ada"))
-    assert ledger.load_plan("plan-a").state is PlanState.STOPPED
-    assert Runs(ledger.connection).load("plan-a").state is RunState.STOPPED
+    assert ledger.load_plan("plan-a").state is PlanState.REJECTED
+    assert Runs(ledger.connection).load("plan-a").state is RunState.REJECTED
     ledger.set_paused("plan-a", True)
-    assert ledger.load_plan("plan-a").state is PlanState.STOPPED
+    assert ledger.load_plan("plan-a").state is PlanState.REJECTED
 
     assert ledger.save_plan(make_plan(), run_id=None).state is PlanState.PLANNED
     ledger.note_answer("plan-a", audit.Answer(action=audit.Action.UNANSWERED, actor="nobody"))

@@ -21,8 +21,8 @@ BEGIN
             SET
                 state = CASE
                     WHEN $2.state = $1.state THEN run.state
-                    WHEN run.state IN ('planned', 'stopped') AND $2.state = 'approved' THEN 'approved'
-                    WHEN run.state = 'planned' AND $2.state = 'stopped' THEN 'stopped'
+                    WHEN run.state IN ('planned', 'rejected', 'stopped') AND $2.state = 'approved' THEN 'approved'
+                    WHEN run.state = 'planned' AND $2.state = 'rejected' THEN 'rejected'
                     ELSE run.state
                 END,
                 approved_by = CASE WHEN change.agreed THEN $2.approved_by ELSE run.approved_by END,

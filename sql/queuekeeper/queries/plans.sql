@@ -23,7 +23,7 @@ ON CONFLICT (plan_id) DO UPDATE
     )
     WHERE
     (
-        queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
+        queuekeeper.plans.state IN ('planned', 'refused', 'rejected')
         OR (
             queuekeeper.plans.state = 'approved'
             AND queuekeeper.plans.as_of_ms < excluded.as_of_ms - %(valid_ms)s

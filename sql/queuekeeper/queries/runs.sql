@@ -85,7 +85,7 @@ LIMIT %(maximum)s;
 -- index: maintenance_runs_pkey, plans_pkey
 UPDATE queuekeeper.runs
 SET
-    state = CASE WHEN state IN ('planned', 'stopped') THEN 'approved' ELSE state END,
+    state = CASE WHEN state IN ('planned', 'rejected', 'stopped') THEN 'approved' ELSE state END,
     approved_by = %(approved_by)s,
     approved_at = coalesce(%(approved_at)s::timestamptz, clock_timestamp())
 WHERE
@@ -93,14 +93,14 @@ WHERE
     AND refused = ''
 RETURNING maintenance_run_id;
 
--- name: stop_planned_run
+-- name: reject_planned_run
 -- Record that a run that waited for an approval was not approved.
 -- params: maintenance_run_id
 -- rows: at most one: (maintenance_run_id)
 -- index: maintenance_runs_pkey, plans_pkey
 UPDATE queuekeeper.runs
 SET
-    state = 'stopped'
+    state = 'rejected'
 WHERE
     maintenance_run_id = %(maintenance_run_id)s
     AND state = 'planned'

@@ -14,7 +14,7 @@ CREATE TABLE queuekeeper.maintenance_runs (
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT maintenance_runs_pkey PRIMARY KEY (maintenance_run_id),
     CONSTRAINT maintenance_runs_state_check CHECK (
-        state IN ('planned', 'approved', 'running', 'done', 'stopped', 'failed')
+        state IN ('planned', 'approved', 'rejected', 'running', 'done', 'stopped', 'failed')
     ),
     CONSTRAINT maintenance_runs_throttle_check CHECK (throttle_operations_per_s > 0)
 );

@@ -18,7 +18,7 @@ CREATE TABLE queuekeeper.plans (
     target_clustered boolean, -- whether it was made for a cluster; null: by an earlier release
     CONSTRAINT plans_pkey PRIMARY KEY (plan_id),
     CONSTRAINT plans_state_check CHECK (
-        state IN ('planned', 'refused', 'stopped', 'approved', 'copying', 'copied', 'verified', 'failed')
+        state IN ('planned', 'refused', 'rejected', 'approved', 'copying', 'copied', 'verified', 'failed')
     ),
     CONSTRAINT plans_throttle_check CHECK (throttle_messages_per_s > 0)
 );

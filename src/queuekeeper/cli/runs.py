@@ -65,6 +65,7 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
         facts = {
             "job": run.kind,
             "run": run.state.value,
+            "what next": run.rejected or None,
             "paused": run.paused,
             "approved by": run.approved_by,
             "throttle": rate_words(run),

@@ -38,7 +38,8 @@ class RunState(StrEnum):
     APPROVED = "approved"  # a person agreed
     RUNNING = "running"  # at work, paused, or killed at work
     DONE = "done"  # all shares are done
-    STOPPED = "stopped"  # its time was up, somebody stopped it, or nobody agreed when asked; it can go on
+    REJECTED = "rejected"  # nobody agreed when asked; somebody may after all
+    STOPPED = "stopped"  # its time was up, or somebody stopped it; it can go on
     FAILED = "failed"  # an error ended it; it can go on
 
 
@@ -100,6 +101,15 @@ class MaintenanceRun:
     def no_undo(self) -> str:
         """Why ``queuekeeper run undo`` does not undo the run, and what does; empty where it does."""
         return self.of.no_undo(self)
+
+    @property
+    def rejected(self) -> str:
+        """What can be done about a run that nobody agreed to, as sentences; empty for any other."""
+        if self.state is not RunState.REJECTED:
+            return ""
+        after_all = self.of.go_on(self)
+        agree = f", or agree after all: `queuekeeper {after_all}` asks again" if after_all else ""
+        return f"Nobody agreed when asked, so nothing was changed. Plan again{agree}."
 
     @property
     def over(self) -> str:
@@ -296,14 +306,14 @@ class Runs:
             self.set_approved(run_id, answer)
 
     def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Record the answer to the question; a run that waited for it is stopped when nobody approved.
+        """Record the answer to the question; a run that waited for it is rejected when nobody approved.
 
         :raises UsageError: when there is no such run.
         """
         with self.connection.transaction():
             audit.record_answer(self.connection, answer, subject=run_id, kind=self.load(run_id).kind)
             if answer.action is not audit.Action.APPROVE:
-                self._row("stop_planned_run", {"maintenance_run_id": run_id})
+                self._row("reject_planned_run", {"maintenance_run_id": run_id})
 
     def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
         """Approve a run by a person's answer, if plan and answer still count.

@@ -91,7 +91,8 @@ def _goes_on(run: MaintenanceRun) -> str:
 
 
 def _goes_on_online(run: MaintenanceRun) -> str:
-    return f"online {'arm' if run.state is RunState.PLANNED else 'status'} {run.maintenance_run_id}"
+    has_not_begun = run.state in (RunState.PLANNED, RunState.REJECTED)
+    return f"online {'arm' if has_not_begun else 'status'} {run.maintenance_run_id}"
 
 
 def _waits_for(run: MaintenanceRun, at_work: Collection[str]) -> str:

@@ -145,7 +145,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
                 online_status(connection, plan_id),
             ),
         )
-        may_ask = status.state in (PlanState.PLANNED, PlanState.STOPPED) or (
+        may_ask = status.state in (PlanState.PLANNED, PlanState.REJECTED) or (
             online is not None and OnlineState.SOAKING in online.states
         )
         asked = may_ask and await _question(airflow, request, status, online) is not None

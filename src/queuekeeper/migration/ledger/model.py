@@ -21,7 +21,7 @@ class PlanState(StrEnum):
 
     PLANNED = "planned"  # read and counted; waits for approval
     REFUSED = "refused"  # a limit was exceeded; state_reason says which
-    STOPPED = "stopped"  # nobody approved it when asked; it may be asked about again
+    REJECTED = "rejected"  # nobody approved it when asked; it may be asked about again
     APPROVED = "approved"  # a person agreed
     COPYING = "copying"  # rows are being written
     COPIED = "copied"  # every chosen cohort was written

@@ -208,7 +208,7 @@ def hold_words(
         return ""
     if state is PlanState.PLANNED:
         return "It waits for somebody to approve the plan."
-    if state is PlanState.STOPPED:
+    if state is PlanState.REJECTED:
         return "Nobody approved the plan when asked: plan again, or copy it by queuekeeper migrate copy."
     step = verify if copy.is_done and (copy.total or verify.done) else copy
     if paused and step is copy:
