@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from planted_queues import plant, plant_healthy
 from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
@@ -105,16 +106,20 @@ def make_world(
     own_redis: Callable[[Flavour], str],
     redis_cluster: RedisCluster,
 ) -> Iterator[Callable[..., World]]:
-    """Make a source and an empty target of a module's own."""
+    """Make a source and a target of a module's own; ``planted``: with queues of every fault, and healthy ones."""
     with ExitStack() as stack:
 
-        def made(*, template: str = "template0", target: Flavour | str = "valkey") -> World:
+        def made(*, template: str = "template0", target: Flavour | str = "valkey", planted: bool = False) -> World:
             if target == "cluster":
                 redis_cluster.flush()
                 redis_url = redis_cluster.url
             else:
                 redis_url = target if "://" in target else own_redis(target)  # type: ignore[arg-type]
-            return stack.enter_context(World.opened(spark, postgres_url=clone(template), redis_url=redis_url))
+            world = stack.enter_context(World.opened(spark, postgres_url=clone(template), redis_url=redis_url))
+            if planted:
+                plant(world.client)
+                plant_healthy(world.client)
+            return world
 
         yield made
 

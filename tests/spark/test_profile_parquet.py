@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from lua_sessions import now_ms
-from planted_queues import PARAMETERS, plant, plant_healthy
+from planted_queues import PARAMETERS
 
 from queuekeeper.errors import UsageError
 from queuekeeper.quality.judge.parquet import judge_parquet
@@ -22,10 +22,7 @@ from tests.spark.world import World
 
 @pytest.fixture(scope="module")
 def world(make_world: Callable[..., World]) -> World:
-    made = make_world()
-    plant(made.client)
-    plant_healthy(made.client)
-    return made
+    return make_world(planted=True)
 
 
 def _profile(world: World, place: str) -> None:

@@ -85,10 +85,7 @@ def _sums(world: World, table: str, profile_id: str, *columns: str) -> tuple[Any
 
 @pytest.fixture(scope="module")
 def world(make_world: Callable[..., World]) -> World:
-    made = make_world()
-    plant(made.client)
-    plant_healthy(made.client)
-    return made
+    return make_world(planted=True)
 
 
 def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path) -> None:
