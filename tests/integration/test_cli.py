@@ -159,12 +159,15 @@ ON_POSTGRES = (
 
 
 def test_commands_that_ask_redis_alone_load_no_client_of_postgresql(valkey_url: str) -> None:
-    lines = [line for line in ON_REDIS if line != "acl redis"]  # its file has the roles of PostgreSQL, too
-    assert loaded_by(lines, "psycopg", QUEUEKEEPER_REDIS_URL=valkey_url) == {line: [] for line in lines}
+    assert loaded_by(ON_REDIS, "psycopg", QUEUEKEEPER_REDIS_URL=valkey_url) == {line: [] for line in ON_REDIS}
 
 
 def test_commands_that_ask_postgresql_alone_load_no_client_of_redis(recorded: str) -> None:
     assert loaded_by(ON_POSTGRES, "redis", QUEUEKEEPER_POSTGRES_URL=recorded) == {line: [] for line in ON_POSTGRES}
+
+
+def test_help_on_users_and_roles_loads_no_client() -> None:
+    assert loaded_by(["acl --help"], "psycopg", "redis") == {"acl --help": []}
 
 
 def test_commands_without_spark_load_neither_it_nor_what_it_brings(recorded: str, valkey_url: str) -> None:
@@ -287,6 +290,8 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         (("sample", "--messages", "-1"), "messages is -1"),
         (("migrate", "undo"), "Missing argument 'PLAN'"),
         (("migrate", "nonsense"), "No such command 'nonsense'"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("incidents", "list"), "No such command 'incidents'. Did you mean `queuekeeper quality incidents`?"),
     ],
 )
 def test_wrong_usage_ends_with_2_before_anything_is_asked(arguments: tuple[str, ...], words: str) -> None:

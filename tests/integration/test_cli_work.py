@@ -42,6 +42,11 @@ def bill(message):
 async def bill_async(message):
     note(message.body.decode())
 
+def bill_measured(message):
+    from opentelemetry.sdk.metrics import MeterProvider
+    MeterProvider().get_meter("billing").create_counter("bills").add(1)
+    bill(message)
+
 def bill_events(delivery):
     for event in delivery.events:
         note(event.payload)
@@ -165,7 +170,7 @@ def publish(queues: FanoutQueues, numbers: range) -> None:
     queues.publish("orders", [NewMessage(body=str(number).encode()) for number in numbers])
 
 
-@pytest.mark.parametrize("name", ["bill", "bill_async"])
+@pytest.mark.parametrize("name", ["bill", "bill_async", "bill_measured"])
 def test_handler_works_on_all_messages_and_ends_by_a_signal(
     started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path, name: str
 ) -> None:

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from queuekeeper.access import redis_user, redis_users
 from queuekeeper.cli.command import Call, Plain, command, group
 from queuekeeper.cli.output import Shown, copied, picked
-from queuekeeper.roles import DEFAULT_PREFIX, postgres_role, postgres_roles, psql_script
 
 app = group()
 
@@ -33,6 +31,8 @@ def redis(call: OnKeys, *, job: Job = None) -> Shown:
 
     Example: `queuekeeper acl redis --job quality --job cleanup`
     """
+    from queuekeeper.access import redis_user, redis_users
+
     users = [redis_user(name) for name in dict.fromkeys(job)] if job else list(redis_users().values())
     found = [
         picked(user, "job", "purpose", "reads_payloads") | {"command": user.command(key_prefix=call.key_prefix)}
@@ -57,6 +57,8 @@ def postgres(
     :param role_prefix: Prefix of the names of roles. [default: queuekeeper_]
     :param sessions_schema: Schema that holds TBMQ's tables.
     """
+    from queuekeeper.roles import DEFAULT_PREFIX, postgres_role, postgres_roles, psql_script
+
     prefix = DEFAULT_PREFIX if role_prefix is None else role_prefix
     roles = [postgres_role(name) for name in dict.fromkeys(job)] if job else list(postgres_roles().values())
     found = [

@@ -82,6 +82,16 @@ class CommandGroup(TyperGroup):
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find a command; one that only groups have is refused with their names."""
+        word = args[0]
+        if word not in self.commands:
+            within = [name for name, found in self.commands.items() if word in getattr(found, "commands", {})]
+            if within:
+                named = " or ".join(f"`queuekeeper {name} {word}`" for name in within)
+                ctx.fail(f"No such command {word!r}. Did you mean {named}?")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command and translate what it raises."""
         try:
