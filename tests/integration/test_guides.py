@@ -340,6 +340,7 @@ def repaired(servers: Servers) -> Variables:
 Supposed = Callable[[Servers], Variables]
 
 GUIDES: dict[str, Supposed | None] = {
+    "first-day.md": None,
     "first-queues.md": None,
     "first-tables.md": None,
     "first-migration.md": None,
