@@ -178,6 +178,11 @@ format: setup ## Let ruff and sqlfluff put the files in shape
 docs: setup ## Build the documentation site, with its reference, into var/docs/site
 	@$(BIN)/python -m scripts.build_docs
 
+.PHONY: pictures
+pictures: setup-tests ## Take the pictures of README and docs anew, of the pages and the data that tests walk
+	@$(call quietly,$(PYTEST) tests/ui/test_plugin_pages.py -k picture_of_the_documents)
+	@cp var/pictures/docs/*.png docs/images/
+
 .PHONY: lock
 lock: setup ## Resolve the dependencies anew into requirements.lock, with hashes and without addresses
 	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --override overrides.txt \

@@ -56,10 +56,10 @@ def fill_all(connection: Connection, *, messages: int, sessions: int) -> None:
     save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="3 days"))
 
 
-def fill_migration(connection: Connection, evidence: Evidence, *, now_ms: int) -> str:
+def fill_migration(connection: Connection, evidence: Evidence, *, now_ms: int, run_id: str = RUN_ID) -> str:
     """Put a migration on record as its own steps would have, and return the plan's id."""
     ledger, plan = MigrationLedger(connection), evidence.plan
-    ledger.save_plan(plan, run_id=RUN_ID)
+    ledger.save_plan(plan, run_id=run_id)
     if evidence.approval is not None:
         ledger.approve(plan.plan_id, evidence.approval.approved_by)
     for state in set(evidence.states.values()):

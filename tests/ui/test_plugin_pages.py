@@ -1,7 +1,8 @@
 """The pages in a real browser: anybody can read them. Who may see them, and a migration played in Airflow's own UI from
 form to report, are in ``tests/integration/test_session_migration.py``.
 
-Pictures of every page are taken where ``QUEUEKEEPER_SCREENSHOTS`` names a folder for them.
+What there is to see stands in ``tests/page_views.py``. Each walk leaves its pictures in ``var/pictures``, and
+``make pictures`` takes those of README and ``docs/`` from there.
 """
 
 from __future__ import annotations
@@ -10,50 +11,50 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Response, expect
 
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.browser import CONTRASTS, chromium, pictured
 from tests.conftest import nightly
+from tests.page_views import DAGS, EMPTY, NO_PAGES, VIEWS, WAITS, View, fill
 from tests.patience import PATIENCE_S
-from tests.plugin_world import fill_all, fill_migration, open_guards
+from tests.pictures import OF_DOCUMENTS, PICTURE_PX, PICTURES, png_size
+from tests.plugin_world import fill_migration, open_guards
 from tests.run_kinds import planned
 
 pytestmark = pytest.mark.ui
 
 DATABASE = "ui_pages"
-DAGS = Path(__file__).parents[2] / "dags"
-PAGES = {
-    "overview": "/",
-    "migrations": "/migration",
-    "migration": f"/migration/{report_samples.PLAN_ID}",
-    "cohort": f"/migration/{report_samples.PLAN_ID}/cohorts/7",
-    "runs": "/runs",
-    "queue": "/queue/0000000000000001",
-    "partitions": "/partitions",
-    "quality": "/quality",
-    "audit": "/audit?verify=true",
-    "reports": "/reports",
-    "started": "/started?dag_id=queue_quality&run_id=manual__1",
-    "search": "/search",
-    "nothing": "/nothing",
-}
+REPORT = "GET /reports/{name}"
 SIZES = {"phone": (390, 844), "tablet": (820, 1_180), "desk": (1_280, 900)}
-DAY = ["desk-dark", "phone-light"]
-NIGHT = ["desk-light", "phone-dark", "tablet-dark", "tablet-light"]
+DAY: list[tuple[str, Any]] = [("desk", "dark"), ("phone", "light")]
+NIGHT: list[tuple[str, Any]] = [("desk", "light"), ("phone", "dark"), ("tablet", "dark"), ("tablet", "light")]
+LOOKS = [pytest.param(DAY, id="day"), pytest.param(NIGHT, id="night", marks=pytest.mark.nightly)]
+# By day tests of their own look at reports, which are long.
+ROUTES = [*(route for route in VIEWS if route != REPORT), *nightly(REPORT)]
+FIRST = {
+    route: views[0]
+    for route, views in VIEWS.items()
+    # A report is a file of its own: test_report_page.py and test_quality_page.py look at it.
+    if views[0].status == 200 and route != REPORT
+}
+"""What most tests look at: the first view of each route."""
 
 # What a template leaves where a value was forgotten, and what a Markdown text is before it is rendered.
 LEFTOVERS = re.compile(
@@ -72,8 +73,6 @@ BROKEN = """() => [...document.querySelectorAll(".scroll :is(code, time)")]
   .filter((each) => each.checkVisibility() && each.getClientRects().length > 1).map((each) => each.outerHTML)"""
 
 
-FORMS = {f"form-{file.stem}": f"/trigger/{file.stem}" for file in sorted(DAGS.glob("*.py"))}
-
 # Numbers what can be pressed, written in or scrolled, in its order on the page; one cell of the board stands for all.
 REACHABLE = """() => [...document.querySelectorAll(
   "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']"
@@ -85,59 +84,81 @@ FOCUSED = """() => {
 }"""
 
 
+# Sends a form as a page of the site would; what is sent stands in no address.
+SEND = """({path, fields}) => {
+  const form = Object.assign(document.createElement("form"), {method: "post", action: path});
+  for (const [name, value] of Object.entries(fields)) {
+    form.append(Object.assign(document.createElement("input"), {type: "hidden", name, value}));
+  }
+  document.body.append(form);
+  form.submit();
+}"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Stores with a history, and where pictures go, if anybody wants them."""
+    """Stores, the application over them, and where it is served.
+
+    :param places: what addresses of views name.
+    """
 
     connection: Connection
-    target: RedisServer
-    source_url: str
-    home: Path
-    pictures: Path | None
-    run_id: str
+    app: Any
+    site: str
+    places: Mapping[str, str]
 
-    def keep_picture(self, page: Page, name: str) -> None:
-        """Keep a picture of a page; nothing else looks at it."""
-        if self.pictures is not None:
-            pictured(page, self.pictures / f"{name}.png")
+    def open(self, page: Page, view: View) -> Response:
+        """Open a page as a view says."""
+        path = f"{self.site}{view.path.format_map(self.places)}"
+        if view.form is None:
+            answer = page.goto(path)
+        else:
+            page.goto(f"{self.site}/search")
+            fields = {name: text.format_map(self.places) for name, text in view.form.items()}
+            with page.expect_navigation() as sent:
+                page.evaluate(SEND, {"path": path, "fields": fields})
+            answer = sent.value
+        assert answer is not None
+        return answer
 
 
 @pytest.fixture(scope="module")
 def world(
-    postgres_server: PostgresServer,
-    server_home: Path,
-    redis_servers: Callable[[str], RedisServer],
-    tmp_path_factory: pytest.TempPathFactory,
+    postgres_server: PostgresServer, server_home: Path, redis_servers: Callable[[str], RedisServer]
 ) -> Iterator[World]:
-    """A small source to migrate, and a history of a migration and of checks."""
-    source, target = postgres_server.create_database(DATABASE), redis_servers("valkey")
-    with target.client() as client:
+    """A small source to migrate, and a history of migrations, runs and checks."""
+    home, target = server_home / "ui-home", redis_servers("valkey")
+    address = target.url
+    with served(postgres_server, address, home=home, database=DATABASE) as found, target.client() as client:
         client.flushall()
-    kept = os.environ.get("QUEUEKEEPER_SCREENSHOTS")
-    if kept:
-        Path(kept).mkdir(parents=True, exist_ok=True)
-    with postgres.connect(source, autocommit=True) as connection:
-        fill_all(connection, messages=500, sessions=50)
-        for about in ("migration", "quality", "fanout"):
-            for suffix in ("html", "json"):
-                report = server_home / "ui-home" / "reports" / f"{about}-0123456789abcdef-20260301T080000Z.{suffix}"
-                report.parent.mkdir(parents=True, exist_ok=True)
-                report.touch()
-        yield World(
-            connection=connection,
-            target=target,
-            source_url=source,
-            home=server_home / "ui-home",
-            pictures=Path(kept) if kept else None,
-            run_id=planned(connection, "fanout_repair", tmp_path_factory.mktemp("undo"), has_work=True),
-        )
-    postgres_server.drop_database(DATABASE)
+        places = fill(found.connection, client, home)
+        # The first look starts what draws charts, once in the life of a server.
+        httpx.get(f"{found.site}/", timeout=PATIENCE_S).raise_for_status()
+        yield replace(found, places=places)
 
 
 @pytest.fixture(scope="module")
-def site(world: World) -> Iterator[str]:
-    """Address of the pages as a server of their own, where nobody is asked: starting Airflow takes a minute."""
-    os.environ.setdefault("AIRFLOW_HOME", str(world.home))
+def nothing_yet(
+    postgres_server: PostgresServer, server_home: Path, redis_servers: Callable[[str], RedisServer]
+) -> Iterator[World]:
+    """Servers on which nothing has happened."""
+    home = server_home / "ui-empty"
+    address = redis_servers("valkey").database_url(1)
+    with served(postgres_server, address, home=home, database=f"{DATABASE}_empty") as found:
+        postgres.migrate(found.connection)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def site(world: World) -> str:
+    """Address of the pages."""
+    return world.site
+
+
+@contextmanager
+def served(server: PostgresServer, redis_url: str, *, home: Path, database: str) -> Iterator[World]:
+    """Serve the pages over an empty database, where nobody is asked: starting Airflow takes a minute."""
+    os.environ.setdefault("AIRFLOW_HOME", str(home))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import uvicorn
@@ -145,34 +166,32 @@ def site(world: World) -> Iterator[str]:
 
         from queuekeeper.airflow.plugin.pages import pages
         from queuekeeper.airflow.plugin.stores import Stores
-        from queuekeeper.config import Settings
 
-    app = FastAPI()
-    stores = Stores(postgres_url=lambda: world.source_url, redis_url=lambda: world.target.url)
-    app.mount(
-        "/queuekeeper",
-        pages(settings=Settings(home=world.home), guards=open_guards(), stores=stores, api=airflow_api()),
-    )
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
+    source, app = server.create_database(database), FastAPI()
+    stores = Stores(postgres_url=lambda: source, redis_url=lambda: redis_url)
+    shown = pages(settings=Settings(home=home), guards=open_guards(), stores=stores, api=airflow_api())
+    app.mount("/queuekeeper", shown)
+    web = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=web.run, daemon=True)
     thread.start()
-    while not server.started:
+    while not web.started:
         assert thread.is_alive(), "the server of the pages has ended"
         thread.join(0.05)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    address = f"http://127.0.0.1:{port}/queuekeeper"
-    # The first look loads the library of charts, once in the life of a server.
-    httpx.get(f"{address}/", timeout=PATIENCE_S).raise_for_status()
-    yield address
-    server.should_exit = True
+    port = web.servers[0].sockets[0].getsockname()[1]
+    with postgres.connect(source, autocommit=True) as connection:
+        yield World(connection=connection, app=shown, site=f"http://127.0.0.1:{port}/queuekeeper", places={})
+    web.should_exit = True
     thread.join(PATIENCE_S)
+    server.drop_database(database)
 
 
+@cache
 def airflow_api() -> Any:
     """Return what answers as Airflow's own API does: details of our DAGs, read from their files, and states of runs."""
     from airflow.dag_processing.dagbag import DagBag
 
     from queuekeeper.airflow.plugin.rest import RestApi
+    from queuekeeper.airflow.summary import summarise
 
     details = {
         f"/{dag_id}/details": {
@@ -183,11 +202,19 @@ def airflow_api() -> Any:
         }
         for dag_id, dag in DagBag(DAGS).dags.items()
     }
+    plan = report_samples.unverified().plan
+    question = {
+        "subject": f"Copy {plan.total('to_copy'):,} messages to Redis?",
+        "body": summarise(plan, ()),
+        "response_received": False,
+    }
 
     def answer(request: httpx.Request) -> httpx.Response:
-        run = {"state": "queued" if request.url.path.endswith("waits") else "success"}
-        found = next((known for path, known in details.items() if path in request.url.path), run)
-        return httpx.Response(200, json=found)
+        path = request.url.path
+        if WAITS in path and "/taskInstances/" in path:
+            return httpx.Response(200, json=question if path.endswith("/hitlDetails") else {"state": "awaiting_input"})
+        run = {"state": "queued" if path.endswith("waits") else "success"}
+        return httpx.Response(200, json=next((known for at, known in details.items() if at in path), run))
 
     return RestApi(lambda: httpx.MockTransport(answer))
 
@@ -242,44 +269,93 @@ def stop_clock(page: Page) -> None:
     page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=1))
 
 
-def serious_faults(page: Page) -> list[str]:
-    """Return what axe finds that keeps somebody from using the page."""
-    return [
-        f"{fault['impact']}: {fault['help']}: {fault['nodes'][0]['html'][:200]}"
-        for fault in Axe().run(page).response["violations"]
-        if fault["impact"] in ("serious", "critical")
-    ]
+def faults_of(page: Page, *, alert: str, width: int, is_dark: bool) -> Iterator[str]:
+    """Yield what is wrong with a page as it is seen now.
+
+    :param alert: what its alerts say; empty for a page that has none.
+    """
+    for fault in Axe().run(page).response["violations"]:
+        yield f"axe, {fault['impact']}: {fault['help']}: {fault['nodes'][0]['html'][:200]}"
+    yield from (f"contrast: {contrast}" for contrast in page.evaluate(CONTRASTS))
+    yield from (f"blank: {blank}" for blank in page.evaluate(BLANK))
+    yield from (f"broken: {broken}" for broken in page.evaluate(BROKEN))
+    text = page.locator("body").inner_text()
+    yield from (f"left over: {text[at.start() - 30 : at.end() + 30]!r}" for at in LEFTOVERS.finditer(text))
+    said = page.get_by_role("alert").all_inner_texts()
+    yield from (f"alert: {each}" for each in said if not alert or alert not in each)
+    if alert and not said:
+        yield f"no alert says: {alert}"
+    if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
+        yield f"{wide} pixels wide"
+    if (page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)") is not is_dark:
+        yield "the other colours"
 
 
-@pytest.mark.parametrize("view", [*DAY, *nightly(*NIGHT)])
-def test_every_page_can_be_read_in_every_size_in_the_light_and_in_the_dark_and_asks_no_other_host(
-    world: World, site: str, contexts: Callable[..., BrowserContext], view: str
+def test_every_route_has_its_views_or_shows_nothing(world: World) -> None:
+    """A new page is walked from the day on which it is there."""
+    methods = ("GET", "POST")
+    routes = {f"{method} {each.path}" for each in world.app.routes for method in methods if method in each.methods}
+    # Whatever else is asked for is answered by this one.
+    routes.discard("POST /{path:path}")
+    assert routes == VIEWS.keys() | NO_PAGES.keys()
+    names = [view.name for views in VIEWS.values() for view in views]
+    assert len(names) == len(set(names))
+    assert set(EMPTY) <= set(names)
+
+
+def walk(
+    world: World, context: BrowserContext, views: Iterable[View], looks: Sequence[tuple[str, Any]], *, of: str = ""
 ) -> None:
-    size, scheme = view.split("-")
-    width, height = SIZES[size]
-    page, requests, complaints = watched(contexts(color_scheme=scheme, viewport={"width": width, "height": height}))
-    faults: list[tuple[str, object]] = []
-    for name, path in {**PAGES, **FORMS, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
-        answer = page.goto(f"{site}{path}")
-        assert answer is not None
-        assert answer.status == (404 if name == "nothing" else 200), (name, page.locator("body").inner_text())
-        world.keep_picture(page, f"{name}-{scheme}{'' if size == 'desk' else f'-{size}'}")
-        text = page.locator("body").inner_text()
-        faults += [(name, fault) for fault in serious_faults(page)]
-        faults += [(name, contrast) for contrast in page.evaluate(CONTRASTS)]
-        faults += [(name, f"blank: {blank}") for blank in page.evaluate(BLANK)]
-        faults += [(name, f"broken: {broken}") for broken in page.evaluate(BROKEN)]
-        faults += [(name, f"left over: {text[at.start() - 30 : at.end() + 30]!r}") for at in LEFTOVERS.finditer(text)]
-        if name != "nothing":
-            faults += [(name, f"error: {alert}") for alert in page.get_by_role("alert").all_inner_texts()]
-        if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
-            faults.append((name, f"{wide} pixels wide"))
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-        assert dark is (scheme == "dark"), name
-    assert faults == []
-    assert [url for url in requests if not url.startswith((site, "data:"))] == []
-    # The page that does not exist is told as such, and nothing else.
-    assert [text for text in complaints if "404" not in text] == []
+    """Look at views.
+
+    :param looks: sizes, each in the light or in the dark.
+    :param of: what the names of pictures begin with.
+    """
+    page, requests, complaints = watched(context)
+    faults: list[tuple[str, ...]] = []
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for view in views:
+        complaints.clear()
+        answer = world.open(page, view)
+        assert answer.status == view.status, (view.name, page.locator("body").inner_text())
+        for size, scheme in looks:
+            width, height = SIZES[size]
+            page.set_viewport_size({"width": width, "height": height})
+            page.emulate_media(color_scheme=scheme)
+            pictured(page, PICTURES / f"{of}{view.name}-{size}-{scheme}.png")
+            found = faults_of(page, alert=view.alert, width=width, is_dark=scheme == "dark")
+            faults += [(view.name, size, scheme, fault) for fault in found]
+        # The browser complains of the answer that this page is, and of nothing else.
+        expected = [] if view.status == 200 else [f"the server responded with a status of {view.status}"]
+        faults += [(view.name, text) for text in complaints if not any(words in text for words in expected)]
+    assert not faults, "\n".join(map(str, faults))
+    assert [url for url in requests if not url.startswith((world.site, "data:"))] == []
+
+
+@pytest.mark.parametrize("looks", LOOKS)
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_page_can_be_read_in_every_size_in_the_light_and_in_the_dark_and_asks_no_other_host(
+    world: World, contexts: Callable[..., BrowserContext], route: str, looks: list[tuple[str, Any]]
+) -> None:
+    walk(world, contexts(), VIEWS[route], looks)
+
+
+@pytest.mark.parametrize("looks", LOOKS)
+def test_pages_of_servers_without_a_history_can_be_read_as_well(
+    nothing_yet: World, contexts: Callable[..., BrowserContext], looks: list[tuple[str, Any]]
+) -> None:
+    views = [view for views in VIEWS.values() for view in views if view.name in EMPTY]
+    walk(nothing_yet, contexts(), views, looks, of="empty-")
+
+
+@pytest.mark.parametrize("name", OF_DOCUMENTS)
+def test_picture_of_the_documents_is_taken(world: World, contexts: Callable[..., BrowserContext], name: str) -> None:
+    page = contexts(viewport={"width": PICTURE_PX[0], "height": PICTURE_PX[1]}).new_page()
+    (view,) = (view for views in VIEWS.values() for view in views if view.name == name)
+    world.open(page, view)
+    (PICTURES / "docs").mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / "docs" / f"{name}.png")
+    assert png_size(PICTURES / "docs" / f"{name}.png") == PICTURE_PX
 
 
 def test_walk_finds_what_is_blank_and_what_a_template_has_left_over(contexts: Callable[..., BrowserContext]) -> None:
@@ -321,9 +397,9 @@ def test_printed_pages_are_white_and_whole_and_have_nothing_to_press(
 ) -> None:
     page = contexts(color_scheme="dark").new_page()
     controls = ":is(nav, form, button, input, select, textarea, summary):visible"
-    for name, path in {**PAGES, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
+    for name, view in FIRST.items():
         page.emulate_media(media="screen")
-        page.goto(f"{site}{path}")
+        world.open(page, view)
         assert page.locator(controls).count() > 0, name
         page.emulate_media(media="print")
         assert page.locator(controls).count() == 0, name
@@ -353,8 +429,6 @@ def test_slash_leads_to_the_search_from_any_page_and_a_result_to_its_page(
     page.keyboard.type(client)
     page.keyboard.press("Enter")
     arrived(page, "Search")
-    world.keep_picture(page, "found")
-    assert serious_faults(page) == []
     page.get_by_role("button", name=client).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("One queue explained")
     assert [url for url in requests if client in url] == []
@@ -365,8 +439,8 @@ def test_tab_reaches_everything_that_can_be_pressed_and_shows_where_it_is(
     world: World, site: str, contexts: Callable[..., BrowserContext]
 ) -> None:
     page = contexts().new_page()
-    for name, path in {**PAGES, "run": f"/runs/fanout_repair/{world.run_id}"}.items():
-        page.goto(f"{site}{path}")
+    for name, view in FIRST.items():
+        world.open(page, view)
         wanted = page.evaluate(REACHABLE)
         assert wanted > 8, name
         for at in range(wanted):
@@ -421,9 +495,7 @@ def test_points_of_plots_are_told_by_pointer_and_arrow_keys_and_a_series_is_swit
         page.emulate_media(color_scheme=scheme)
         plot.hover(position={"x": 80, "y": 80})
         expect(tip).to_contain_text("cleanup")
-        assert page.evaluate(CONTRASTS) == []
-        assert serious_faults(page) == []
-    world.keep_picture(page, "point-dark")
+        assert list(faults_of(page, alert="", width=1_280, is_dark=scheme == "dark")) == []
     line = plot.locator("path[data-series='with cleanup']:not(.at)").first
     expect(line).to_be_visible()
     page.get_by_role("button", name="with cleanup", exact=True).first.click()
@@ -437,7 +509,7 @@ def test_points_of_plots_are_told_by_pointer_and_arrow_keys_and_a_series_is_swit
     page = contexts(viewport={"width": 390, "height": 844}, has_touch=True).new_page()
     for path, label in (
         ("/quality", "expire over time"), ("/", "Depth over 5 runs"), ("/", "Lengths of"),
-        (PAGES["migration"], "Speed of the copy"), ("/partitions", "Partitions of"),
+        (f"/migration/{report_samples.PLAN_ID}", "Speed of the copy"), ("/partitions", "Partitions of"),
     ):  # fmt: skip
         page.goto(f"{site}{path}")
         plot = page.get_by_role("slider", name=re.compile(label)).first

@@ -58,7 +58,7 @@ def test_the_verdict_is_seen_first_and_all_runs_of_the_heat_map_fit(browser: Bro
     assert box["y"] + box["height"] < 720
     assert "Failed" in page.get_by_role("status").inner_text()
     overflow = "each => each.scrollWidth - each.clientWidth"
-    assert page.get_by_role("region", name="Checks by run").evaluate(overflow) <= 0
+    assert page.get_by_role("group", name="Checks by run").evaluate(overflow) <= 0
     assert page.locator(".heat tbody tr").first.locator("td").count() == 30
     page.close()
 

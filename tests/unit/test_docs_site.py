@@ -16,6 +16,7 @@ import pytest
 
 from scripts import build_docs
 from scripts.build_docs import ROOT, relink
+from tests.pictures import OF_DOCUMENTS, PICTURE_PX, png_size
 
 pytestmark = pytest.mark.unit
 
@@ -41,6 +42,16 @@ class Page(HTMLParser):
                 self.loads.append(value)
             elif (tag, name) == ("a", "href") and value:
                 self.links.append(value)
+
+
+def test_pictures_are_those_that_the_walk_of_the_pages_takes_and_fit_on_a_screen() -> None:
+    """``make pictures`` takes them."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"images/([\w-]+\.png)\)", page.read_text("utf-8"))}
+    assert shown == {f"{name}.png" for name in OF_DOCUMENTS}
+    assert {each.name: png_size(each) for each in (ROOT / "docs" / "images").iterdir()} == dict.fromkeys(
+        shown, PICTURE_PX
+    )
 
 
 @pytest.fixture(scope="module")

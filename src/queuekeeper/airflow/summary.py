@@ -64,7 +64,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
         ("Redis memory", f"{size(told['forecast_bytes'])} forecast, {size(used)} in use{limit}"),
         ("Throttle", "none" if throttle is None else f"{number(throttle)} messages/s"),
     ]
-    lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
+    lines = ["| What | Planned |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
     if reasons:
         lines += ["", "Quarantined rows by reason, messages and sessions:", ""]
         scattered = _SCATTERED[parameters.bad_rows] if parameters.mode is Mode.ONLINE else ""
