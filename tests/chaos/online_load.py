@@ -25,6 +25,7 @@ import orjson
 from queuekeeper import redis_async, redis_client
 from queuekeeper.errors import NotOwner, ServerUnavailable, SessionFenced, StaleEpoch
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave
+from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.chaos.session_load import THREADS, Threaded, now_ms
@@ -173,6 +174,7 @@ class BrokerSettings:
     :param cleans: clients to whom it saves, that are connected to it, and that begin with a clean session at times.
     :param batches_per_s: for each client.
     :param blocking: whether it calls the router from threads.
+    :param home: layout in Redis of the sessions that nobody has moved; none when they are in PostgreSQL.
     """
 
     name: str
@@ -188,6 +190,7 @@ class BrokerSettings:
     seed: int = 0
     patience_s: float = 3.0
     owner_age_s: float = 60.0
+    home: Layout | None = None
 
     @property
     def journal(self) -> Path:
@@ -441,6 +444,7 @@ async def _router(settings: BrokerSettings) -> AsyncIterator[Any]:
         "connections": _CONNECTIONS,
         "patience_s": settings.patience_s,
         "owner_age_s": settings.owner_age_s,
+        "home": settings.home,
     }
     if settings.blocking:
         with (

@@ -19,10 +19,10 @@ from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, PlanState, code_version
-from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, Source
 from queuekeeper.migration.online import mover as moving
 from queuekeeper.migration.online.brake import Limits
-from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.cohorts import OnlineCohorts, OwnerCounts
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.postgres import Connection
@@ -41,6 +41,7 @@ Step: TypeAlias = Literal[
     "arm", "catch_up", "verify", "rehearse", "cut_over", "mirror", "soak", "roll_back", "commit", "disarm"
 ]
 Victim: TypeAlias = Literal["driver", "broker", "redis", "postgres", "mirror", "rival"]
+Side: TypeAlias = Literal["source", "target"]
 VICTIMS: tuple[Victim, ...] = ("driver", "driver", "broker", "redis", "postgres", "mirror", "rival")
 """Who may die; a rival kills nobody: it is a second driver that takes the step over from the first."""
 
@@ -70,7 +71,12 @@ def prepare(connection: Connection) -> None:
 
 
 def save_plan(
-    connection: Connection, clients: Sequence[str], *, count: int = COHORTS, layout: Layout = Layout.TBMQ
+    connection: Connection,
+    clients: Sequence[str],
+    *,
+    count: int = COHORTS,
+    from_store: Source = Source.POSTGRES,
+    layout: Layout = Layout.TBMQ,
 ) -> MigrationPlan:
     """Store a plan for all slots, as the job makes it, without its counts of messages."""
     slots = [client_slot(client_id) for client_id in clients]
@@ -80,7 +86,7 @@ def save_plan(
     )
     plan = MigrationPlan(
         plan_id=PLAN_ID,
-        parameters=MigrationParameters(cohort_count=count, mode=Mode.ONLINE, layout=layout),
+        parameters=MigrationParameters(cohort_count=count, mode=Mode.ONLINE, from_store=from_store, layout=layout),
         source_fingerprint="online",
         code_version=code_version(),
         as_of_ms=system_clock(),
@@ -186,7 +192,8 @@ class OnlineWorld:
     """One database, one Redis, two brokers that share all clients, and whatever drives the migration.
 
     :param seed: of all chance in the load.
-    :param layout: of the sessions in Redis.
+    :param from_store: what holds the sessions first.
+    :param layout: into which they move in Redis.
     """
 
     def __init__(
@@ -199,9 +206,12 @@ class OnlineWorld:
         seed: int,
         clients: int = 24,
         batches_per_s: float = 4.0,
+        from_store: Source = Source.POSTGRES,
         layout: Layout = Layout.TBMQ,
     ) -> None:
-        self.layout = layout
+        home = None if from_store is Source.POSTGRES else Layout(from_store)
+        self._wanted: dict[str, Any] = {"from_store": from_store, "layout": layout}
+        self._layouts: dict[Side, Layout | None] = {"source": home, "target": layout}
         self.server = server
         self.redis = redis
         self.folder = folder
@@ -220,6 +230,7 @@ class OnlineWorld:
                 folder=folder,
                 postgres_url=self.postgres_url,
                 redis_url=redis.url,
+                home=home,
                 # A client is connected to one broker, and what is published to it comes in at the other.
                 publishes=dict.fromkeys(published, 0.0) | newcomers,
                 consumes=tuple(consumed),
@@ -259,7 +270,7 @@ class OnlineWorld:
             self.await_load(0.5)
             with postgres.connect(self.postgres_url, autocommit=True) as connection:
                 clients = [*self.brokers[0].consumes, *self.brokers[1].consumes]
-                save_plan(connection, clients, layout=self.layout)
+                save_plan(connection, clients, **self._wanted)
             yield
             self.await_load(0.3)
             self.stop()
@@ -312,7 +323,7 @@ class OnlineWorld:
             if "erif" in outcome.text and step not in ("verify", "catch_up", "roll_back"):
                 self.complete("verify")
             elif step == "verify" and outcome.kind == "CheckFailed":
-                self._run("catch_up" if self._owner() == "postgres" else "mirror", None)
+                self._run("mirror" if "target" in self._sides() else "catch_up", None)
             else:
                 time.sleep(0.1)
             # A busy machine moves a queue less quickly than the load lets it grow: whoever drives gives it more time.
@@ -399,11 +410,6 @@ class OnlineWorld:
         with postgres.connect(self.postgres_url, autocommit=True) as connection:
             MigrationLedger(connection).set_throttle(PLAN_ID, CLIENTS_PER_S, actor="chaos")
 
-    def _owner(self) -> str:
-        with postgres.connect(self.postgres_url, autocommit=True) as connection:
-            counts = OnlineCohorts(connection).owner_counts(PLAN_ID)
-        return "redis" if any(each.redis + each.packed for each in counts) else "postgres"
-
     # Outcomes.
 
     def states(self) -> set[OnlineState]:
@@ -411,30 +417,39 @@ class OnlineWorld:
         with postgres.connect(self.postgres_url, autocommit=True) as connection:
             return {each.state for each in OnlineCohorts(connection).load(PLAN_ID)}
 
-    def owners(self) -> set[str]:
-        """Return who owns clients: PostgreSQL, or Redis in the layout of the plan."""
-        with postgres.connect(self.postgres_url, autocommit=True) as connection:
-            counts = OnlineCohorts(connection).owner_counts(PLAN_ID)
-        assert not any(each.fenced for each in counts), f"clients are fenced still: {counts}"
-        found = {
-            "postgres": sum(each.postgres for each in counts),
-            "redis": sum(each.of(OWNER_OF[self.layout]) for each in counts),
-        }
-        return {owner for owner, count in found.items() if count}
+    def owners(self) -> set[Side]:
+        """Return which sides own clients; none may be fenced any more."""
+        fenced = [each for each in self._owner_counts() if each.fenced]
+        assert not fenced, f"clients are fenced still: {fenced}"
+        return self._sides()
 
-    def snapshots(self) -> dict[str, dict[str, SessionSnapshot]]:
-        """Return what both stores hold of every client."""
+    def _sides(self) -> set[Side]:
+        counts = self._owner_counts()
+        return {
+            side
+            for side, layout in self._layouts.items()
+            if any(each.of("postgres" if layout is None else OWNER_OF[layout]) for each in counts)
+        }
+
+    def _owner_counts(self) -> list[OwnerCounts]:
+        with postgres.connect(self.postgres_url, autocommit=True) as connection:
+            return OnlineCohorts(connection).owner_counts(PLAN_ID)
+
+    def snapshots(self) -> dict[Side, dict[str, SessionSnapshot]]:
+        """Return what both sides hold of every client."""
         clients = {each for settings in self.brokers for each in (*settings.publishes, *settings.cleans)}
         client = connect_redis(self.redis.url)
         try:
             with postgres.connect(self.postgres_url, autocommit=True) as connection:
-                stores: dict[str, Any] = {
-                    "postgres": PostgresSessionStore(connection),
-                    "redis": RedisSessionStore(client, layout=self.layout),
+                stores: dict[Side, Any] = {
+                    side: PostgresSessionStore(connection)
+                    if layout is None
+                    else RedisSessionStore(client, layout=layout)
+                    for side, layout in self._layouts.items()
                 }
                 return {
-                    name: {each: store.read_snapshot(each) for each in sorted(clients)}
-                    for name, store in stores.items()
+                    side: {each: store.read_snapshot(each) for each in sorted(clients)}
+                    for side, store in stores.items()
                 }
         finally:
             client.close()

@@ -23,10 +23,11 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
+from queuekeeper.migration.ledger.parameters import Source
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.sessions.pages import Layout
-from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step
+from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Side, Step
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 
@@ -37,11 +38,21 @@ FIRST_SEED = int(os.environ.get("ONLINE_FIRST_SEED") or 1)
 # Run 27 goes there, back, and there once more: a driver, a broker and both servers die. In the second nobody dies, and
 # another driver comes twice; it ends with a commit.
 SEEDS = range(FIRST_SEED, FIRST_SEED + ASKED_SEEDS) or [27, *nightly(1, 2, 3, 4)]
-# The same driver moves sessions into either layout; those into TBMQ's have the other tests here.
-LAYOUTS = list(Layout) if ASKED_SEEDS else [Layout.PACKED, *nightly(Layout.TBMQ)]
+INTO_TBMQ = (Source.POSTGRES, Layout.TBMQ)
+INTO_PACKED = (Source.POSTGRES, Layout.PACKED)
+BETWEEN_LAYOUTS = ((Source.TBMQ, Layout.PACKED), (Source.PACKED, Layout.TBMQ))
+# The same driver moves sessions by each way; the one into TBMQ's layout has the other tests here.
+WAYS = (
+    [INTO_TBMQ, INTO_PACKED, *BETWEEN_LAYOUTS] if ASKED_SEEDS else [INTO_PACKED, *nightly(INTO_TBMQ, *BETWEEN_LAYOUTS)]
+)
 
 THERE: tuple[Step, ...] = ("arm", "catch_up", "verify", "cut_over")
 _names = count(1)
+
+
+def name_of_way(way: tuple[Source, Layout]) -> str:
+    """Return what a test of a way is called."""
+    return "-to-".join(way)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +73,7 @@ def redis_homes(server_home: Path) -> Iterator[dict[Flavour, RedisServer]]:
         shutil.rmtree(server.directory, ignore_errors=True)
 
 
-@pytest.fixture(params=[Layout.TBMQ])
+@pytest.fixture(params=[INTO_TBMQ], ids=name_of_way)
 def world(
     request: pytest.FixtureRequest,
     postgres_server: PostgresServer,
@@ -81,8 +92,15 @@ def world(
         redis.start()
         with redis.client() as client:
             client.flushall()
+        from_store, layout = request.param
         return OnlineWorld(
-            server=postgres_server, database=made[-1], redis=redis, folder=tmp_path, seed=seed, layout=request.param
+            server=postgres_server,
+            database=made[-1],
+            redis=redis,
+            folder=tmp_path,
+            seed=seed,
+            from_store=from_store,
+            layout=layout,
         )
 
     yield make
@@ -97,23 +115,23 @@ def patient(online: OnlineWorld) -> OnlineWorld:
     return online
 
 
-@pytest.mark.parametrize("world", [Layout.TBMQ, *nightly(Layout.PACKED)], indirect=True)
+@pytest.mark.parametrize("world", [INTO_TBMQ, *nightly(INTO_PACKED, *BETWEEN_LAYOUTS)], indirect=True, ids=name_of_way)
 def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[[int], OnlineWorld]) -> None:
     online = patient(world(0))
     with online.loaded():
         for step in THERE:
             online.complete(step)
             if step == "cut_over":
-                assert online.owners() == {"redis"}
+                assert online.owners() == {"target"}
             online.await_load(0.2)
         online.keep_mirrored()
         online.complete("soak")
         assert online.states() == {OnlineState.SOAKING}
         online.complete("roll_back")
-        assert online.owners() == {"postgres"}
+        assert online.owners() == {"source"}
 
     held = online.snapshots()
-    balance = online.balance(held["postgres"])
+    balance = online.balance(held["source"])
     assert balance.accepted > 500, "there was hardly any load"
     assert balance.acknowledged > 100
     assert balance.stored > 20
@@ -132,9 +150,9 @@ def test_mirror_has_all_that_redis_has_when_the_load_ends(world: Callable[[int],
     online.complete("mirror")
 
     held = online.snapshots()
-    assert online.balance(held["redis"]).failures == {}
-    online.check_equal(held["redis"], held["postgres"])
-    online.balance(held["postgres"])
+    assert online.balance(held["target"]).failures == {}
+    online.check_equal(held["target"], held["source"])
+    online.balance(held["source"])
 
 
 # tests/conformance/test_online_migration.py rehearses and commits without load.
@@ -151,7 +169,7 @@ def test_rehearsed_and_committed_migration_leaves_redis_with_all(world: Callable
         assert online.states() == {OnlineState.COMMITTED}
         online.await_load(0.5)
 
-    assert online.balance(online.snapshots()["redis"]).failures == {}
+    assert online.balance(online.snapshots()["target"]).failures == {}
 
 
 # tests/integration/test_cli_online.py leads one without load.
@@ -179,14 +197,14 @@ def test_commands_lead_a_migration_there_and_back(world: Callable[[int], OnlineW
         run("catch-up", PLAN_ID)
         run("verify", PLAN_ID)
         run("cut-over", PLAN_ID, "--yes", "--lease-ms", "500")
-        assert online.owners() == {"redis"}
+        assert online.owners() == {"target"}
         run("mirror", PLAN_ID)
         assert "on_redis" in run("status", PLAN_ID, "--json")
         # On a busy machine the commands themselves take long to start, and meanwhile nobody mirrors.
         run("roll-back", PLAN_ID, "--yes", "--lease-ms", "500", "--max-lag-s", "3600")
 
-    assert online.owners() == {"postgres"}
-    assert online.balance(online.snapshots()["postgres"]).failures == {}
+    assert online.owners() == {"source"}
+    assert online.balance(online.snapshots()["source"]).failures == {}
 
 
 # tests/conformance/test_online_migration.py has two drivers without load.
@@ -198,16 +216,16 @@ def test_of_two_drivers_the_older_one_stops_at_its_next_write(world: Callable[[i
         for each in THERE if step == "roll_back" else THERE[:-1]:
             online.complete(each)
         online.complete(step, Fault(victim="rival", after_s=12 / CLIENTS_PER_S))
-        assert online.owners() == ({"postgres"} if step == "roll_back" else {"redis"})
+        assert online.owners() == ({"source"} if step == "roll_back" else {"target"})
 
     said = "\n".join(online.story)
     assert said.count("of two: StaleDriver another driver has taken over") == 1, said
     assert said.count("of two: done") == 1, said
     held = online.snapshots()
-    assert online.balance(held["postgres" if step == "roll_back" else "redis"]).failures == {}
+    assert online.balance(held["source" if step == "roll_back" else "target"]).failures == {}
 
 
-@pytest.mark.parametrize("world", LAYOUTS, indirect=True)
+@pytest.mark.parametrize("world", WAYS, indirect=True, ids=name_of_way)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whoever_is_killed_no_message_is_lost_or_out_of_order(world: Callable[[int], OnlineWorld], seed: int) -> None:
     dice = random.Random(seed)
@@ -232,12 +250,12 @@ def test_whoever_is_killed_no_message_is_lost_or_out_of_order(world: Callable[[i
             if step == "cut_over" and end != "commit":
                 online.keep_mirrored()
 
-    owner = "postgres" if end == "roll_back" else "redis"
+    owner: Side = "source" if end == "roll_back" else "target"
     if end in ("mirror", "again"):
         online.complete("mirror")
         held = online.snapshots()
-        online.check_equal(held["redis"], held["postgres"])
-        online.balance(held["postgres"])
+        online.check_equal(held["target"], held["source"])
+        online.balance(held["source"])
     else:
         held = online.snapshots()
     assert online.owners() == {owner}
