@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from queuekeeper.audit import Action, Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.identity import client_hash, hash_key
@@ -78,6 +79,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "GET /runs/{kind}/{run_id}": (
         View(name="run", path="/runs/fanout_repair/{run}"),
         View(name="run-paused", path="/runs/expired_reference_cleanup/{paused_run}"),
+        View(name="run-rejected", path="/runs/compacted_queue_gc/{rejected_run}"),
         View(name="run-of-partitions", path="/runs/partition_creation/{partition_run}"),
     ),
     "GET /queue": (View(name="queue-asked", path="/queue"),),
@@ -196,6 +198,8 @@ def fill(connection: Connection, client: RedisClient, home: Path) -> dict[str, s
     undo = home / "undo"
     paused = planned(connection, "expired_reference_cleanup", undo, has_work=True)
     set_waiting(Runs(connection), paused, True, actor="operator")
+    rejected = planned(connection, "compacted_queue_gc", undo, has_work=True)
+    Runs(connection).note_answer(rejected, Answer(action=Action.REJECT, actor="operator"))
     migration = write_report(compose_report(differing, now_ms=report_samples.NOW_MS), settings.reports)
     quality = write_quality(
         compose_quality(quality_samples.failed(), now_ms=quality_samples.NOW_MS, forms_url="/queuekeeper/trigger"),
@@ -206,6 +210,7 @@ def fill(connection: Connection, client: RedisClient, home: Path) -> dict[str, s
         "by_hash": f"{1:016x}",
         "run": planned(connection, "fanout_repair", undo, has_work=True),
         "paused_run": paused,
+        "rejected_run": rejected,
         "partition_run": planned(connection, "partition_creation", undo),
         "migration_report": migration.html.name,
         "quality_report": quality.html.name,
