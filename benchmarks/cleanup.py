@@ -19,7 +19,7 @@ from typing import Any
 
 import bench
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.store import MaintenanceRuns
@@ -106,7 +106,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> None:
     ):
         url = database.create_database("benchmark")
         with connect(server.url) as client, postgres.connect(url, autocommit=True) as connection:
-            postgres.migrate(connection)
+            schema_migrations.migrate(connection)
             runs = MaintenanceRuns(connection)
             fill(client, messages=arguments.messages, sessions=arguments.sessions, dead=arguments.dead)
             engine = Engine(job=Cleanup, client=client, undo_directory=home / "undo", say=lambda _: None)

@@ -49,7 +49,8 @@ from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.dispatcher import Dispatcher
 from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.events.schema import install
-from queuekeeper.postgres import Connection, connect, statement
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.sql_statements import statement
 
 TOPIC = "sensors/temperature"
 TEMPLATE = "template_events"

@@ -43,7 +43,8 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.java import java_home
 from queuekeeper.keyspace import payload_key
-from queuekeeper.postgres import Connection, connect, statement
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.sql_statements import statement
 
 PARTIES = ("client", "redis", "postgres")
 _QUEUE = 50

@@ -60,8 +60,9 @@ from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import session_keys
-from queuekeeper.postgres import Connection, connect, migrate, statement
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.packed_operations import PackedSessionOperations
 from queuekeeper.sessions.pages import Layout
@@ -70,6 +71,7 @@ from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.reports import PendingPage, SaveReport
 from queuekeeper.sessions.writer import SessionWriter
+from queuekeeper.sql_statements import statement
 
 TOPIC = "sensors/temperature"
 TTL_S = 604_800

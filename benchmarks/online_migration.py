@@ -28,7 +28,7 @@ from typing import Any
 
 import bench
 
-from queuekeeper import assets, postgres, redis_async
+from queuekeeper import assets, postgres, redis_async, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import client_slot, cohorts
@@ -122,7 +122,7 @@ def fill(url: str, redis_url: str, home: Layout | None, clients: Sequence[str], 
     """
     with postgres.connect(url, autocommit=True) as connection, connect(redis_url) as client:
         connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         store: Any = PostgresSessionStore(connection) if home is None else RedisSessionStore(client, layout=home)
         for begin in range(0, len(clients), PER_SAVE):
             for report in store.save_messages([batch(each, messages) for each in clients[begin : begin + PER_SAVE]]):

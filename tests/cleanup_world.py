@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from queuekeeper import postgres
+from queuekeeper import schema_migrations
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import Outcome, ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns
@@ -193,5 +193,5 @@ class World:
 
 def with_records(connection: Connection) -> Connection:
     """Bring the control schema into a database."""
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     return connection

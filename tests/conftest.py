@@ -26,7 +26,8 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.schema import install
 from queuekeeper.java import java_home
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.schema_migrations import migrate
 from tests import spark_java
 from tests.object_store import ObjectStore, forget
 from tests.patience import PATIENCE_S

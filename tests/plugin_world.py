@@ -13,9 +13,10 @@ from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.report.gather import Evidence
-from queuekeeper.postgres import Connection, migrate
+from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.incidents import Incidents, Look
 from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.sessions.sample import fill
 from queuekeeper.sessions.sample_parameters import SampleParameters
 from tests import report_samples

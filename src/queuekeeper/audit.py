@@ -12,7 +12,8 @@ from typing import Any
 
 from queuekeeper.clock import EPOCH, MICROSECOND
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, translated_errors
+from queuekeeper.sql_statements import statement
 
 _PAGE = 5_000
 

@@ -9,9 +9,11 @@ from typing import Any, LiteralString
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.postgres import Connection, connect, schema_version, statement, translated_errors
+from queuekeeper.postgres import Connection, connect, translated_errors
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import nodes, redis_errors
+from queuekeeper.schema_migrations import schema_version
+from queuekeeper.sql_statements import statement
 
 NAMESPACE = "queuekeeper"
 

@@ -1,34 +1,28 @@
-"""PostgreSQL connections, statement files and schema migrations."""
+"""Connections to PostgreSQL: how a server is reached, what runs on it, and what its errors mean."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache, partial
-from itertools import takewhile
-from pathlib import Path
-from textwrap import indent
-from typing import Any, LiteralString, TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import kwargs_row
 from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
 
-from queuekeeper import assets, schema_files
 from queuekeeper.checks import checked
 from queuekeeper.closing import Opening
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback
+from queuekeeper.sql_statements import statement
 
 T = TypeVar("T")
 MIGRATE = "run `queuekeeper database migrate`"
@@ -51,19 +45,6 @@ _CANCEL_REQUESTS = 20
 _CANCEL_PAUSE_S = 0.1
 
 _JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?=\s*(:)?)|[][{}]|[^][{}",:\s]+')
-
-MIGRATIONS = "migrations"
-_MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations").digest()[:8], "big", signed=True)
-_MIGRATION_NAME = re.compile(r"(\d{4})_[a-z0-9]+(?:_[a-z0-9]+)*\.sql")
-_TABLES = "tables"
-_CODE = ("functions", "views")
-# Lines within a migration: what follows is of these tables; these are made, or replaced, at this point.
-_DIRECTIVE = re.compile(r"^-- (changes|makes): (.+)$", re.MULTILINE)
-_ALTERS = re.compile(r"^ALTER TABLE queuekeeper\.(\w+)", re.MULTILINE)
-_MAKES = re.compile(r"^CREATE TABLE queuekeeper\.(\w+)|^ALTER TABLE .* RENAME TO (\w+)", re.MULTILINE)
-_PART = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
-_INCLUDE = re.compile(r"^( *)-- include: (\w+)$", re.MULTILINE)
-_STATEMENT_NAME = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)*")
 
 _DETAILED_CLASSES = frozenset({"0A", "25", "2B", "40", "42", "53", "54", "55", "57", "58"})
 """Classes of SQLSTATE whose DETAIL tells objects, privileges, processes or limits. That of others may hold rows: a
@@ -90,32 +71,6 @@ _REMEDIES = (
     ('role "', "check the user of the connection URL"),
     ('database "', "check the database name of the connection URL"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Migration:
-    """One file of the path from an empty database to the present schema.
-
-    :param version: number at the start of its name.
-    :param checksum: SHA-256 of its text, with line ends normalised.
-    """
-
-    version: int
-    name: str
-    checksum: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MigrationsReport:
-    """What a call of :func:`migrate` did.
-
-    :param applied: names of the files applied by this call, in order.
-    :param version: version of the schema afterwards.
-    """
-
-    applied: tuple[str, ...]
-    version: int
 
 
 def _address(parameters: dict[str, Any]) -> str:
@@ -390,50 +345,6 @@ def translated_errors(connection: psycopg.BaseConnection[Any], *, missing: str =
         ) from error
 
 
-@cache
-def statement(name: str) -> LiteralString:
-    """Return one statement of ``sql/``, without its header comment.
-
-    The header is left out since prose may hold a percent sign, which stands for a parameter everywhere else.
-
-    :param name: folder below ``sql/`` and name of a statement in it, for example ``queuekeeper/queries/set_run_state``.
-    :raises FileNotFoundError: when there is no such statement.
-    """
-    if not _STATEMENT_NAME.fullmatch(name):
-        raise FileNotFoundError(f"{name!r} is not the name of a statement: lower-case words and slashes only")
-    folder, _, own = name.rpartition("/")
-    text = statements(folder).get(own)
-    if text is None:
-        raise FileNotFoundError(f"there is no statement {name}: neither a file {name}.sql nor a part of another one")
-    lines = text.splitlines(keepends=True)
-    comment = takewhile(lambda line: not line.strip() or line.startswith("--"), lines)
-    return "".join(lines[len(list(comment)) :]).strip()
-
-
-@cache
-def statements(folder: str) -> dict[str, str]:
-    """Return the statements of a folder below ``sql/`` by name, each with its header.
-
-    A file holds one statement, which has its name, or several, each behind a line ``-- name: words``. Where a line
-    ``-- include: words`` stands, lines come that statements share: those of ``sql/includes/``.
-    """
-    found: dict[str, str] = {}
-    for path in sorted((assets.directory("sql") / folder).glob("*.sql")):
-        before, *parts = _PART.split(_INCLUDE.sub(_included, schema_files.read(path)))
-        if not parts:
-            found[path.stem] = before
-        found |= {name: text.rstrip().removesuffix(";") for name, text in zip(parts[::2], parts[1::2], strict=True)}
-    return found
-
-
-def _included(line: re.Match[str]) -> str:
-    """Return what stands for a line ``-- include: words``, as deep as that line stands."""
-    text = schema_files.read(assets.directory("sql") / "includes" / f"{line[2]}.sql")
-    return indent(
-        "".join(each for each in text.splitlines(keepends=True) if not each.startswith("--")).rstrip(), line[1]
-    )
-
-
 def rows_of(connection: Connection, name: str, parameters: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
     """Run a statement in the control database and return its rows."""
     with translated_errors(connection):
@@ -447,170 +358,3 @@ def records(connection: Connection, made: Callable[..., T], name: str, parameter
     """
     with translated_errors(connection), connection.cursor(row_factory=kwargs_row(made)) as cursor:
         return cursor.execute(statement(name), parameters).fetchall()
-
-
-def migrations(directory: Path | None = None) -> list[Migration]:
-    """Return all migrations in order.
-
-    Those of ``released.sha256`` keep the checksum under which databases have applied them, whatever is left of them.
-
-    :param directory: where they are; ``sql/migrations`` when absent.
-    :raises UsageError: when a name is not ``NNNN_words.sql`` or a number is missing or given twice.
-    """
-    folder = directory or assets.directory("sql") / MIGRATIONS
-    texts = {path.name: schema_files.read(path) for path in folder.glob("*.sql")}
-    released = "".join(schema_files.read(path) for path in folder.glob("released.sha256"))
-    checksums = {name: checksum for checksum, name in re.findall(r"^(\w+)  (.+)$", released, re.MULTILINE)}
-    found: list[Migration] = []
-    for name in sorted({*texts, *checksums}):
-        match = _MIGRATION_NAME.fullmatch(name)
-        if match is None:
-            raise UsageError(f"migration {name} is misnamed: it must look like 0002_some_words.sql")
-        text = texts.get(name, "")
-        checksum = checksums.get(name) or schema_files.checksum(text)
-        found.append(Migration(version=int(match[1]), name=name, checksum=checksum, text=text))
-        if found[-1].version != len(found):
-            raise UsageError(f"migration {name} is out of order: number {len(found):04d} is expected here")
-    return found
-
-
-def migrate(connection: Connection, *, directory: Path | None = None) -> MigrationsReport:
-    """Bring schema ``queuekeeper`` to the state this release needs; two processes at once do no harm.
-
-    A database without it gets the schema as the files of ``sql/queuekeeper`` have it. In one of an earlier release the
-    tables that are missing are made from their files, migrations change those that were there, and functions and views
-    whose files have changed are replaced. All of it happens in one transaction under an advisory lock, or nothing.
-
-    :param directory: where the migrations are; ``sql/migrations`` when absent.
-    :raises RefusedError: when an applied file was changed, the database is newer than this release, or a privilege
-        is missing.
-    """
-    known = migrations(directory)
-    applied: list[tuple[int, str, str]] = []
-    try:
-        with translated_errors(connection), connection.transaction():
-            connection.execute(statement("queuekeeper/queries/lock_migrations"), {"key": _MIGRATION_LOCK})
-            # Functions may name what comes later.
-            connection.execute(sql.SQL("SET LOCAL check_function_bodies TO off"))
-            applied = _applied(connection)
-            check_history("queuekeeper", known, applied)
-            pending = known[len(applied) :]
-            if applied:
-                _upgrade(connection, pending)
-            else:
-                connection.execute(statement("queuekeeper/schema"))
-                _make(connection, _schema_files())
-            for migration in pending:
-                connection.execute(
-                    statement("queuekeeper/queries/record_migration"),
-                    {"version": migration.version, "name": migration.name, "checksum": migration.checksum},
-                )
-    except RefusedError as error:
-        if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
-            user, database = connection.info.user, connection.info.dbname
-            raise RefusedError(
-                f"user {user} may not change schema queuekeeper in database {database}: have its owner {MIGRATE} "
-                f"({server_words(error.__cause__)})"
-                if applied
-                else f"user {user} may not create schema queuekeeper in database {database}: "
-                f"GRANT CREATE ON DATABASE {database} TO {user}, or name another user ({server_words(error.__cause__)})"
-            ) from error.__cause__
-        raise
-    return MigrationsReport(applied=tuple(migration.name for migration in pending), version=len(known))
-
-
-def _schema_files(*kinds: str) -> list[Path]:
-    folder = assets.directory("sql") / "queuekeeper"
-    return [path for kind in kinds or (_CODE[0], _TABLES, _CODE[1]) for path in sorted((folder / kind).glob("*.sql"))]
-
-
-def _upgrade(connection: Connection, pending: list[Migration]) -> None:
-    files = {path.stem: path for path in _schema_files()}
-    # What migrations make or rename themselves is theirs to make.
-    theirs = {found[1] or found[2] for migration in pending for found in _MAKES.finditer(migration.text)}
-    made = _make(connection, [path for path in _schema_files(_TABLES) if path.stem not in theirs])
-    for migration in pending:
-        # Alternately: text, word of a directive, names behind it.
-        parts = ["changes", "", *_DIRECTIVE.split(migration.text)]
-        for word, names, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-            if word == "makes":
-                _make(connection, [files[name] for name in names.split(", ")])
-            altered = set(_ALTERS.findall(text)) - theirs
-            changed = {*altered, *names.split(", ")} if word == "changes" and names else altered
-            # A table that was just made has the present shape already.
-            if changed.isdisjoint(made) and changed <= _objects(connection).keys():
-                connection.execute(sql.SQL(text))
-    _make(connection, list(files.values()))
-
-
-def outdated(connection: Connection) -> list[str]:
-    """Return names of the functions and views of the schema that another release has made."""
-    with translated_errors(connection):
-        there = _objects(connection)
-    return [path.stem for path in _schema_files(*_CODE) if there.get(path.stem) != _mark(schema_files.read(path))]
-
-
-def _mark(text: str) -> str:
-    return f"made by a file of Queuekeeper with the SHA-256 {schema_files.checksum(text)}"
-
-
-def _objects(connection: Connection) -> dict[str, str | None]:
-    rows = connection.execute(statement("queuekeeper/queries/schema_objects")).fetchall()
-    return {row[0]: row[1] for row in rows}
-
-
-def _make(connection: Connection, paths: list[Path]) -> set[str]:
-    """Make what is missing with what it needs, and replace functions and views that another text has made.
-
-    A function or view tells by its comment which text has made it.
-
-    :return: names of all that was made or replaced.
-    """
-    there, made = _objects(connection), set[str]()
-    for path in schema_files.ordered(paths, known=_schema_files()):
-        text = schema_files.read(path)
-        created, mark = schema_files.code(text), _mark(text)
-        if created and path.parent.name != _TABLES:
-            if there.get(path.stem) == mark:
-                continue
-            text = f"{schema_files.replacing(text)}COMMENT ON {' queuekeeper.'.join(created)} IS '{mark}'"
-        elif path.stem in there:
-            continue
-        connection.execute(sql.SQL(text))
-        made.add(path.stem)
-    return made
-
-
-def schema_version(connection: Connection) -> int | None:
-    """Return the version of schema ``queuekeeper``; none when it is not there."""
-    with translated_errors(connection):
-        applied = _applied(connection)
-    return applied[-1][0] if applied else None
-
-
-def _applied(connection: Connection) -> list[tuple[int, str, str]]:
-    row = connection.execute(statement("queuekeeper/queries/has_migrations")).fetchone()
-    if row is None or not row[0]:
-        return []
-    return cast(
-        list[tuple[int, str, str]], connection.execute(statement("queuekeeper/queries/applied_migrations")).fetchall()
-    )
-
-
-def check_history(schema: str, known: list[Migration], applied: list[tuple[int, str, str]]) -> None:
-    """Check that a schema has been made of these migrations, as far as it goes.
-
-    :param applied: version, name and checksum of each.
-    :raises RefusedError: when it is newer than this release, or a file has been changed since.
-    """
-    if len(applied) > len(known):
-        raise RefusedError(
-            f"schema {schema} is at version {applied[-1][0]}, newer than this release of Queuekeeper knows "
-            f"({len(known)}): upgrade Queuekeeper"
-        )
-    for migration, (version, name, checksum) in zip(known, applied, strict=False):
-        if (migration.version, migration.name, migration.checksum) != (version, name, checksum):
-            raise RefusedError(
-                f"migration {migration.name} of schema {schema} differs from {name} as it was applied to this "
-                "database: restore the file, and put the change into a new migration"
-            )

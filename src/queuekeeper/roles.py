@@ -9,7 +9,7 @@ from enum import StrEnum
 from queuekeeper.checks import of_job
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
-from queuekeeper.postgres import statement
+from queuekeeper.sql_statements import statement
 
 DEFAULT_PREFIX = "queuekeeper_"
 _LONGEST_NAME_BYTES = 63

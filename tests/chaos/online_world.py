@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from queuekeeper import assets, postgres
+from queuekeeper import assets, postgres, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
@@ -67,7 +67,7 @@ _LIMITS = Limits(redis_ms=60_000, postgres_ms=60_000)
 def prepare(connection: Connection) -> None:
     """Make the tables of TBMQ 1.x, and ours."""
     connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
 
 
 def save_plan(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.compacted.model import Append, Position, Purge, Retention
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.embedded import RedisServer
@@ -62,7 +62,7 @@ with open(log, "a", buffering=1) as file, connect(url) as client:
 COLLECTOR = """
 import sys
 from pathlib import Path
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.maintenance.compacted.collection import Collection
 from queuekeeper.jobs.store import MaintenanceRuns
@@ -257,7 +257,7 @@ def test_collector_that_is_killed_again_and_again_collects_everything_once_and_n
     names = [f"device-{number}" for number in range(40)]
     old = [f"{number:02}" for number in range(50)]
     with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         world = World(client=client, connection=connection, undo=tmp_path / "undo")
         for name in names:
             world.append(name, *old)

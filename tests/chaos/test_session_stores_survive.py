@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from lua_sessions import command
 
-from queuekeeper import assets, postgres
+from queuekeeper import assets, postgres, schema_migrations
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.errors import ServerUnavailable, StoreFull
 from queuekeeper.redis_client import connect
@@ -599,7 +599,7 @@ def test_killed_postgresql_has_all_that_was_acknowledged_and_nothing_twice(
 ) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
         connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
 
     async def run() -> None:
         opened: list[Any] = []

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.conftest import ONE_SERVER_EACH, url_of_parameter
@@ -31,7 +31,7 @@ def shared_records(postgres_server: PostgresServer) -> Iterator[postgres.Connect
     name = f"records_{os.getpid()}_{next(_copies)}"
     postgres_server.start()
     with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         yield connection
     postgres_server.drop_database(name)
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queuekeeper import keyspace, postgres, redis_async, redis_client
+from queuekeeper import keyspace, postgres, redis_async, redis_client, schema_migrations, sql_statements
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts, packed_keys, payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -124,8 +124,8 @@ class OnlineWorld:
         # Its methods answer as those of a single server and as those of a cluster.
         self.client: Any = redis_client.connect(redis_url)
         self._opened.callback(self.client.close)
-        self.connection.execute(postgres.statement("sessions/vendor_schema"))
-        postgres.migrate(self.connection)
+        self.connection.execute(sql_statements.statement("sessions/vendor_schema"))
+        schema_migrations.migrate(self.connection)
         self.online = OnlineCohorts(self.connection)
         self.owners = OwnerStore(self.connection)
         self.ledger = MigrationLedger(self.connection)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg import sql
 
-from queuekeeper import assets, postgres, redis_client
+from queuekeeper import assets, postgres, redis_client, schema_migrations
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
@@ -318,7 +318,7 @@ class PostgresWorld(ServerWorld):
         super().__init__(url, awaited=awaited)
         self.connection = postgres.connect(url, autocommit=True)
         self.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
-        postgres.migrate(self.connection)
+        schema_migrations.migrate(self.connection)
         self._fenced = False
 
     def blocking_store(self, rules: StoreRules, opened: ExitStack) -> Store:

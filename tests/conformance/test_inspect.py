@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 
-from queuekeeper import assets, lua, postgres
+from queuekeeper import assets, lua, postgres, schema_migrations
 from queuekeeper.errors import SchemaMismatch, UsageError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.redis_client import RedisClient, connect
@@ -310,7 +310,7 @@ def test_postgres_counts_are_those_of_the_session_that_is_there_now(database: po
     store = PostgresSessionStore(database)
     assert store.inspect("a").counts is None, "without schema queuekeeper nothing is counted, and nothing fails"
 
-    postgres.migrate(database)
+    schema_migrations.migrate(database)
     database.execute("INSERT INTO queuekeeper.session_states (client_id, known_serial, trimmed) VALUES ('a', 77, 9)")
     assert store.inspect("a").counts == SessionCounts(trimmed=9)
     assert store.inspect("a").delivered_serial is None
@@ -320,7 +320,7 @@ def test_postgres_counts_are_those_of_the_session_that_is_there_now(database: po
 
 
 def test_postgres_is_described_to_one_who_may_not_read_the_counts(database: postgres.Connection) -> None:
-    postgres.migrate(database)
+    schema_migrations.migrate(database)
     database.execute("INSERT INTO device_session_ctx VALUES ('a', 0, 77, 5)")
     with database.transaction(force_rollback=True):
         database.execute("CREATE ROLE reader")

@@ -14,7 +14,7 @@ from lua_sessions import Session, messages
 from planted_queues import PackedQueue
 from tbmq_broker import Broker
 
-from queuekeeper import lua, postgres
+from queuekeeper import lua, postgres, sql_statements
 from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
 from queuekeeper.events.schema import install
 from queuekeeper.fanout.model import ConsumerOptions, Start
@@ -395,7 +395,7 @@ class Reorder(Remedy):
     def __post_init__(self) -> None:
         device, own, base_ms = Device(self.client, self.name), session_keys(self.name), cleanup_world.now_ms()
         self.device = device
-        self.source.execute(postgres.statement("sessions/vendor_schema"))
+        self.source.execute(sql_statements.statement("sessions/vendor_schema"))
         self.source.execute("TRUNCATE device_publish_msg")
         for n in range(1, 13):
             device.add(time_ms=base_ms + n)

@@ -12,7 +12,7 @@ import pytest
 from planted_queues import PackedQueue, faults, profiled
 from tbmq_broker import Broker
 
-from queuekeeper import assets, lua, postgres
+from queuekeeper import assets, lua, postgres, schema_migrations
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, UsageError
@@ -1341,7 +1341,7 @@ def test_paused_run_waits_and_goes_on(bench: Bench, postgres_url: str) -> None:
     bench.any.persist(bench.payload(1))
     queues = named_queues([C], key=KEY)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         runs = MaintenanceRuns(connection)
         run_id = record_plan(runs, bench.plan("repair_ttl"))
         runs.approve(run_id, "ada")
@@ -1395,7 +1395,7 @@ def test_run_that_was_killed_does_the_rest_and_nothing_else(
         raise KeyboardInterrupt
 
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         runs = MaintenanceRuns(connection)
         plan = bench.plan("trim_dead_first", limit=10)
         assert plan.effects == {"message trimmed": 450}

@@ -18,7 +18,7 @@ import pytest
 from psycopg import sql
 from typer.testing import CliRunner
 
-from queuekeeper import audit, postgres, redis_client
+from queuekeeper import audit, postgres, redis_client, schema_migrations, sql_statements
 from queuekeeper.cli.access import app
 from queuekeeper.clock import system_clock
 from queuekeeper.doctor import State, examine_postgres
@@ -118,11 +118,11 @@ def world(postgres_server: PostgresServer) -> Iterator[World]:
         admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(name), sql.Identifier(owner)))
         admin.execute(sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(owner)))
         admin.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(owner)))
-        admin.execute(postgres.statement("sessions/vendor_schema"))
+        admin.execute(sql_statements.statement("sessions/vendor_schema"))
         schema.install(admin)
         admin.execute("CREATE TABLE readings (id bigint, at timestamptz NOT NULL) PARTITION BY RANGE (at)")
         admin.execute("RESET SESSION AUTHORIZATION")
-        postgres.migrate(admin)
+        schema_migrations.migrate(admin)
         save_policy(admin, POLICY)
         opened.enter_context(printed.roles(admin, url=url, prefix=prefix))
         yield World(url=url, admin=admin, prefix=prefix, opened=opened.enter_context(ExitStack()))
@@ -356,7 +356,7 @@ def _partitions(connection: Connection, *, now_ms: int) -> dict[str, dict[str, A
 
 def test_sizes_are_asked_of_the_table_where_nobody_has_made_the_function(world: World, postgres_url: str) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
         assert check_profiled_source(connection, contents=True) is True
     stranger = world.connect("audit")
     with pytest.raises(RefusedError, match="what `queuekeeper acl postgres --job quality` prints"):
@@ -465,7 +465,7 @@ def test_nobody_becomes_a_superuser_or_the_owner_of_the_audit(
 ) -> None:
     prefix = f"plain_{os.getpid()}_"
     with postgres.connect(postgres_url, autocommit=True) as admin:
-        postgres.migrate(admin)
+        schema_migrations.migrate(admin)
         admin.execute("CREATE TABLE readings (at timestamptz NOT NULL) PARTITION BY RANGE (at)")
         save_policy(admin, POLICY)
         try:

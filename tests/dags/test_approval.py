@@ -12,7 +12,7 @@ from airflow.providers.standard.operators.hitl import HITLOperator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, sql_statements
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, answer_of
 from queuekeeper.airflow.operators.migration_approval import (
     CheckApprovalOperator,
@@ -85,7 +85,7 @@ def source(postgres_url: str, control_schema: None, connections: Callable[..., N
     """Database with the vendor's tables, one session and the control schema; Airflow knows it."""
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
         connection.execute("INSERT INTO device_session_ctx VALUES ('client', 1, 1, 1)")
         yield connection
 

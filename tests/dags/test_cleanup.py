@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow.providers.standard.operators.hitl import HITLOperator
 
-from queuekeeper import postgres
+from queuekeeper import schema_migrations
 from queuekeeper.airflow.operators.jobs import CheckJobApprovalOperator, PlanJobOperator
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.store import RunState
@@ -93,7 +93,7 @@ def test_unknown_parameter_is_named(cleanup: DAG, world: World) -> None:
 
 
 def test_rejection_writes_nothing(world: World) -> None:
-    postgres.migrate(world.connection)
+    schema_migrations.migrate(world.connection)
     run_id, _ = world.approved()
     with pytest.raises(
         RefusedError, match=f"plan {run_id} was rejected, as nobody answered in time: nothing was written"
@@ -108,7 +108,7 @@ def test_rejection_writes_nothing(world: World) -> None:
 
 
 def test_shard_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    postgres.migrate(world.connection)
+    schema_migrations.migrate(world.connection)
     run_id, (shard,) = world.approved()
     check_unfinished_share_fails(KIND, world.apply(run_id, shard), task_id="apply", monkeypatch=monkeypatch)
 

@@ -17,7 +17,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, schema_migrations, sql_statements
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.migration.ledger.ledger import MigrationLedger
@@ -99,8 +99,8 @@ class Runs:
 def runs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Airflow's own database, and servers that it knows."""
     _, connection = stores
-    connection.execute(postgres.statement("sessions/vendor_schema"))
-    postgres.migrate(connection)
+    connection.execute(sql_statements.statement("sessions/vendor_schema"))
+    schema_migrations.migrate(connection)
     return Runs(connection, monkeypatch)
 
 
@@ -147,7 +147,7 @@ def test_dry_run_plans_and_asks_nobody(
 ) -> None:
     connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         now_ms = system_clock()
         sample = fill(
             connection,

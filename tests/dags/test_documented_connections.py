@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from airflow.models.connection import Connection
 
-from queuekeeper import assets, postgres
+from queuekeeper import assets, postgres, schema_migrations
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.jobs.resources import POOLS, POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
@@ -73,7 +73,7 @@ def test_documented_role_can_make_our_schema_and_reads_the_source_alone(
         try:
             host = postgres_url.rpartition("@")[2]
             with postgres.connect(f"postgresql://{role}:choose%20one@{host}", autocommit=True) as connection:
-                assert postgres.migrate(connection).version > 0
+                assert schema_migrations.migrate(connection).version > 0
                 assert connection.execute("SELECT count(*) FROM device_publish_msg").fetchone() == (0,)
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     connection.execute("DELETE FROM device_publish_msg")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import schema_migrations
 from queuekeeper.airflow.operators.jobs import PlanJobOperator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.store import RunState
@@ -91,7 +91,7 @@ def test_unknown_parameter_is_named(repair: DAG, world: World) -> None:
 
 
 def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    postgres.migrate(world.connection)
+    schema_migrations.migrate(world.connection)
     run_id, [share] = world.planned()
     check_unfinished_share_fails(
         "fanout_repair", world.repair(run_id, share), task_id="repair", monkeypatch=monkeypatch
@@ -99,7 +99,7 @@ def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest
 
 
 def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
-    postgres.migrate(world.connection)
+    schema_migrations.migrate(world.connection)
     client: Any = world.client
     client.hset(world.keys("orders of 1").options, "billing", "of another kind")
     run_id, [share] = world.planned()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.plugin.security import may_steer
 from queuekeeper.airflow.plugin.stores import Stores
@@ -68,7 +68,7 @@ def test_its_runs_are_listed_steered_reported_and_taken_back_by_command_and_page
     with postgres.connect(named_postgres, autocommit=True) as connection, connect(named_redis) as opened:
         client: Any = opened
         client.mset({f"old:{number}": number for number in range(20)})
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         runs, job = MaintenanceRuns(connection), job_of(KIND)
         engine = Engine(job=job, client=client, undo_directory=tmp_path / "undo")
         plan = engine.plan(job.Parameters())
@@ -113,7 +113,7 @@ def test_run_of_a_job_that_cannot_be_loaded_is_still_listed_and_says_so(
     site_packages: Path, named_postgres: str, named_redis: str, own_home: Path, tmp_path: Path, trouble: str
 ) -> None:
     with postgres.connect(named_postgres, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         run_id = MaintenanceRuns(connection).save_plan(kind=KIND, parameters={}, plan={}).maintenance_run_id
     if trouble == "it is gone":
         sys.path.remove(str(site_packages))
@@ -137,7 +137,7 @@ def test_process_of_its_own_knows_it_by_its_installation_alone(
     site_packages: Path, named_postgres: str, own_home: Path
 ) -> None:
     with postgres.connect(named_postgres, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
 
     def listed(**environment: str) -> subprocess.CompletedProcess[str]:
         program = [sys.executable, "-m", "queuekeeper", "run", "list", "--kind", KIND, "--json"]

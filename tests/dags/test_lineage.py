@@ -15,7 +15,7 @@ import pytest
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
 from openlineage.client.serde import Serde
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.airflow.lineage import parquet_files
 from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
@@ -47,7 +47,7 @@ def plan_id(postgres_url: str, connections: Callable[..., None]) -> str:
     )
     made = make_plan()
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         plan = replace(made, parameters=replace(made.parameters, key_prefix="tbmq:"))
         return MigrationLedger(connection).save_plan(plan, run_id="run-1").plan_id
 

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from psycopg import sql
 
-from queuekeeper import audit, postgres, redis_client
+from queuekeeper import audit, postgres, redis_client, schema_migrations, sql_statements
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.airflow.run_index import remember
@@ -130,8 +130,8 @@ def _filled(world: World) -> World:
         postgres.connect(world.postgres_url, autocommit=True) as connection,
         redis_client.connect(world.redis_url) as client,
     ):
-        connection.execute(postgres.statement("sessions/vendor_schema"))
-        postgres.migrate(connection)
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
+        schema_migrations.migrate(connection)
         for store in (PostgresSessionStore(connection), RedisSessionStore(client)):
             assert store.save_messages(saves)[0].error is None
         fill_migration(connection, report_samples.unbalanced(), now_ms=now_ms)

@@ -13,7 +13,7 @@ from airflow.models.asset import AssetEvent
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, schema_migrations
 from queuekeeper.airflow.assets import SESSION_QUALITY
 from queuekeeper.airflow.run_index import report_of
 from queuekeeper.clock import system_clock
@@ -58,7 +58,7 @@ def redis(
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://airflow.example.org/ops")
     connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
     with redis_client.connect(valkey_url) as client:
         store = RedisSessionStore(client)
         message = NewMessage(topic="meters", payload=b"17", qos=1, time_ms=system_clock())

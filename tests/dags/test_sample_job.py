@@ -18,7 +18,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from typer.testing import CliRunner, Result
 
-from queuekeeper import audit, postgres
+from queuekeeper import audit, postgres, schema_migrations
 from queuekeeper.airflow.defaults import Pool, connections
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
@@ -174,7 +174,7 @@ def test_run_that_goes_on_takes_neither_a_dry_run_nor_parameters(client: Any) ->
 
 def test_command_controls_a_run_and_the_audit_tells(client: Any, postgres_url: str) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         run_id, _ = approved(Engine(job=Renaming, client=client), MaintenanceRuns(connection))
         assert command("run", "pause", run_id)["paused"] is True
         assert command("run", "throttle", run_id, "100")["throttle_operations_per_s"] == 100
@@ -249,7 +249,7 @@ def test_command_takes_back_what_a_task_has_noted_in_an_object_store(
     place = f"memory://bucket/{tmp_path.name}/undo"
     monkeypatch.setenv("QUEUEKEEPER_UNDO_DIR", place)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         run_id, share = approved(Engine(job=Renaming, client=client), MaintenanceRuns(connection))
     task = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share=share)
     run: Any = {"dag_run": SimpleNamespace(dag_id="rename_keys", run_id="by hand")}
@@ -263,7 +263,7 @@ def test_command_takes_back_what_a_task_has_noted_in_an_object_store(
 
 def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: Any, postgres_url: str) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         runs = MaintenanceRuns(connection)
         engine = Engine(job=Renaming, client=client)
         run_id, share = approved(engine, runs)
@@ -304,7 +304,7 @@ def test_run_that_was_stopped_goes_on_behind_its_last_step(
 ) -> None:
     client.mset({f"old:{number}": number for number in range(5_000)})
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         runs = MaintenanceRuns(connection)
         engine = Engine(job=Renaming, client=client, undo_directory=tmp_path)
         run_id, share = approved(engine, runs)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.airflow.operators import jobs as job_tasks
 from queuekeeper.airflow.operators import partitions as partition_tasks
 from queuekeeper.airflow.operators import quality as quality_tasks
@@ -81,7 +81,7 @@ def control(
     stores: tuple[RedisClient, postgres.Connection], named_postgres: str, named_redis: str
 ) -> postgres.Connection:
     """Both stores, empty, known to tasks and commands alike."""
-    postgres.migrate(stores[1])
+    schema_migrations.migrate(stores[1])
     return stores[1]
 
 

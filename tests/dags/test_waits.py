@@ -13,7 +13,7 @@ import pytest
 from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.sdk.exceptions import TaskDeferred
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.waits import LooksAgain
@@ -55,7 +55,7 @@ def test_paused_copy_starts_no_spark_and_one_that_meets_a_pause_gives_its_worker
 ) -> None:
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         ledger = MigrationLedger(connection)
         plan_id = ledger.save_plan(make_plan(), run_id="run").plan_id
         asked: list[CopyManner] = []

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer
 from queuekeeper.embedded.process import ManagedProcess
@@ -135,7 +135,7 @@ def world(postgres_server: PostgresServer, object_store: ObjectStore, server_hom
     for server in (target, broker):
         server.start()
     with postgres.connect(source, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         sample = SampleParameters(
             messages=3_000,
             sessions=300,

@@ -22,7 +22,8 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.model import CohortState, PlanState
 from queuekeeper.migration.online import clients
-from queuekeeper.postgres import connect, statement
+from queuekeeper.postgres import connect
+from queuekeeper.sql_statements import statement
 from tests import report_samples as samples
 from tests.integration.command_line import CommandLine
 from tests.spark_session import spark, spark_of_commands

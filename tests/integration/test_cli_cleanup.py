@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.maintenance.cleanup.expired_references import acl_rules
 from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
@@ -107,7 +107,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
 
 
 def test_there_is_no_newest_run_before_the_first(world: World) -> None:
-    postgres.migrate(world.connection)
+    schema_migrations.migrate(world.connection)
     fails("status", code=2, words="there is no cleanup yet: make one by `queuekeeper cleanup plan`")
 
 

@@ -15,8 +15,8 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.keyspace import compacted_registry_key
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import connect
+from queuekeeper.schema_migrations import migrate
 from tests.compacted_gc_world import World
 from tests.integration.command_line import CommandLine
 

@@ -16,8 +16,9 @@ from queuekeeper.doctor import Finding, State, examine_postgres, examine_redis
 from queuekeeper.doctor.findings import Notes
 from queuekeeper.doctor.machine import room_finding
 from queuekeeper.embedded import RedisServer
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.schema_migrations import migrate
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 

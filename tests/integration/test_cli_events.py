@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.cli import app
 from queuekeeper.events import schema
 from queuekeeper.events.broker import EventBroker
@@ -137,7 +137,7 @@ def test_what_quality_finds_in_the_broker_is_mended_by_the_command_that_it_shows
         assert result.exit_code == code, result.output
         return result
 
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     broker.subscribe("billing", Interest())
     _published(broker, 2)
     # As after a crash of a broker that does not log what it has yet to dispatch.

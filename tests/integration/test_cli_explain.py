@@ -11,8 +11,9 @@ from typer.testing import CliRunner, Result
 
 from queuekeeper import assets, audit
 from queuekeeper.cli import app
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore

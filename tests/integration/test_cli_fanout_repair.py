@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from queuekeeper.cli import app
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import connect
+from queuekeeper.schema_migrations import migrate
 from tests.fanout_repair_world import World
 from tests.integration.command_line import CommandLine
 

@@ -15,7 +15,8 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
 from queuekeeper.metrics import METRICS, NAMESPACE
 from queuekeeper.migration.ledger.ledger import MigrationLedger
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
+from queuekeeper.schema_migrations import migrate
 from tests import report_samples as samples
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]

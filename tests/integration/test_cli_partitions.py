@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from queuekeeper import audit, postgres
+from queuekeeper import audit, postgres, schema_migrations
 from queuekeeper.cli import app
 from queuekeeper.postgres import Connection
 from tests.integration.command_line import CommandLine
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_one_table_does_not_stop_the_others(connection: Conne
 def test_wrong_input_is_refused_in_words(
     connection: Connection, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     fails(*arguments, code=code, words=words)
 
 

@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from queuekeeper.cli import app
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.run import run_quality
 from queuekeeper.quality.report.gather import FORMS_PATH
+from queuekeeper.schema_migrations import migrate
 from tests.quality_rows import NOW, queue, save_profile
 
 pytestmark = pytest.mark.integration

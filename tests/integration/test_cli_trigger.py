@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations, sql_statements
 from queuekeeper.migration.online import foreign_writers
 from queuekeeper.postgres import Connection
 from tests.integration.command_line import CommandLine
@@ -19,8 +19,8 @@ COMMANDS = CommandLine(group="migrate", secret="no secret")
 @pytest.fixture
 def connection(postgres_url: str) -> Iterator[Connection]:
     with postgres.connect(postgres_url, autocommit=True) as opened:
-        opened.execute(postgres.statement("sessions/vendor_schema"))
-        postgres.migrate(opened)
+        opened.execute(sql_statements.statement("sessions/vendor_schema"))
+        schema_migrations.migrate(opened)
         yield opened
 
 

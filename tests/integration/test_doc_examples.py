@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from queuekeeper import assets, postgres, redis_client
+from queuekeeper import assets, postgres, redis_client, schema_migrations
 from queuekeeper.compacted import Append, CompactedQueues
 from queuekeeper.events import EventBroker, Interest, NewEvent, schema
 from queuekeeper.fanout import FanoutProducer, FanoutQueues
@@ -49,7 +49,7 @@ def vendor_tables(connection: postgres.Connection) -> None:
 def tables_of_moves(connection: postgres.Connection) -> None:
     """Create the tables of TBMQ 1.4 and schema ``queuekeeper``."""
     vendor_tables(connection)
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
 
 
 def event_broker(connection: postgres.Connection) -> None:

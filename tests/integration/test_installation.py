@@ -87,7 +87,8 @@ validation.check_expectations(suites.load("migration_ledger"))
 
 JUDGED_TABLE = """
 import os
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.quality.judge import suites, validation
 with connect(os.environ["POSTGRES_URL"], autocommit=True) as connection:
     migrate(connection)

@@ -21,7 +21,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, schema_migrations, sql_statements
 from queuekeeper.clock import system_clock
 from queuekeeper.compacted.model import Append
 from queuekeeper.compacted.queue import CompactedQueues
@@ -177,8 +177,8 @@ def _fill(postgres_url: str, redis_url: str) -> None:
     )
     saves = [SessionSave(client_id=planted.CLIENT, messages=messages)]
     with redis_client.connect(redis_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
-        postgres.migrate(connection)
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
+        schema_migrations.migrate(connection)
         schema.install(connection)
         for store in (PostgresSessionStore(connection), RedisSessionStore(client)):
             (report,) = store.save_messages(saves)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, FrameLocator, Page, expect
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import AirflowServer, PostgresServer, RedisServer
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
@@ -44,7 +44,7 @@ def airflow(
     """Airflow on a database of its own; the folder of reports holds one with findings."""
     source = postgres_server.create_database(DATABASE)
     with postgres.connect(source, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
     server = AirflowServer(
         server_home / "quality-airflow",
         metadata_url=postgres_server.create_database(f"{DATABASE}_airflow"),

@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import FrameLocator, expect
 from rich.console import Console
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.demo.day import Day, DemoOptions, Waiting, side_by_side
@@ -106,7 +106,7 @@ def world(servers: tuple[AirflowServer, str, RedisServer]) -> Iterator[World]:
         client.flushall()
     with postgres.connect(source, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS queuekeeper CASCADE")
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         fill(
             connection,
             SampleParameters(

@@ -10,7 +10,7 @@ import pytest
 from lua_sessions import command, contents, now_ms
 from tbmq_broker import Broker
 
-from queuekeeper import postgres, redis_async
+from queuekeeper import postgres, redis_async, schema_migrations, sql_statements
 from queuekeeper.compacted.model import Append
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import InvalidName, ScatteredClient, UsageError
@@ -218,8 +218,8 @@ def test_cluster_refuses_an_id_that_begins_with_a_brace_and_serves_its_neighbour
 
 def test_queue_that_a_cluster_refuses_is_explained_from_postgresql(cluster: RedisClient, postgres_url: str) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
-        postgres.migrate(connection)
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
+        schema_migrations.migrate(connection)
         store = PostgresSessionStore(connection)
         store.save_messages([SessionSave(client_id="}x", messages=(message("t"),))])
 

@@ -15,7 +15,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations, sql_statements
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.ledger.ledger import QuarantinedRow
 from queuekeeper.migration.offline.judging import Judging
@@ -55,11 +55,11 @@ def verdicts(messages: list[Message]) -> Verdicts:
 def source(postgres_url: str, messages: list[Message]) -> Iterator[postgres.Connection]:
     """A database with all rows; its texts are as long as PostgreSQL has them."""
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
         connection.execute(
             "ALTER TABLE device_publish_msg ALTER content_type TYPE varchar, ALTER response_topic TYPE varchar"
         )
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         names = sql.SQL(", ").join(map(sql.Identifier, Message._fields))
         copy = sql.SQL("COPY device_publish_msg ({}) FROM STDIN").format(names)
         with connection.cursor() as cursor, cursor.copy(copy) as rows:

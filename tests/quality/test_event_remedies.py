@@ -14,8 +14,9 @@ from queuekeeper.jobs.model import AnyPlan
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.events import remedies as event_remedies
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge.run import run_quality
+from queuekeeper.schema_migrations import migrate
 from tests.golden_defects.event_defects import POISON
 
 pytestmark = pytest.mark.quality

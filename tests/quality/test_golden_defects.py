@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, sql_statements
 from queuekeeper.jobs.checks import CHECKS
 from queuekeeper.keyspace import session_keys
 from queuekeeper.redis_client import RedisClient
@@ -113,7 +113,7 @@ def test_sessions_that_the_vendor_migrated_have_the_traces_that_were_published(
     valkey_url: str, postgres_url: str
 ) -> None:
     with redis_client.connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
         act_out(source_defects.DEFECTS, SourceStage(connection=connection, client=client), short_life_s=0)
         assert {name: seen(client, f"{{{name}}}") for name in OF_THE_MIGRATION} == OF_THE_MIGRATION
         anything: Any = client

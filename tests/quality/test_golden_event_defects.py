@@ -9,9 +9,10 @@ import pytest
 
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.jobs.findings import Status
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge.run import EVENT_SUITES, QualityReport, run_quality
 from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.schema_migrations import migrate
 from tests.event_clock import install_with_clock
 from tests.golden_defects.defect import Defect, Finding, act_out
 from tests.golden_defects.event_defects import DEFECTS, DISPATCHING, EventStage

@@ -12,13 +12,14 @@ from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
 from queuekeeper.quality.judge.live_queues import PARTS, part_of_turn
 from queuekeeper.quality.judge.run import QualityReport
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.schema_migrations import migrate
 from tests.fanout_repair_world import HOUR_MS, World
 from tests.golden_defects.defect import act_out
 from tests.golden_defects.fanout_defects import DEFECTS, FANOUT, A, B, FanoutStage

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import postgres, redis_client, sql_statements
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.jobs.checks import Severity
@@ -110,7 +110,7 @@ def golden(spark: SparkSession, postgres_server: PostgresServer, server_home: Pa
         stack.callback(postgres_server.drop_database, DATABASE)
         with postgres.connect(url, autocommit=True) as connection:
             connection.execute(f'ALTER DATABASE "{DATABASE}" SET bytea_output = escape'.encode())
-            connection.execute(postgres.statement("sessions/vendor_schema"))
+            connection.execute(sql_statements.statement("sessions/vendor_schema"))
             act_out(source_defects.DEFECTS, SourceStage(connection=connection, client=vendor), short_life_s=0)
             clients = connection.execute(
                 "SELECT client_id FROM device_session_ctx UNION SELECT client_id FROM device_publish_msg"

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.run import run_quality
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.report.gather import build_report, write_report
+from queuekeeper.schema_migrations import migrate
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_expiry_hours, save_profile
 
 HOUR_MS = 3_600_000

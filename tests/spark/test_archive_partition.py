@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.cli.partitions import app
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, RefusedError
@@ -368,7 +368,7 @@ def test_partition_comes_back_from_its_archive_after_it_was_dropped(
 ) -> None:
     now_ms = system_clock()
     with postgres.connect(clone("template0"), autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         connection.execute("CREATE TABLE visits (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
         connection.execute(f"CREATE TABLE visits_old PARTITION OF visits {BOUNDS}")
         connection.execute("INSERT INTO visits SELECT '2026-01-02', n FROM generate_series(1, 1000) AS n")

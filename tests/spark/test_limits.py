@@ -15,7 +15,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from queuekeeper import postgres
+from queuekeeper import postgres, sql_statements
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import (
@@ -110,7 +110,7 @@ def test_database_without_the_vendors_tables_is_named(healthy: World, clone: Cal
     url = clone("template0")
     _refused(replace(healthy, postgres_url=url), SchemaMismatch, "lacks device_publish_msg and device_session_ctx")
     with postgres.connect(url, autocommit=True) as connection:
-        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute(sql_statements.statement("sessions/vendor_schema"))
         connection.execute("ALTER TABLE device_publish_msg DROP COLUMN content_type")
     _refused(replace(healthy, postgres_url=url), SchemaMismatch, r"lacks column content_type, which TBMQ 1\.2\.1 added")
 
@@ -170,7 +170,7 @@ def test_redis_that_goes_away_at_the_end_of_a_plan_does_not_leave_a_refused_one(
 
 def _large(world: World, payload_bytes: int, *, messages: int = 1) -> None:
     """Give a client of the source messages of a size."""
-    world.connection.execute(postgres.statement("sessions/vendor_schema"))
+    world.connection.execute(sql_statements.statement("sessions/vendor_schema"))
     world.connection.execute(
         "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload)"
         " SELECT 'meter-7', n, 't', %s, n, 'PUBLISH', 1, convert_to(repeat('ab', %s), 'UTF8')"
@@ -365,7 +365,7 @@ def test_too_many_bad_rows_refuse_plan_and_copy(make_world: Callable[..., World]
 @pytest.mark.parametrize("sessions", [0, *nightly(3)], ids=["empty", "only sessions"])
 def test_source_without_messages_migrates(make_world: Callable[..., World], sessions: int) -> None:
     world = make_world()
-    world.connection.execute(postgres.statement("sessions/vendor_schema"))
+    world.connection.execute(sql_statements.statement("sessions/vendor_schema"))
     for number in range(sessions):
         world.connection.execute("INSERT INTO device_session_ctx VALUES (%s, 0, 5, %s)", (f"idle-{number}", number))
     plan = world.plan()

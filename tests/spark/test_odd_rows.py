@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import sql_statements
 from queuekeeper.keyspace import payload_key
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.sessions.pages import Layout
@@ -23,7 +23,7 @@ MIB = 2**20
 @pytest.fixture
 def world(make_world: Callable[..., World]) -> World:
     found = make_world()
-    found.connection.execute(postgres.statement("sessions/vendor_schema"))
+    found.connection.execute(sql_statements.statement("sessions/vendor_schema"))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import keyspace, postgres
+from queuekeeper import keyspace, schema_migrations, sql_statements
 from queuekeeper.clock import system_clock
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.postgres import Connection
@@ -122,8 +122,8 @@ def moved(
 ) -> tuple[dict[bytes, tuple[Any, int]], dict[bytes, tuple[Any, int]]]:
     """What Redis holds of the same rows, copied offline and moved online."""
     world = make_world()
-    world.connection.execute(postgres.statement("sessions/vendor_schema"))
-    postgres.migrate(world.connection)
+    world.connection.execute(sql_statements.statement("sessions/vendor_schema"))
+    schema_migrations.migrate(world.connection)
     fill(world.connection)
     parameters = MigrationParameters(
         cohort_count=4, limit=LIMIT, default_ttl_s=DEFAULT_TTL_S, quarantine_cap_percent=100.0

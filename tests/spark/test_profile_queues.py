@@ -26,7 +26,7 @@ from planted_queues import (
 )
 from pyspark.sql import SparkSession
 
-from queuekeeper import postgres
+from queuekeeper import schema_migrations, sql_statements
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.checks import Severity
@@ -310,8 +310,8 @@ IN_POSTGRES: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
 def test_profile_of_postgres_sees_each_fault_as_itself(make_world: Callable[..., World]) -> None:
     world = make_world()
     connection = world.connection
-    connection.execute(postgres.statement("sessions/vendor_schema"))
-    postgres.migrate(connection)
+    connection.execute(sql_statements.statement("sessions/vendor_schema"))
+    schema_migrations.migrate(connection)
     now = now_ms()
     for client_id, (changes, _) in IN_POSTGRES.items():
         connection.execute(

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError
 from queuekeeper.maintenance.partitions.apply import apply_plan
@@ -39,7 +39,7 @@ POLICY = PartitionPolicy(
 @pytest.fixture(scope="module")
 def world(make_world: Callable[..., World], hostile_template: str) -> Iterator[World]:
     made = make_world(template=hostile_template)
-    postgres.migrate(made.connection)
+    schema_migrations.migrate(made.connection)
     owner = f"{_prefix(made)}owner"
     made.connection.execute(f"CREATE ROLE {owner}; GRANT CREATE, USAGE ON SCHEMA public TO {owner}".encode())
     made.connection.execute("CREATE TABLE readings (id bigint, at timestamptz NOT NULL) PARTITION BY RANGE (at)")

@@ -23,7 +23,7 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from queuekeeper import postgres
+from queuekeeper import schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.archive import archive_partition
@@ -288,7 +288,7 @@ def assert_archived_as_here(served: Served, written: Any, *, retired_id: int, bu
 def retired_partition(world: World) -> int:
     """Return the record of a partition of a thousand rows that was retired."""
     connection = world.connection
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     connection.execute("CREATE TABLE visits (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
     connection.execute(
         "CREATE TABLE visits_old PARTITION OF visits FOR VALUES FROM ('2026-01-01') TO ('2026-02-01');"

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, sql_statements
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from tests.event_samples import subscribe
@@ -45,7 +45,7 @@ def ledger(connection: Connection, control_schema: None) -> MigrationLedger:
 @pytest.fixture
 def source(connection: Connection) -> Connection:
     """Connection to a database with the vendor's empty tables."""
-    connection.execute(postgres.statement("sessions/vendor_schema"))
+    connection.execute(sql_statements.statement("sessions/vendor_schema"))
     return connection
 
 

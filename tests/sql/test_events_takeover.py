@@ -10,7 +10,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, sql_statements
 from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.events import schema, takeover
 from queuekeeper.events.takeover import SET_ASIDE, TakeoverReport, take_over
@@ -297,7 +297,7 @@ def test_a_row_that_is_unaccounted_for_stops_everything(
     subscribe(connection, "all")
     original.dispatch({"all": original.publish(1, 2)})
     original.publish(3)
-    done = postgres.statement
+    done = sql_statements.statement
 
     def loses(name: str) -> LiteralString:
         """Return a statement of the takeover; one of them is made to lose rows."""

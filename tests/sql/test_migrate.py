@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queuekeeper import assets, keyspace, postgres
+from queuekeeper import assets, keyspace, postgres, schema_migrations
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.store import Runs
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -96,22 +96,22 @@ def add(files: Path, name: str, text: str) -> Path:
 def test_ledgers_hold_the_checksums_that_releases_have_entered() -> None:
     checksums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in RELEASED.items()}
 
-    assert {each.name: each.checksum for each in postgres.migrations()[: len(RELEASED)]} == checksums
+    assert {each.name: each.checksum for each in schema_migrations.migrations()[: len(RELEASED)]} == checksums
 
 
 @pytest.mark.parametrize("version", range(1, len(RELEASED) + 1))
 def test_database_of_any_version_gets_the_schema_that_its_files_make(connection: Connection, version: int) -> None:
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     made = catalog(connection)
     connection.execute("DROP SCHEMA queuekeeper CASCADE")
     make_as_of(connection, version)
-    names = [each.name for each in postgres.migrations()]
+    names = [each.name for each in schema_migrations.migrations()]
 
-    assert postgres.migrate(connection).applied == tuple(names[version:])
+    assert schema_migrations.migrate(connection).applied == tuple(names[version:])
     assert catalog(connection) == made
     assert made["columns"]
     assert made["functions"]
-    assert postgres.migrate(connection).applied == ()
+    assert schema_migrations.migrate(connection).applied == ()
 
 
 @pytest.mark.parametrize("version", [1, 3, 9, 13, len(RELEASED)])
@@ -126,19 +126,19 @@ def test_migration_that_makes_and_alters_tables_needs_no_directive(
     )
     added = "CREATE TABLE queuekeeper.added (id int);\n\nALTER TABLE queuekeeper.added SET (fillfactor = 90);\n"
     (sources / "queuekeeper" / "tables" / "added.sql").write_text(added)
-    number = len(postgres.migrations()) + 1
+    number = len(schema_migrations.migrations()) + 1
     add(
         sources / "migrations",
         f"{number:04d}_added.sql",
         f"ALTER TABLE queuekeeper.audit_answers ADD COLUMN why text;\n\n{added}"
         "\n-- changes: audit_runs\nUPDATE queuekeeper.audit_runs SET subject = '';\n",
     )
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     made = catalog(connection)
     connection.execute("DROP SCHEMA queuekeeper CASCADE")
     make_as_of(connection, version)
 
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     assert catalog(connection) == made
     assert ("why",) in connection.execute(
         "SELECT attname FROM pg_attribute WHERE attrelid = 'queuekeeper.audit_answers'::regclass"
@@ -146,27 +146,27 @@ def test_migration_that_makes_and_alters_tables_needs_no_directive(
 
 
 def test_function_is_replaced_when_its_file_has_changed_and_only_then(connection: Connection, sources: Path) -> None:
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     rows = "SELECT proname, xmin::text FROM pg_proc WHERE pronamespace = 'queuekeeper'::regnamespace"
     before: dict[str, Any] = dict(connection.execute(rows).fetchall())
     changed = sources / "queuekeeper" / "functions" / "key_slot.sql"
     changed.write_text(changed.read_text("utf-8").replace("RETURN crc % 16384;", "RETURN 5;"))
 
-    assert postgres.outdated(connection) == ["key_slot"]
-    postgres.migrate(connection)
+    assert schema_migrations.outdated(connection) == ["key_slot"]
+    schema_migrations.migrate(connection)
     after: dict[str, Any] = dict(connection.execute(rows).fetchall())
     assert {name for name in after if after[name] != before[name]} == {"key_slot"}
     assert connection.execute("SELECT queuekeeper.key_slot('any')").fetchone() == (5,)
-    assert postgres.outdated(connection) == []
+    assert schema_migrations.outdated(connection) == []
 
 
 def test_view_gets_columns_that_its_file_adds_and_keeps_who_may_read_it(connection: Connection, sources: Path) -> None:
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     connection.execute("GRANT SELECT ON queuekeeper.runs TO PUBLIC")
     changed = sources / "queuekeeper" / "views" / "runs.sql"
     changed.write_text(changed.read_text("utf-8").replace(" AS kept_in\n", " AS kept_in,\n    1 AS one\n"))
 
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     row = connection.execute("SELECT relacl::text FROM pg_class WHERE oid = 'queuekeeper.runs'::regclass").fetchone()
     assert row is not None
     assert "=r/" in row[0]
@@ -182,9 +182,9 @@ def test_who_may_not_change_the_schema_is_sent_to_its_owner(connection: Connecti
     try:
         with postgres.connect(f"{postgres_url}?user={role}&password=plain") as plain:
             with pytest.raises(RefusedError, match="have its owner run `queuekeeper database migrate`"):
-                postgres.migrate(plain)
-            postgres.migrate(connection)
-            assert postgres.migrate(plain).applied == ()
+                schema_migrations.migrate(plain)
+            schema_migrations.migrate(connection)
+            assert schema_migrations.migrate(plain).applied == ()
     finally:
         connection.execute(f"DROP OWNED BY {role}")
         connection.execute(f"DROP ROLE {role}")
@@ -200,7 +200,7 @@ def test_differences_that_were_found_are_counted(connection: Connection) -> None
         "INSERT INTO queuekeeper.differences (plan_id, cohort, client_id, kind, expected, found)"
         " SELECT 'p', 3, client_id, 'lost', '', '' FROM unnest(ARRAY['a', 'b']) AS client_id"
     )
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
 
     assert connection.execute("SELECT cohort, kind, found FROM queuekeeper.difference_counts").fetchall() == [
         (3, "lost", 2)
@@ -216,7 +216,7 @@ def test_clients_whose_keys_have_another_tag_get_its_slot(connection: Connection
     before: dict[str, Any] = dict(
         connection.execute("SELECT client_id, slot FROM queuekeeper.session_owners").fetchall()
     )
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     after: dict[str, Any] = dict(
         connection.execute("SELECT client_id, slot FROM queuekeeper.session_owners").fetchall()
     )
@@ -236,7 +236,7 @@ def test_pace_of_a_migration_on_its_way_is_carried_over(connection: Connection) 
         "INSERT INTO queuekeeper.online_control (plan_id, paused, clients_per_s, canary)"
         " VALUES ('slow', TRUE, 20, '{3}'), ('free', FALSE, NULL, '{}')"
     )
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
 
     online = OnlineCohorts(connection)
     assert (online.control("slow").paused, online.control("slow").clients_per_s) == (True, 20)
@@ -246,59 +246,59 @@ def test_pace_of_a_migration_on_its_way_is_carried_over(connection: Connection) 
 
 
 def test_second_run_applies_nothing(connection: Connection) -> None:
-    first = postgres.migrate(connection)
-    names = tuple(migration.name for migration in postgres.migrations())
+    first = schema_migrations.migrate(connection)
+    names = tuple(migration.name for migration in schema_migrations.migrations())
 
-    assert first == postgres.MigrationsReport(applied=names, version=len(names))
-    assert postgres.migrate(connection) == postgres.MigrationsReport(applied=(), version=len(names))
+    assert first == schema_migrations.MigrationsReport(applied=names, version=len(names))
+    assert schema_migrations.migrate(connection) == schema_migrations.MigrationsReport(applied=(), version=len(names))
 
 
 def test_only_missing_migrations_are_applied(connection: Connection, files: Path) -> None:
-    version = postgres.migrate(connection, directory=files).version
+    version = schema_migrations.migrate(connection, directory=files).version
     name = f"{version + 1:04d}_one_more.sql"
     add(files, name, "CREATE TABLE queuekeeper.one_more (id int);\n-- 100 % more\n")
 
-    assert postgres.migrate(connection, directory=files).applied == (name,)
+    assert schema_migrations.migrate(connection, directory=files).applied == (name,)
 
 
 def test_changed_migration_is_named(connection: Connection, files: Path) -> None:
-    number = postgres.migrate(connection, directory=files).version + 1
+    number = schema_migrations.migrate(connection, directory=files).version + 1
     changed = add(files, f"{number:04d}_one_more.sql", "SELECT 1;\n")
-    postgres.migrate(connection, directory=files)
+    schema_migrations.migrate(connection, directory=files)
     changed.write_text("SELECT 2;\n")
 
     differs = rf"migration {changed.name} of schema queuekeeper differs .* restore the file"
     with pytest.raises(RefusedError, match=differs):
-        postgres.migrate(connection, directory=files)
+        schema_migrations.migrate(connection, directory=files)
 
 
 def test_other_line_ends_are_no_change(connection: Connection, files: Path) -> None:
-    postgres.migrate(connection, directory=files)
+    schema_migrations.migrate(connection, directory=files)
     for path in files.glob("*.sql"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
 
-    assert postgres.migrate(connection, directory=files).applied == ()
+    assert schema_migrations.migrate(connection, directory=files).applied == ()
 
 
 def test_newer_database_is_refused(connection: Connection, files: Path) -> None:
-    version = postgres.migrate(connection).version
+    version = schema_migrations.migrate(connection).version
     add(files, f"{version + 1:04d}_future.sql", "CREATE TABLE queuekeeper.future (id int);")
-    postgres.migrate(connection, directory=files)
+    schema_migrations.migrate(connection, directory=files)
 
     with pytest.raises(RefusedError, match=rf"version {version + 1}, newer than .*\({version}\): upgrade Queuekeeper"):
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
 
 
 def test_failing_migration_leaves_nothing_behind(connection: Connection, files: Path) -> None:
-    version = postgres.migrate(connection, directory=files).version
+    version = schema_migrations.migrate(connection, directory=files).version
     before = catalog(connection)
     add(files, f"{version + 1:04d}_good.sql", "CREATE TABLE queuekeeper.good (id int);")
     add(files, f"{version + 2:04d}_bad.sql", "CREATE TABLE queuekeeper.bad (id int); SELECT 1 / 0;")
 
     with pytest.raises(psycopg.errors.DivisionByZero):
-        postgres.migrate(connection, directory=files)
+        schema_migrations.migrate(connection, directory=files)
     assert catalog(connection) == before
-    assert postgres.schema_version(connection) == version
+    assert schema_migrations.schema_version(connection) == version
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_misnumbered_migration_is_named(connection: Connection, tmp_path: Path, 
     add(tmp_path, name, "SELECT 1;")
 
     with pytest.raises(UsageError, match=message):
-        postgres.migrate(connection, directory=tmp_path)
+        schema_migrations.migrate(connection, directory=tmp_path)
 
 
 def test_two_processes_at_once_migrate_once(connect: Callable[[], Connection]) -> None:
@@ -324,19 +324,19 @@ def test_two_processes_at_once_migrate_once(connect: Callable[[], Connection]) -
 
     def run(connection: Connection) -> int:
         barrier.wait()
-        return len(postgres.migrate(connection).applied)
+        return len(schema_migrations.migrate(connection).applied)
 
     with ThreadPoolExecutor(len(connections)) as pool:
         applied = sorted(pool.map(run, connections))
-    assert applied == [0, 0, 0, len(postgres.migrations())]
+    assert applied == [0, 0, 0, len(schema_migrations.migrations())]
 
 
 def test_second_process_waits_for_the_first(connection: Connection, connect: Callable[[], Connection]) -> None:
     connection.execute("BEGIN")
-    postgres.migrate(connection)
+    schema_migrations.migrate(connection)
     other, watcher = connect(), connect()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(postgres.migrate, other)
+        waiting = pool.submit(schema_migrations.migrate, other)
         query = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"
         while watcher.execute(query, [other.info.backend_pid]).fetchone() != ("advisory",):
             assert not waiting.done()
@@ -353,7 +353,7 @@ def test_missing_privilege_is_explained(connection: Connection, postgres_url: st
             postgres.connect(f"{postgres_url}?user={role}&password=plain") as plain,
             pytest.raises(RefusedError, match=rf"GRANT CREATE ON DATABASE {plain.info.dbname} TO {role}"),
         ):
-            postgres.migrate(plain)
+            schema_migrations.migrate(plain)
     finally:
         connection.execute(f"DROP ROLE {role}")
 
@@ -390,7 +390,7 @@ def test_server_that_takes_no_writes_is_explained(connection: Connection) -> Non
     connection.execute("SET default_transaction_read_only = on")
 
     with pytest.raises(RefusedError, match=r"takes no writes: .*; name the primary server, not a standby"):
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
 
 
 def test_broken_connection_is_explained(connection: Connection, connect: Callable[[], Connection]) -> None:
@@ -398,4 +398,4 @@ def test_broken_connection_is_explained(connection: Connection, connect: Callabl
     connection.execute("SELECT pg_terminate_backend(%s, 5000)", [victim.info.backend_pid])
 
     with pytest.raises(ServerUnavailable, match="broke the connection"):
-        postgres.migrate(victim)
+        schema_migrations.migrate(victim)

@@ -10,7 +10,7 @@ from time import monotonic
 import psycopg
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.partitioned_tables import read_partitioned_tables
 from tests.patience import PATIENCE_S
@@ -25,7 +25,7 @@ WAITS = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
 def watcher(postgres_url: str) -> Iterator[Connection]:
     """A session that judges, without rights to anything but what everybody has, beside a table with one partition."""
     with postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
+        schema_migrations.migrate(connection)
         connection.execute(
             "CREATE TABLE readings (k int) PARTITION BY RANGE (k);"
             "CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM (0) TO (10)"

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from queuekeeper import postgres
+from queuekeeper import postgres, sql_statements
 from queuekeeper.errors import PacketIdInUse, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.postgres import AsyncConnection, Connection
 from queuekeeper.sessions import postgres_operations, sample
@@ -792,7 +792,7 @@ def test_no_statement_of_a_session_reads_the_whole_table(database: Connection) -
     database.execute("VACUUM ANALYZE device_publish_msg, device_session_ctx")
     scanned = {}
     for name, parameters in PARAMETERS.items():
-        plan = database.execute("EXPLAIN " + postgres.statement(f"sessions/{name}"), parameters).fetchall()
+        plan = database.execute("EXPLAIN " + sql_statements.statement(f"sessions/{name}"), parameters).fetchall()
         scanned[name] = [line for (line,) in plan if "Seq Scan on device_" in line]
 
     assert {name: lines for name, lines in scanned.items() if lines} == {}
@@ -802,5 +802,5 @@ def test_clean_up_reads_the_named_blocks_only(database: Connection) -> None:
     parameters = {"first_place": "(0,0)", "end_place": "(1,0)", "default_ttl_s": 60, "client_ids": None}
     insert(database, "a", range(1_000))
     for name in ("expired_sessions", "remove_expired"):
-        plan = database.execute("EXPLAIN " + postgres.statement(f"sessions/{name}"), parameters).fetchall()
+        plan = database.execute("EXPLAIN " + sql_statements.statement(f"sessions/{name}"), parameters).fetchall()
         assert any("Tid Range Scan on device_publish_msg" in line for (line,) in plan)

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queuekeeper import keyspace, postgres
+from queuekeeper import keyspace, postgres, sql_statements
 from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, SessionFenced, StaleEpoch
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions import jsonl
@@ -200,7 +200,7 @@ class Judged(PostgresSessionStore):
             self._first = ""
         for query in step.queries:
             self._first = self._first or query.name
-            if re.search(r"\b(INSERT INTO|UPDATE|DELETE FROM)\b", postgres.statement(f"sessions/{query.name}")):
+            if re.search(r"\b(INSERT INTO|UPDATE|DELETE FROM)\b", sql_statements.statement(f"sessions/{query.name}")):
                 self.begun_with.setdefault(query.name, set()).add(self._first)
         return super().answer(step)
 
@@ -233,7 +233,9 @@ def test_every_write_begins_with_a_hold(database: Connection) -> None:
     holds = {"hold_owners", "own_sessions", "sessions_move", "set_driver"}
     assert {name: begun for name, begun in store.begun_with.items() if not begun <= holds} == {}
     assert {
-        name for name in postgres.statements("sessions") if name.startswith(("save_", "remove_", "purge_", "trim_"))
+        name
+        for name in sql_statements.statements("sessions")
+        if name.startswith(("save_", "remove_", "purge_", "trim_"))
     } - set(store.begun_with) == set()
 
 

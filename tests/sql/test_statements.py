@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import queuekeeper
-from queuekeeper import assets, postgres
+from queuekeeper import assets, schema_migrations, sql_statements
 from queuekeeper.events import schema
 from queuekeeper.postgres import Connection
 
@@ -19,7 +19,7 @@ FOLDERS = {str(path.parent.relative_to(SQL)) for path in SQL.rglob("*.sql")}
 TEXTS = {
     f"{folder}/{name}": text
     for folder in FOLDERS
-    for name, text in postgres.statements(folder).items()
+    for name, text in sql_statements.statements(folder).items()
     if "-- params:" in text
 }
 STATEMENTS = sorted(TEXTS)
@@ -49,7 +49,7 @@ def header(name: str) -> dict[str, str]:
 
 
 def test_every_query_of_the_control_schema_has_a_header() -> None:
-    names = {f"queuekeeper/queries/{name}" for name in postgres.statements("queuekeeper/queries")}
+    names = {f"queuekeeper/queries/{name}" for name in sql_statements.statements("queuekeeper/queries")}
 
     assert names
     assert names - set(STATEMENTS) == set()
@@ -62,7 +62,7 @@ def test_no_two_statements_of_a_folder_have_one_name() -> None:
             for path in (SQL / folder).glob("*.sql")
             for name in re.findall(r"^-- name: (\w+)$", path.read_text("utf-8"), re.MULTILINE) or [path.stem]
         ]
-        assert sorted(parts) == sorted(postgres.statements(folder)), folder
+        assert sorted(parts) == sorted(sql_statements.statements(folder)), folder
 
 
 def test_headers_name_the_parameters_that_the_statements_take() -> None:
@@ -71,7 +71,7 @@ def test_headers_name_the_parameters_that_the_statements_take() -> None:
         name: set(re.findall(r"\w+", each.get("params", "").partition(";")[0])) - {"none"}
         for name, each in fields.items()
     }
-    taken = {name: set(re.findall(r"%\((\w+)\)[sb]", postgres.statement(name))) for name in STATEMENTS}
+    taken = {name: set(re.findall(r"%\((\w+)\)[sb]", sql_statements.statement(name))) for name in STATEMENTS}
 
     assert [name for name, each in fields.items() if not each["purpose"].endswith(".")] == []
     assert [name for name, each in fields.items() if set(each) != {"purpose", "params", "rows", "index"}] == []
@@ -79,11 +79,11 @@ def test_headers_name_the_parameters_that_the_statements_take() -> None:
 
 
 def test_names_stand_for_one_statement_each() -> None:
-    assert [name for name in STATEMENTS if ";" in re.sub(r"--.*", "", postgres.statement(name))] == []
+    assert [name for name in STATEMENTS if ";" in re.sub(r"--.*", "", sql_statements.statement(name))] == []
 
 
 def test_headers_name_indexes_that_exist(source: Connection) -> None:
-    postgres.migrate(source)
+    schema_migrations.migrate(source)
     schema.install(source)
     existing = {name for (name,) in source.execute("SELECT indexname FROM pg_indexes")}
     named = {

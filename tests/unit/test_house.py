@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import __version__, postgres
+from queuekeeper import __version__, schema_migrations
 from tests.conftest import LONGEST_FIRST, TOGETHER
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ def test_a_lua_script_declares_itself_and_an_include_does_not() -> None:
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    names = [each.name for each in postgres.migrations()]
+    names = [each.name for each in schema_migrations.migrations()]
 
     assert {path.name for path in under("sql/migrations", "*.sql")} <= set(names)
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))

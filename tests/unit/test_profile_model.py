@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from queuekeeper import assets, postgres
+from queuekeeper import assets, sql_statements
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash, hash_key
@@ -74,7 +74,7 @@ def test_columns_are_those_of_the_table_and_faults_those_that_sums_count() -> No
     table = assets.read("sql", "queuekeeper/tables/queue_profiles.sql")
     columns = re.findall(r"^    ([a-z_0-9]+) (?:text|int|bigint|double)", table, re.MULTILINE)
     assert columns == ["profile_id", *QUEUE_ROWS.names]
-    loaded = postgres.statement("quality/load_queue_profiles").partition("(")[2].partition(")")[0]
+    loaded = sql_statements.statement("quality/load_queue_profiles").partition("(")[2].partition(")")[0]
     assert re.findall(r"\w+", loaded) == columns
     counted = assets.read("sql", "quality/sum_cohorts.sql").partition("greatest(")[2].partition(")")[0]
     assert tuple(re.findall(r"queues\.(\w+)", counted)) == FAULTS

@@ -73,12 +73,12 @@ def test_an_installed_wheel_loads_its_scripts_statements_and_suites(wheel: Path,
 import sys
 sys.path = [{str(tmp_path)!r}] + [path for path in sys.path if not path.startswith({str(ROOT / "src")!r})]
 import queuekeeper
-from queuekeeper import assets, lua, postgres
+from queuekeeper import assets, lua, postgres, sql_statements
 from queuekeeper.events import schema
 from queuekeeper.quality.judge import suites
 assert queuekeeper.__file__.startswith({str(tmp_path)!r}), queuekeeper.__file__
 print(len(lua.load("sessions/import_session").sha1))
-print(len(postgres.statement("queuekeeper/queries/load_plan")) > 0)
+print(len(sql_statements.statement("queuekeeper/queries/load_plan")) > 0)
 print("CREATE FUNCTION pgmb.poll_for_events()" in schema.script())
 print(suites.load("migration_ledger").name)
 print(assets.directory("lua"))

@@ -187,7 +187,7 @@ class Call:
         :param needed: it cannot be done without: what is worked on is there, too.
         """
         from queuekeeper.jobs.unrecorded import UnrecordedRuns
-        from queuekeeper.postgres import migrate
+        from queuekeeper.schema_migrations import migrate
 
         known = context.settings()
         named = self.postgres_url is not None or known.postgres_url is not None

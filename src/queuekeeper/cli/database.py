@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queuekeeper import postgres
+from queuekeeper import schema_migrations
 from queuekeeper.cli.command import OnPostgres, command, group
 from queuekeeper.cli.output import Shown
 
@@ -15,6 +15,6 @@ def migrate(call: OnPostgres) -> Shown:
 
     Example: `queuekeeper database migrate`
     """
-    report = postgres.migrate(call.connection)
+    report = schema_migrations.migrate(call.connection)
     state = f"Schema queuekeeper is at version {report.version}."
     return Shown(report, lambda: [*(f"applied {name}" for name in report.applied), state])

@@ -101,9 +101,10 @@ def _next_steps(connection: Connection, client: RedisClient | None) -> Iterator[
     from queuekeeper.attention import find_matters
     from queuekeeper.jobs.store import Runs
     from queuekeeper.migration.ledger.ledger import MIGRATIONS
-    from queuekeeper.postgres import address, schema_version
+    from queuekeeper.postgres import address
     from queuekeeper.quality.judge.store import QualityStore
     from queuekeeper.redis_client import count_keys
+    from queuekeeper.schema_migrations import schema_version
 
     if schema_version(connection) is None:
         yield Step(
@@ -143,7 +144,8 @@ def _next_steps(connection: Connection, client: RedisClient | None) -> Iterator[
 
 def _has_source(connection: Connection) -> bool:
     """Return whether there are messages of sessions that this user may read."""
-    from queuekeeper.postgres import statement, translated_errors
+    from queuekeeper.postgres import translated_errors
+    from queuekeeper.sql_statements import statement
 
     with translated_errors(connection):
         tables = {name: readable for name, _, readable, *_ in connection.execute(statement("sessions/source_tables"))}

@@ -53,7 +53,7 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Partition
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions, without_archive
 from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
-from queuekeeper.postgres import migrate
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.wording import sentence
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.restore import restore_partition
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out
-from queuekeeper.postgres import statement
+from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
 
 DAG_ID = "partition_maintenance"

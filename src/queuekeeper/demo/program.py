@@ -26,8 +26,10 @@ from queuekeeper.demo.queues import collect_compacted, repair_fanout
 from queuekeeper.embedded import AirflowClient, PostgresServer, RedisServer
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
 from queuekeeper.java import SHORT_LIVED, WITHOUT_COMPILING
-from queuekeeper.postgres import connect, migrate, statement
+from queuekeeper.postgres import connect
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.sessions.sample import SampleReport
+from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
 
 PARTS_OF_THE_DAY = ((migrate_sessions,), (judge_and_mend, collect_compacted, repair_fanout, keep_partitions))

@@ -10,17 +10,10 @@ from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, en
 from queuekeeper.doctor.machine import room_finding
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.migration.preflight import check_source
-from queuekeeper.postgres import (
-    Connection,
-    address,
-    connect,
-    is_local,
-    outdated,
-    schema_version,
-    statement,
-    translated_errors,
-)
-from queuekeeper.postgres import migrations as known_migrations
+from queuekeeper.postgres import Connection, address, connect, is_local, translated_errors
+from queuekeeper.schema_migrations import migrations as known_migrations
+from queuekeeper.schema_migrations import outdated, schema_version
+from queuekeeper.sql_statements import statement
 
 CONNECTION_SHARE_WARNING = 0.8
 FROZEN_SHARE_WARNING = 2.0

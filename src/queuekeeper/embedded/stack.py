@@ -21,7 +21,8 @@ from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.embedded.redis_server import RedisServer
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.hosts import without_password
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
+from queuekeeper.schema_migrations import migrate
 
 State = Literal["running", "stopped", "external"]
 

@@ -20,15 +20,8 @@ from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRef
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
 from queuekeeper.events.schema import INSTALL
 from queuekeeper.operation import Awaiting, Blocking, Both
-from queuekeeper.postgres import (
-    AsyncConnection,
-    Connection,
-    address,
-    server_words,
-    statement,
-    translated_errors,
-    undisturbed,
-)
+from queuekeeper.postgres import AsyncConnection, Connection, address, server_words, translated_errors, undisturbed
+from queuekeeper.sql_statements import statement
 from queuekeeper.text_form import shows
 
 Step: TypeAlias = Query | Statements | Copy

@@ -14,7 +14,9 @@ from psycopg import sql
 
 from queuekeeper import assets, schema_files
 from queuekeeper.errors import RefusedError
-from queuekeeper.postgres import Connection, Migration, address, check_history, migrations, statement, translated_errors
+from queuekeeper.postgres import Connection, address, translated_errors
+from queuekeeper.schema_migrations import Migration, check_history, migrations
+from queuekeeper.sql_statements import statement
 
 MINIMUM_SERVER_VERSION = 150_000
 """PostgreSQL 15, the first version with ``max(xid8)``."""

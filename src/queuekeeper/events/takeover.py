@@ -19,7 +19,8 @@ from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.events import schema
 from queuekeeper.events.broker import broker_errors
 from queuekeeper.events.operations import TRIAL_TIMEOUT_S
-from queuekeeper.postgres import Connection, address, server_words, statement
+from queuekeeper.postgres import Connection, address, server_words
+from queuekeeper.sql_statements import statement
 
 SET_ASIDE = "pgmb_original"
 """Name of PGMB's schema after the takeover."""

@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 
 import psycopg
 
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from queuekeeper.clock import UNUSED_S
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 
 @dataclass(frozen=True)

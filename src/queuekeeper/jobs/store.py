@@ -23,7 +23,8 @@ from queuekeeper.jobs.locks import session_lock
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, no_rate
 from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
-from queuekeeper.postgres import Connection, records, statement, translated_errors
+from queuekeeper.postgres import Connection, records, translated_errors
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5

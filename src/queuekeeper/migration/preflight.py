@@ -11,11 +11,12 @@ from queuekeeper.errors import RefusedError, SchemaMismatch, ServerUnavailable, 
 from queuekeeper.keyspace import client_slot, format_cohorts
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, TaskMemory
 from queuekeeper.migration.ledger.parameters import Mode
-from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.postgres import Connection, address, translated_errors
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts, is_cluster, shards, unfit, value_bounds
 from queuekeeper.report.figures import size
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import row_defect, user_properties
+from queuekeeper.sql_statements import statement
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""

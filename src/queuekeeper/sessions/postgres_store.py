@@ -21,12 +21,12 @@ from queuekeeper.postgres import (
     Connection,
     address,
     server_words,
-    statement,
     translated_errors,
     undisturbed,
 )
 from queuekeeper.sessions.model import EpochOf, StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
+from queuekeeper.sql_statements import statement
 from queuekeeper.text_form import shows
 
 Rows: TypeAlias = list[tuple[Any, ...]]

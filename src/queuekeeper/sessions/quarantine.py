@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
@@ -34,6 +34,7 @@ from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import Refusal, SessionView
 from queuekeeper.sessions.router import SessionRouter
+from queuekeeper.sql_statements import statement
 
 Store: TypeAlias = SessionRouter | RedisSessionStore | PostgresSessionStore
 

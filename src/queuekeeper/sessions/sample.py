@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from queuekeeper.clock import DAY_MS
 from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
+from queuekeeper.postgres import Connection, address, server_words, translated_errors
 from queuekeeper.sessions.hostile import hostile_rows
 from queuekeeper.sessions.sample_parameters import MAX_QUEUE, SampleParameters
+from queuekeeper.sql_statements import statement
 
 Integers = NDArray[np.int64]
 

@@ -35,9 +35,9 @@ from queuekeeper.jobs.report import FinishedRun, PlannedRun, write_report
 from queuekeeper.jobs.resources import Pool
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.jobs.undo import remove_old_undo_files
-from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportKind
+from queuekeeper.schema_migrations import migrate
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -44,9 +44,10 @@ from queuekeeper.maintenance.partitions.retired import load_retired, without_arc
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.places import shared_place
-from queuekeeper.postgres import Connection, migrate
+from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import size
 from queuekeeper.report.files import ReportKind
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.wording import number_of
 
 if TYPE_CHECKING:

@@ -15,13 +15,14 @@ from queuekeeper.airflow.plugin.stores import Stores, together
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.attention import find_matters
 from queuekeeper.migration.ledger.status import PlanLine, list_plans
-from queuekeeper.postgres import Connection, address, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, address, rows_of, translated_errors
 from queuekeeper.quality.judge.store import QualityStore, Verdict
 from queuekeeper.quality.report.gather import build_report
 from queuekeeper.quality.report.model import PublishedReport
 from queuekeeper.quality.report.page import VERDICTS, depth_charts, memory_charts
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts
 from queuekeeper.sessions.pages import STORES
+from queuekeeper.sql_statements import statement
 
 # Drawing a chart takes a tenth of a second, and the newest run is the same for every reader.
 _depth_charts = lru_cache(maxsize=16)(depth_charts)

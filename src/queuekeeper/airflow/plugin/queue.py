@@ -17,11 +17,12 @@ from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import HASH_DIGITS
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.quality.explain import Explanation, Fate, QueueReading, explain, read_queue, reveal_message
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.pages import DEFAULT_EXPLAINED
 from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sql_statements import statement
 
 T = TypeVar("T")
 

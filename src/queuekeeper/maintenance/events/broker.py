@@ -8,7 +8,8 @@ import psycopg
 
 from queuekeeper.errors import RefusedError
 from queuekeeper.events.operations import TRIALS
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 COUNTED_EVENTS = 10_000
 """Events that were never dispatched are counted up to this many."""

@@ -9,7 +9,8 @@ from uuid import UUID
 from psycopg import sql
 
 from queuekeeper.maintenance.events.broker import failing_conditions, undispatched_events
-from queuekeeper.postgres import Connection, statement
+from queuekeeper.postgres import Connection
+from queuekeeper.sql_statements import statement
 
 FREEZE_SHARE = 1.5
 """Age of a table, in percent of ``autovacuum_freeze_max_age``, above which autovacuum has failed to freeze it."""

@@ -12,8 +12,9 @@ from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, percent, seconds
 from queuekeeper.maintenance.events.broker import read_event_broker
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.report.figures import duration, number
+from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
 
 FEWEST_DEAD_ROWS = 10_000

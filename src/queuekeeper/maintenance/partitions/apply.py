@@ -49,7 +49,8 @@ from queuekeeper.maintenance.partitions.retired import archive_folder, retired_p
 from queuekeeper.maintenance.partitions.session import pinned, set_lock_timeout, table_lock
 from queuekeeper.maintenance.partitions.statements import BEGIN, COMMIT, Writer, name_in_quarantine
 from queuekeeper.maintenance.partitions.survey import Survey, lowest_needed, survey
-from queuekeeper.postgres import Connection, server_words, statement
+from queuekeeper.postgres import Connection, server_words
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 _PATIENT_MS = 10_000

@@ -70,7 +70,8 @@ from queuekeeper.migration.spark.parquet import read_parquet, write_parquet
 from queuekeeper.migration.spark.session import check_shared, our_errors
 from queuekeeper.migration.spark.slices import SliceReader, export_snapshot
 from queuekeeper.places import make_folder, names, on_disk, remove_folder, sync, told, write_whole
-from queuekeeper.postgres import connect, statement
+from queuekeeper.postgres import connect
+from queuekeeper.sql_statements import statement
 
 _TYPES: dict[str, DataType] = {
     "boolean": BooleanType(),

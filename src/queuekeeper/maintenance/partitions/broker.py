@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from queuekeeper.events.schema import INSTALL
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 _EVENTS, _DISPATCHES = "pgmb.events", "pgmb.dispatches"
 TABLES = (_EVENTS, _DISPATCHES, "pgmb.subscription_events")

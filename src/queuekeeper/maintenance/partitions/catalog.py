@@ -18,7 +18,8 @@ from queuekeeper.maintenance.partitions.keys import Key, Span
 from queuekeeper.maintenance.partitions.model import Blocker
 from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.ranges import Range
-from queuekeeper.postgres import Connection, statement
+from queuekeeper.postgres import Connection
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 _BOUND = re.compile(r"FOR VALUES FROM \((.+)\) TO \((.+)\)")

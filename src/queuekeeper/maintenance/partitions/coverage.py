@@ -9,7 +9,8 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.survey import Survey
-from queuekeeper.postgres import Connection, statement
+from queuekeeper.postgres import Connection
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 _HOUR_S = 3_600.0

@@ -25,7 +25,8 @@ from psycopg import sql
 
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.places import names, shared_folder, sync, told, write_whole
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -11,7 +11,8 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, translated_errors
+from queuekeeper.sql_statements import statement
 
 NO_POLICY = "no table has a policy: set one by `queuekeeper partitions set TABLE --step '1 day'`"
 

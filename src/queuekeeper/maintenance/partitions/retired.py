@@ -16,7 +16,8 @@ from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
-from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, translated_errors
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 

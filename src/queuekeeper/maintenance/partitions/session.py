@@ -9,7 +9,8 @@ import psycopg
 
 from queuekeeper.errors import MaintenanceRunning, UsageError
 from queuekeeper.jobs.locks import session_lock
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 _SETTINGS = (
     "TimeZone",

@@ -9,7 +9,8 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import check_client_id, parse_cohorts
 from queuekeeper.maintenance.remedies.model import Queue, Selection
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused
 from queuekeeper.maintenance.remedies.sessions import Reference, Sessions, Verdict
-from queuekeeper.postgres import address, server_words, statement
+from queuekeeper.postgres import address, server_words
+from queuekeeper.sql_statements import statement
 
 _MAX_SERIAL = 2**53
 

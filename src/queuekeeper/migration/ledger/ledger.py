@@ -27,8 +27,9 @@ from queuekeeper.migration.ledger.model import (
 )
 from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.throughput import MOST_SAMPLES, ThroughputSample, to_merge
-from queuekeeper.postgres import statement, translated_errors
+from queuekeeper.postgres import translated_errors
 from queuekeeper.sessions.judge import check_reason
+from queuekeeper.sql_statements import statement
 
 Step = Literal["copy", "verify"]
 QuarantineKind = Literal["message", "session"]

@@ -11,8 +11,9 @@ from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger, Step
 from queuekeeper.migration.ledger.model import CohortState, Difference, PlanState
 from queuekeeper.migration.ledger.throughput import RECENT_MS, Span, ThroughputSample, spans
-from queuekeeper.postgres import Connection, records, statement, translated_errors
+from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.report.figures import duration
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "queuekeeper/queries/"
 

@@ -32,10 +32,12 @@ from queuekeeper.migration.offline.source import (
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.planning import Target, judged
 from queuekeeper.migration.spark.session import our_errors, set_task_count, task_memory
-from queuekeeper.postgres import Connection, migrate, statement
+from queuekeeper.postgres import Connection
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.sessions.judge import Reason
+from queuekeeper.sql_statements import statement
 
 # Columns that the plan needs of a message: PostgreSQL measures the payload instead of sending it.
 PLANNED_COLUMNS = {name: kind for name, kind in MESSAGE_COLUMNS.items() if name != "payload"} | {"payload_bytes": "int"}

@@ -22,7 +22,8 @@ from queuekeeper.migration.offline.judging import PLACE, Step
 from queuekeeper.migration.offline.transforms import MESSAGE, SESSION
 from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
 from queuekeeper.migration.spark.slices import SliceReader, export_snapshot, reading
-from queuekeeper.postgres import Connection, connect, statement
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.sql_statements import statement
 
 # `packet_id` and friends stay 32 bit here and are widened where arithmetic needs it.
 _SPARK_TYPES = {

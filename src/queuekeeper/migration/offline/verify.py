@@ -50,10 +50,10 @@ from queuekeeper.migration.offline.source import (
 from queuekeeper.migration.offline.target import reader_of
 from queuekeeper.migration.spark.session import our_errors, set_task_count
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.postgres import statement
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.quarantine import readable
+from queuekeeper.sql_statements import statement
 
 _RESULT_COLUMNS = {
     "cohort": "int", "name": "string", "amount": "bigint", "client_id": "string", "serial_number": "bigint",

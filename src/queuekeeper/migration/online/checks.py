@@ -12,8 +12,9 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.online import foreign_writers
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts
+from queuekeeper.sql_statements import statement
 
 MAX_SKEW_MS = 1_000
 """Most milliseconds by which the servers' clocks may differ: both judge when a message expires."""

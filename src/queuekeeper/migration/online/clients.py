@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.ledger.model import MigrationPlan
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 
 def clients_of(

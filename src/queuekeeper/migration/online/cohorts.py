@@ -19,8 +19,9 @@ from queuekeeper.errors import RefusedError, StaleDriver, UsageError
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
-from queuekeeper.postgres import Connection, records, statement, translated_errors
+from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.sessions.model import Owner
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "queuekeeper/queries/"
 T = TypeVar("T")

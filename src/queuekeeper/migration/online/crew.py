@@ -30,11 +30,12 @@ from queuekeeper.migration.online.checks import check_servers, servers_clock
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.mover import SessionMover, movers
 from queuekeeper.migration.online.reports import StepReport, Tally
-from queuekeeper.postgres import Connection, connect, statement, translated_errors
+from queuekeeper.postgres import Connection, connect, translated_errors
 from queuekeeper.redis_client import RedisClient, facts, is_cluster, nodes, redis_errors
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import Owner
+from queuekeeper.sql_statements import statement
 
 STAYS = {
     BadRows.QUARANTINE: "it stays in PostgreSQL until the commit, which puts its messages into "

@@ -11,7 +11,8 @@ from typing import ClassVar
 import psycopg
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.postgres import MIGRATE, Connection, address, statement, translated_errors
+from queuekeeper.postgres import MIGRATE, Connection, address, translated_errors
+from queuekeeper.sql_statements import statement
 
 _QUERIES = "queuekeeper/queries/"
 _MISSING = f"{MIGRATE}, and name the database of TBMQ 1.x"

@@ -18,10 +18,11 @@ from queuekeeper.migration.ledger.parameters import MigrationParameters
 from queuekeeper.migration.ledger.progress import warn
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.planning import Target, judged
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect
 from queuekeeper.redis_client import RedisClient, nodes
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import Names
+from queuekeeper.schema_migrations import migrate
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore

@@ -22,7 +22,7 @@ from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import Lease
 from queuekeeper.migration.online.reports import MoveReport, Outcome, SyncReport
 from queuekeeper.migration.online.sides import PostgresSide, RedisSide, Side, epoch_of
-from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
+from queuekeeper.postgres import AsyncConnection, connect_async, translated_errors
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.sessions.model import Owner, StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
@@ -30,6 +30,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.snapshot import Difference, SessionSnapshot, differences
+from queuekeeper.sql_statements import statement
 
 LEASE_MS = Lease().lease_ms
 """Longest time that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.postgres import Connection, connect, statement
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.sql_statements import statement
 
 _SLICE_BYTES = 32 * 1024 * 1024
 _LAST_BLOCK = 0xFFFFFFFF

@@ -15,8 +15,9 @@ from typing import Any
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Priority, Severity, check
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
+from queuekeeper.sql_statements import statement
 
 
 class State(StrEnum):

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.sql_statements import statement
 
 PARTS = 64
 """Number of parts of the queues; a fast run reads one part."""

@@ -13,7 +13,8 @@ from queuekeeper.maintenance.partitions.keys import KeyKind, parse_span
 from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.sql_statements import statement
 
 _MONTH_S = 30 * 86_400
 

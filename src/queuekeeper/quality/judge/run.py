@@ -18,7 +18,7 @@ from queuekeeper.jobs.checks import Priority, Severity, Store
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.keyspace import format_cohorts
 from queuekeeper.maintenance.events.broker import read_event_broker
-from queuekeeper.postgres import Connection, connect, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, connect, rows_of, translated_errors
 from queuekeeper.quality.judge.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.judge.fanout_queues import profile_fanout_queues
 from queuekeeper.quality.judge.incidents import Incidents, Look
@@ -31,6 +31,7 @@ from queuekeeper.quality.judge.validation import SHOWN_VALUES, check_expectation
 from queuekeeper.quality.profile.servers import read_servers, redis_target
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.pages import Layout
+from queuekeeper.sql_statements import statement
 
 SERVERS_SUITE = "redis_servers"
 COMPARISON_SUITE = "source_against_target"

@@ -13,8 +13,9 @@ from psycopg.types.json import Jsonb
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import Connection, rows_of, statement, translated_errors
+from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.quality.profile.model import FAULTS
+from queuekeeper.sql_statements import statement
 
 RUNS_SHOWN = 30
 """Finished runs of a trend."""

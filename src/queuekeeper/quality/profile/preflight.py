@@ -12,9 +12,10 @@ from queuekeeper.errors import NotAllowed, RefusedError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.lua.scripts import quality as scripts
 from queuekeeper.migration.preflight import check_source
-from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.postgres import Connection, address, translated_errors
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit
+from queuekeeper.sql_statements import statement
 
 
 @dataclass(frozen=True, kw_only=True)

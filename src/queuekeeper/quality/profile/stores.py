@@ -24,7 +24,7 @@ from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.migration.offline.source import Layout, layout, open_source
 from queuekeeper.migration.spark.parquet import replace_parquet
 from queuekeeper.migration.spark.session import our_errors, set_task_count
-from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
+from queuekeeper.postgres import Connection, address, translated_errors
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.quality.profile import postgres_queues, scan
 from queuekeeper.quality.profile.model import (
@@ -43,6 +43,8 @@ from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, P
 from queuekeeper.redis_client import RedisClient, clocks_ms, count_keys, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import ALL_SLOTS, masters
+from queuekeeper.schema_migrations import migrate
+from queuekeeper.sql_statements import statement
 
 Batches = Iterator[pa.RecordBatch]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.csv
 
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.quality.profile.model import ProfileParameters, Store
+from queuekeeper.sql_statements import statement
 
 ODD_CHARACTERS = r"[*?\[\]\\<>&\"'\x00-\x1F\x7F]"
 """Glob, control and HTML characters, as both RE2 and Java's patterns write them."""

@@ -16,7 +16,7 @@ from queuekeeper import __version__
 from queuekeeper.clock import DAY_MS, HOUR_MS
 from queuekeeper.jobs.checks import CHECKS, Check, Severity
 from queuekeeper.jobs.findings import Finding, Status
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.quality.judge.incidents import Incident, Incidents
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.judge.store import (
@@ -54,6 +54,7 @@ from queuekeeper.quality.report.page import render
 from queuekeeper.report.figures import SCORE_95
 from queuekeeper.report.files import RUN_ID, ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory
+from queuekeeper.sql_statements import statement
 
 T = TypeVar("T")
 
