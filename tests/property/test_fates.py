@@ -112,9 +112,8 @@ def sent(classified: DataFrame) -> list[dict[str, Any]]:
     """The rows that an import consists of, with keys and arguments taken apart."""
     rows = [row for batch in fates.sent(iter(classified.toArrow().to_batches())) for row in batch.to_pylist()]
     for row in rows:
-        count = int(row["kind"] == transforms.MESSAGE)
-        row["keys"] = _unpacked((row["keys_part"] or "").encode(), count)
-        row["args"] = _unpacked((row["args_part"] or "").encode(), 3 * count)
+        row["keys"] = _unpacked((row["keys_part"] or "").encode())
+        row["args"] = _unpacked((row["args_part"] or "").encode())
     return rows
 
 
@@ -235,7 +234,7 @@ def test_packed_records_are_measured_and_built_as_the_store_writes_them(
     copied = [row for row in sent if row["kind"] == transforms.MESSAGE]
     for row in copied:
         place = row["client_id"], int(row["args"][0])
-        serial, record = _unpacked(built[place], 2)
+        serial, record = _unpacked(built[place])
         assert int(serial) == place[1]
         assert len(record) == planned[place]
         message = message_of(record, serial=place[1], redelivery=False)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import hiredis
 import numpy as np
@@ -41,13 +40,12 @@ OWNERS = {
 Buffer: TypeAlias = "memoryview[int] | bytes"
 
 
-def _bulk(value: str | bytes) -> bytes:
-    raw = value.encode() if isinstance(value, str) else value
-    return b"$%d\r\n%s\r\n" % (len(raw), raw)
+def _bulk(value: object) -> bytes:
+    raw = str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
 
 
-_bulk_of_many = lru_cache(maxsize=4_096)(_bulk)
-"""For values that come in call after call."""
+_EPOCH, _EMPTY, _NOT_LAST, _LAST = map(_bulk, (EPOCH, "", "0", "1"))
 
 
 @dataclass(slots=True)
@@ -154,7 +152,7 @@ class _Lane:
     def __init__(self, connection: redis.Connection, address: str) -> None:
         self.connection = connection
         self.address = address
-        self.buffer: list[bytes] = []
+        self.buffer: list[Any] = []  # bytes
         self.buffered_bytes = 0
         self.unsent: list[Chunk] = []
         self.sent: deque[list[Chunk]] = deque()
@@ -182,9 +180,9 @@ class SessionImporter:
     ) -> None:
         self.client = client
         self.layout = layout
-        self.owner = OWNERS[mode]
+        self._owner = _bulk(OWNERS[mode])
         self.left_alone = (MovedOn,) if mode is Mode.OFFLINE else (MovedOn, NotOwner, StaleEpoch)
-        self.plan_id = plan_id
+        self._plan = _bulk(plan_id)
         self.prefix = prefix
         self.pace = pace
         self.script = lua.load("sessions/import_session" if layout is Layout.TBMQ else "packed/import_session")
@@ -194,21 +192,25 @@ class SessionImporter:
         self._lanes: dict[str, _Lane] = {}
         self._failed: list[Chunk] = []
         self._left_alone: set[str] = set()
-        self._evalsha = b"$7\r\nEVALSHA\r\n" + _bulk(self.script.sha1)
+        self._keys_per_message, self._values_per_message = (0, 2) if layout is Layout.PACKED else (1, 3)
+        self._address = address_of(client)
+        self._evalsha = _bulk("EVALSHA") + _bulk(self.script.sha1)
 
     def add(self, chunk: Chunk) -> None:
         """Queue a chunk; it is sent when its window is full, or by :meth:`finish`."""
         self.pace(chunk.count)
         lane = self._lane(chunk)
-        keys = self._keys(chunk.client_id)
-        # The same call as that of one chunk alone, of what is written for each value; fragments stand for several.
-        written = self._call(chunk, type(keys)._make(map(_bulk, keys)), _bulk_of_many, lambda fragment, _: [fragment])
-        names, values = len(written.keys), len(written.args) - 1 + self._values_per_message * chunk.count
-        if self.layout is not Layout.PACKED:
-            names += chunk.count - 1
-        lane.buffer += (b"*%d\r\n" % (3 + names + values), self._evalsha, _bulk_of_many(str(names)))
-        lane.buffer += cast("Sequence[bytes]", written.keys)
-        lane.buffer += cast("Sequence[bytes]", written.args)
+        _, keys, args = self._call(chunk)
+        names = len(keys) + chunk.count * self._keys_per_message
+        lane.buffer += (
+            b"*%d\r\n" % (3 + names + len(args) + chunk.count * self._values_per_message),
+            self._evalsha,
+            _bulk(names),
+            *map(_bulk, keys),
+            chunk.keys,
+            *args,
+            chunk.args,
+        )
         lane.buffered_bytes += len(chunk.keys) + len(chunk.args) + 300
         lane.unsent.append(chunk)
         if len(lane.unsent) >= WINDOW_CALLS or lane.buffered_bytes >= WINDOW_BYTES:
@@ -231,50 +233,35 @@ class SessionImporter:
     def _keys(self, client_id: str) -> SessionKeys | PackedKeys:
         return keys_of(client_id, prefix=self.prefix, layout=self.layout)
 
-    @property
-    def _values_per_message(self) -> int:
-        return 2 if self.layout is Layout.PACKED else 3
-
-    def _call(
-        self,
-        chunk: Chunk,
-        keys: SessionKeys | PackedKeys,
-        value: Callable[[str], Any],
-        several: Callable[[bytes, int], list[bytes]],
-    ) -> lua.Call:
-        """Return the call of a chunk.
-
-        :param value: makes what stands for one value in the call.
-        :param several: likewise of bulk strings, one behind the other, and their number.
-        """
-        messages = several(chunk.args, self._values_per_message * chunk.count)
-        plan, epoch, owner, number = value(self.plan_id), value(EPOCH), value(self.owner), value(str(chunk.number))
-        last, last_serial = value("1" if chunk.last else "0"), value(chunk.last_serial if chunk.last else "")
+    def _call(self, chunk: Chunk) -> lua.Call:
+        """Return the call of a chunk without its messages, which come last; its arguments are bulk strings."""
+        keys = self._keys(chunk.client_id)
+        last, last_serial = (_LAST, _bulk(chunk.last_serial)) if chunk.last else (_NOT_LAST, _EMPTY)
         if isinstance(keys, PackedKeys):
             return scripts.packed.import_session(
                 keys,
-                plan=plan,
-                epoch=epoch,
-                owner=owner,
-                chunk=number,
+                plan=self._plan,
+                epoch=_EPOCH,
+                owner=self._owner,
+                chunk=_bulk(chunk.number),
                 last=last,
-                last_packet_id=value(chunk.last_packet_id or "0"),
+                last_packet_id=_bulk(chunk.last_packet_id or "0"),
                 last_serial=last_serial,
                 # Packed sessions that a copy has made do not expire as a whole, as those in TBMQ's layout.
-                until_ms=value(""),
-                messages=messages,
+                until_ms=_EMPTY,
+                messages=(),
             )
         return scripts.sessions.import_session(
             keys,
-            payloads=several(chunk.keys, chunk.count),
-            plan=plan,
-            epoch=epoch,
-            owner=owner,
-            chunk=number,
+            payloads=(),
+            plan=self._plan,
+            epoch=_EPOCH,
+            owner=self._owner,
+            chunk=_bulk(chunk.number),
             last=last,
-            last_packet_id=value(chunk.last_packet_id),
+            last_packet_id=_bulk(chunk.last_packet_id),
             last_serial=last_serial,
-            messages=messages,
+            messages=(),
         )
 
     def _lane(self, chunk: Chunk) -> _Lane:
@@ -283,12 +270,12 @@ class SessionImporter:
             try:
                 node = self.client.get_node_from_key(key)  # type: ignore[no-untyped-call]
             except RedisError as error:
-                raise from_redis(error, address_of(self.client)) from error
+                raise from_redis(error, self._address) from error
             if node is None:
                 raise RefusedError(f"the cluster does not serve the slot of {key!r}: repair it, then repeat the copy")
             name, single = str(node.name), self.client.get_redis_connection(node)
         else:
-            name, single = address_of(self.client), self.client
+            name, single = self._address, self.client
         if name not in self._lanes:
             self._lanes[name] = _Lane(_connection(single, name), name)
         return self._lanes[name]
@@ -328,7 +315,8 @@ class SessionImporter:
         if chunk.client_id in self._left_alone:
             self.messages_done += chunk.count
             return
-        call = self._call(chunk, self._keys(chunk.client_id), str, _unpacked)
+        script, keys, args = self._call(chunk)
+        call = lua.Call(script, [*keys, *_unpacked(chunk.keys)], _unpacked(*args, chunk.args))
         try:
             try:
                 reply = self._caller.call(*call)
@@ -372,13 +360,8 @@ def _connection(single: redis.Redis, address: str) -> redis.Connection:
     return connection
 
 
-def _unpacked(fragment: bytes, count: int) -> list[bytes]:
+def _unpacked(*fragments: Any) -> list[bytes]:
     """Return the values of concatenated bulk strings."""
-    if count == 0:
-        return []
     reader = hiredis.Reader()
-    reader.feed(b"*%d\r\n" % count)
-    reader.feed(fragment)
-    values = reader.gets()
-    assert isinstance(values, list)
-    return values
+    reader.feed(b"".join(fragments))
+    return list(iter(reader.gets, False))
