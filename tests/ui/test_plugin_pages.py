@@ -24,7 +24,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Response, expect
 
-from queuekeeper import postgres
+from queuekeeper import postgres, schema_migrations
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
@@ -145,7 +145,7 @@ def nothing_yet(
     home = server_home / "ui-empty"
     address = redis_servers("valkey").database_url(1)
     with served(postgres_server, address, home=home, database=f"{DATABASE}_empty") as found:
-        postgres.migrate(found.connection)
+        schema_migrations.migrate(found.connection)
         yield found
 
 

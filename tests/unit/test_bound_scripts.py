@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 import struct
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,8 +54,6 @@ def found(node: ast.expr, names: dict[str, Any]) -> Any:
     """Return what a dotted name stands for in a module; none for what is no such name."""
     if isinstance(node, ast.Name):
         return names.get(node.id)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-        return scripts_of_objects().get(node.attr)
     if isinstance(node, ast.Attribute):
         owner = found(node.value, names)
         if isinstance(owner, bind.Area | SimpleNamespace) or owner is scripts:
@@ -66,24 +63,12 @@ def found(node: ast.expr, names: dict[str, Any]) -> Any:
     return None
 
 
-@cache
-def scripts_of_objects() -> dict[str, Any]:
-    """Return the scripts that objects keep, by the names of their attributes."""
-    kept: dict[str, Any] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        properties = r"def (\w+)\(self\) -> Bound:\n(?: +#.*\n)* +return scripts\.(\w+)$"
-        for attribute, verb in re.findall(properties, path.read_text("utf-8"), re.MULTILINE):
-            kept[attribute] = getattr(AREAS[path.relative_to(PACKAGE).parts[0]], verb)
-    return kept
-
-
 def calls_of_scripts() -> list[tuple[str, Any, ast.Call]]:
     """Return every call of a script in the package: its place, the script as a function, and what is passed."""
     calls: list[tuple[str, Any, ast.Call]] = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text("utf-8")
-        uses_kept = any(f"self.{attribute}(" in text for attribute in scripts_of_objects())
-        if not uses_kept and not re.search(r"\blua(\.| import )scripts\b", text):
+        if not re.search(r"\blua(\.| import )scripts\b", text):
             continue
         module = importlib.import_module(".".join(["queuekeeper", *path.relative_to(PACKAGE).with_suffix("").parts]))
         calls += (

@@ -112,8 +112,8 @@ def _text_reader(script: str, text: str, line: Line, has_words: bool, of_other: 
         record: Any = namedtuple(f"{verb}_text", named)  # type: ignore[misc]
     except ValueError as error:
         raise fail_at(line, f"a reply cannot be read by these names: {error}") from None
-    word = ["''"] if has_words else []
-    parts = [f"_parts[{at}]" for at in range(least)]
+    word = "'', " if has_words else ""
+    heads = "".join(f"_{at}, " for at in range(least))
     code = [
         "def read(reply):",
         "    if type(reply) is not bytes:",
@@ -121,11 +121,15 @@ def _text_reader(script: str, text: str, line: Line, has_words: bool, of_other: 
         f"    _parts = reply.split({between.encode()!r})",
         # Most replies have no rest.
         f"    if len(_parts) == {least}:",
-        f"        return _new(_record, ({', '.join([*word, *parts, *(['()'] if has_rest else [])])},))",
+        f"        {heads}= _parts",
+        f"        return _new(_record, ({word}{heads}{'()' if has_rest else ''}))",
     ]
     if has_rest:
-        code.append(f"    if len(_parts) > {least}:")
-        code.append(f"        return _new(_record, ({', '.join([*word, *parts, f'tuple(_parts[{least}:])'])},))")
+        code += [
+            f"    if len(_parts) > {least}:",
+            f"        {heads}*_rest = _parts",
+            f"        return _new(_record, ({word}{heads}tuple(_rest)))",
+        ]
     code.append("    raise _wrong(_parts)")
     space: dict[str, Any] = {
         "_new": tuple.__new__,

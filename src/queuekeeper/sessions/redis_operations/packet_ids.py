@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TypeAlias
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.lua.bind import Bound
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.layouts import MAX_RESERVATION, TRIES, Answered, Trimmed, added
@@ -30,11 +28,6 @@ _ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
 
 class PacketIdOperations(RoomOperations):
     """Reads, sets and reserves packet ids, and claims them for calls."""
-
-    @cached_property
-    def _save_script(self) -> Bound:
-        # Bound once, since looking it up costs a hundredth of a save.
-        return scripts.save_messages
 
     @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
@@ -109,7 +102,7 @@ class PacketIdOperations(RoomOperations):
             else:
                 ids, replies = begun
                 begun = None
-                read = self._save_script.script.read
+                read = scripts.save_messages.script.read
             reply = read(checked(replies[0]))
             if reply.word != "conflict":
                 return ids, reply, _replicated(replies), trimmed

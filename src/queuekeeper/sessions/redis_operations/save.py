@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.sessions.layouts import SOON_MS, Answered, SavedPart, Trimmed, added
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.parts import Part
@@ -16,6 +17,7 @@ from queuekeeper.sessions.steps import Reply, Steps, read_runs, write_runs
 from queuekeeper.sessions.wire import stored_json
 
 _PUBLISH = "PUBLISH"
+_save_script = scripts.save_messages  # a look-up per save would take a hundredth of its time
 
 
 class SaveOperations(PacketIdOperations):
@@ -35,7 +37,7 @@ class SaveOperations(PacketIdOperations):
     def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
         if type(reply) is not bytes:
             return None
-        saved = self._save_script.script.read(reply)
+        saved = _save_script.script.read(reply)
         if saved.expired or int(saved.references) > self._rules.limit:
             return None
         serial = int(saved.first_serial)
@@ -107,13 +109,12 @@ class SaveOperations(PacketIdOperations):
         number: int = 0,
         refused: Sequence[Refusal] = (),
     ) -> lua.Call:
-        stem = keys.stem
         epoch = "" if self._epoch_of is None else self._epoch(keys.client_id)
         batch = ""
         if save.source is not None or refused:
             over = sum(refusal is Refusal.EXPIRED for refusal in refused)
             is_numbered = save.source is not None
-            batch = self._save_script.forms.batch(
+            batch = _save_script.forms.batch(
                 refused=len(refused) - over,
                 over=over,
                 offset=(save.offset or 0) if is_numbered else "",
@@ -121,17 +122,19 @@ class SaveOperations(PacketIdOperations):
                 packet_ids=write_runs(ids) if is_numbered else "",
                 source=save.source or "",
             )
+        payloads: list[lua.Value] = []
         stored: list[lua.Value] = []
-        client_id = save.client_id
+        stem, client_id = keys.stem, save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
-            json = stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH)
-            stored += end_ms, json
+            payloads.append(b"%b%d" % (stem, packet_id))
+            stored.append(end_ms)
+            stored.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
         until_ms: int | str = ""
         if ends_ms and isinstance(self._session_expiry_ms, int):
             until_ms = max(ends_ms) + self._session_expiry_ms
-        return self._save_script(
+        return _save_script(
             keys,
-            payloads=[b"%b%d" % (stem, packet_id) for packet_id in ids],
+            payloads=payloads,
             epoch=epoch,
             expected=last.decode(),
             last_packet_id=ids[-1] if ids else "",
