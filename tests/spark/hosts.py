@@ -153,6 +153,7 @@ def spark_daemon(
     folder: Path,
     host: Host | None = None,
     hidden: Sequence[Path] = (),
+    home: Path = SPARK_HOME,
     **variables: str,
 ) -> Iterator[psutil.Process]:
     """Run a daemon of Spark for the block, once it has said that it is ready.
@@ -160,13 +161,15 @@ def spark_daemon(
     :param name: class, below ``org.apache.spark.deploy``.
     :param host: where; none for this host.
     :param hidden: folders of this host that the other one does not have; Spark and Java are on both.
+    :param home: where its Spark is.
     """
-    words = [str(SPARK_HOME / "bin/spark-class"), f"org.apache.spark.deploy.{name}", *options]
+    words = [str(home / "bin/spark-class"), f"org.apache.spark.deploy.{name}", *options]
     if host is not None:
-        kept = [each for each in (SPARK_HOME, *_java()) if any(map(each.is_relative_to, hidden))]
+        kept = [each for each in (home, *_java()) if any(map(each.is_relative_to, hidden))]
         words = host.command(words, hidden=hidden, kept=kept)
+    own = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_HOME": str(home)}
     process = subprocess.Popen(
-        words, env=without_local_address() | {"SPARK_DAEMON_MEMORY": "256m"} | variables, cwd=folder,
+        words, env=without_local_address() | own | variables, cwd=folder,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -203,24 +206,33 @@ def end(pid: int) -> None:
 
 
 @contextmanager
-def spark_master(here: str, folder: Path, *, pages: int = 0) -> Iterator[str]:
+def spark_master(here: str, folder: Path, *, pages: int = 0, home: Path = SPARK_HOME) -> Iterator[str]:
     """Run a standalone master on this host, and give its URL.
 
     :param pages: port of its web pages; 0 for any.
+    :param home: where its Spark is.
     """
     port = free_port(here)
     options = ("--host", here, "--port", str(port), "--webui-port", str(pages))
-    with spark_daemon("master.Master", *options, says="New state: ALIVE", folder=folder):
+    with spark_daemon("master.Master", *options, says="New state: ALIVE", folder=folder, home=home):
         yield f"spark://{here}:{port}"
 
 
 @contextmanager
 def spark_worker(
-    host: Host, master: str, folder: Path, *, cores: str = "1", hidden: Sequence[Path] = (), **variables: str
+    host: Host,
+    master: str,
+    folder: Path,
+    *,
+    cores: str = "1",
+    hidden: Sequence[Path] = (),
+    home: Path = SPARK_HOME,
+    **variables: str,
 ) -> Iterator[psutil.Process]:
     """Run a worker on a host.
 
     :param hidden: folders of this host that the other one does not have; Spark and Java are on both.
+    :param home: where its Spark is.
     :param variables: of its environment, which its executors have, too.
     """
     options = (
@@ -228,8 +240,9 @@ def spark_worker(
         str(folder), master,
     )  # fmt: skip
     says = "Successfully registered with master"
-    daemon = spark_daemon("worker.Worker", *options, says=says, folder=folder, host=host, hidden=hidden, **variables)
-    with daemon as worker:
+    with spark_daemon(
+        "worker.Worker", *options, says=says, folder=folder, host=host, hidden=hidden, home=home, **variables
+    ) as worker:
         yield worker
 
 

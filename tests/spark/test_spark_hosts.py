@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -73,6 +74,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.migration.spark import probe
+from queuekeeper.migration.spark.grants import Grants
 from queuekeeper.migration.spark.session import build_session, check_shared, set_task_count, task_memory
 
 probe.TELL_S = 1.0
@@ -87,7 +89,7 @@ for line in sys.stdin:
         if call == "build":
             session = build_session("probe", **asked)
         elif call == "probe":
-            probe.probe_executor(context, stores=(), **asked)
+            probe.probe_executor(context, stores=(), grants=Grants(context._jvm.java.io.StringWriter()), **asked)
         elif call == "address":
             said = context.getConf().get("spark.driver.host")
         elif call == "share":
@@ -286,6 +288,69 @@ def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network, tm
         driver.told[0]
         == f"spark: waiting for the Spark master at {master} to accept this driver: 1 of at most 2 seconds\n"
     )
+
+
+def test_an_executor_that_is_granted_and_does_not_come_is_reported_with_its_worker_and_state(
+    master: str, worker: None, hosts: Network, tmp_path: Path
+) -> None:
+    options = "--conf spark.executor.extraJavaOptions=-XX:+NoSuchOption pyspark-shell"
+    with started_driver(tmp_path, PYSPARK_SUBMIT_ARGS=options) as driver:
+        said = driver.build_session(master, start_wait_s=3)
+
+    expected = (
+        rf"ServerUnavailable Spark at {re.escape(master)} has granted an executor, and none has come within 3 seconds "
+        rf"\({re.escape(hosts.hosts[0].address)}:\d+: (RUNNING|EXITED \(Command exited with code 1\)|nothing was heard "
+        rf"of it)\): check on the page of each of these workers that it has Spark {re.escape(pyspark.__version__)}"
+    )
+    assert re.match(expected, said), said
+
+
+OTHER_VERSION = "4.2.1"
+
+
+@pytest.fixture(scope="module")
+def other_spark(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of another version of Spark, from the package index."""
+    folder = tmp_path_factory.mktemp("other")
+    words = ["download", f"pyspark=={OTHER_VERSION}", "--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the package index gives no Spark {OTHER_VERSION}: {done.stderr[-500:]}")
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    archive.unlink()
+    (home,) = folder.glob("*/deps")
+    return home
+
+
+@pytest.mark.nightly
+def test_a_worker_of_another_version_of_spark_is_refused_within_a_minute(
+    other_spark: Path, hosts: Network, tmp_path: Path
+) -> None:
+    """It is registered at the master, which grants its executor, and it does not understand that."""
+    with (
+        spark_master(hosts.here, tmp_path) as master,
+        spark_worker(hosts.hosts[0], master, tmp_path, home=other_spark),
+        started_driver(tmp_path) as driver,
+    ):
+        said = driver.build_session(master)
+
+    expected = f"ServerUnavailable Spark at {master} has granted an executor, and none has come within 45 seconds ("
+    assert said.startswith(expected), said
+    assert f"{hosts.hosts[0].address}:" in said
+    assert "nothing was heard of it): check on the page of each of these workers that it has Spark" in said
+
+
+@pytest.mark.nightly
+def test_a_master_of_another_version_of_spark_is_refused_within_a_minute(
+    other_spark: Path, hosts: Network, tmp_path: Path
+) -> None:
+    with spark_master(hosts.here, tmp_path, home=other_spark) as master, started_driver(tmp_path) as driver:
+        said = driver.build_session(master)
+
+    assert said.startswith(f"ServerUnavailable the Spark master at {master} has not accepted this driver's application")
+    assert "A master of another version of Spark does so" in said
 
 
 def test_an_executor_that_does_not_answer_is_reported_and_not_waited_for(

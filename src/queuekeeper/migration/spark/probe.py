@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError
@@ -15,12 +16,16 @@ from pyspark.errors import PySparkException
 
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.migration.ledger.model import code_version
+from queuekeeper.migration.spark.grants import Grants
 
 EXECUTOR_WAIT_S = 120.0
 """How long a cluster may take to grant the first executor."""
 
+START_WAIT_S = 45.0
+"""How long an executor may take to come, once it is granted."""
+
 ANSWER_WAIT_S = 45.0
-"""How long an executor may take to answer, once it is granted."""
+"""How long an executor may take to answer, once it has come."""
 
 _UNPACK_WAIT_S = 300.0
 """How much longer it may take where the driver sends archives, which are unpacked before the first task."""
@@ -51,22 +56,31 @@ def probe_executor(
     context: SparkContext,
     *,
     stores: Sequence[str],
+    grants: Grants,
     executor_wait_s: float = EXECUTOR_WAIT_S,
+    start_wait_s: float = START_WAIT_S,
     answer_wait_s: float = ANSWER_WAIT_S,
 ) -> None:
     """Wait for the first executor and have it say its versions and whether it reaches the stores.
 
     :param stores: URLs.
+    :param grants: heard since before the driver was registered.
     :raises ServerUnavailable: when there is no executor, or none that answers.
     :raises RefusedError: when the executor cannot run the jobs.
     """
     place = f"Spark at {context.master}"
     look = _look(stores, expected=code_version())
     answer = asked(lambda: context.parallelize([0], 1).mapPartitions(look).collect(), name="first-executor")
+    _await_executor(answer, context, grants, place=place, executor_wait_s=executor_wait_s, start_wait_s=start_wait_s)
     # An executor without the package answers as soon as it has unpacked them; only one that is mute is waited for.
     if context.getConf().get("spark.archives"):
         answer_wait_s += _UNPACK_WAIT_S
-    _wait(answer, context, place=place, executor_wait_s=executor_wait_s, answer_wait_s=answer_wait_s)
+    if not waited(answer.done, what=f"the first answer of an executor of {place}", longest_s=answer_wait_s):
+        raise ServerUnavailable(
+            f"an executor of {place} has come, and did not answer within {answer_wait_s:g} seconds: check its "
+            f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
+            "spark.driver.blockManager.port)"
+        )
     try:
         (found,) = answer.result()
     except (PySparkException, Py4JError, OSError) as error:
@@ -101,26 +115,43 @@ def waited(is_over: Callable[[], bool], *, what: str, longest_s: float) -> bool:
     return True
 
 
-def _wait(
-    answer: Future[Any], context: SparkContext, *, place: str, executor_wait_s: float, answer_wait_s: float
+def _await_executor(
+    answer: Future[Any],
+    context: SparkContext,
+    grants: Grants,
+    *,
+    place: str,
+    executor_wait_s: float,
+    start_wait_s: float,
 ) -> None:
-    def is_granted() -> bool:
+    """Wait until an executor has connected to this driver.
+
+    :raises ServerUnavailable: when the cluster grants none, or none of those that it grants comes.
+    """
+    reach = (
+        f"may connect to this driver at {_driver(context)}; another address of this machine is set by SPARK_LOCAL_IP "
+        "or spark.driver.host"
+    )
+
+    def has_come() -> bool:
+        return answer.done() or _executors(context) > 0
+
+    def is_over(*ends: Callable[[], object]) -> bool:
         with suppress(Py4JError):  # Spark has stopped: the answer says why
-            return answer.done() or _executors(context) > 0
+            return any(each() for each in ends)
         return False
 
-    if not waited(is_granted, what=f"an executor of {place}", longest_s=executor_wait_s):
+    if not waited(partial(is_over, has_come, grants.states), what=f"an executor of {place}", longest_s=executor_wait_s):
         raise ServerUnavailable(
-            f"{place} granted no executor within {executor_wait_s:g} seconds: check on the master's page that "
-            "workers are registered and have a free core and memory, that they have Spark "
-            f"{context.version}, and that they may connect to this driver at {_driver(context)}; another "
-            "address of this machine is set by SPARK_LOCAL_IP or spark.driver.host"
+            f"{place} granted no executor within {executor_wait_s:g} seconds: check on the master's page that workers "
+            f"are registered and have a free core and memory, and that they {reach}"
         )
-    if not waited(answer.done, what=f"the first answer of an executor of {place}", longest_s=answer_wait_s):
+    if not waited(partial(is_over, has_come), what=f"the executor that {place} has granted", longest_s=start_wait_s):
+        workers = "; ".join(f"{worker}: {state}" for worker, state in grants.states().items())
         raise ServerUnavailable(
-            f"an executor of {place} has come, and did not answer within {answer_wait_s:g} seconds: check its "
-            f"log, and that it may connect to all ports of this driver at {_driver(context)} (spark.driver.port, "
-            "spark.driver.blockManager.port)"
+            f"{place} has granted an executor, and none has come within {start_wait_s:g} seconds ({workers}): check on "
+            f"the page of each of these workers that it has Spark {context.version}, since a worker of another version "
+            f"starts no executor; and that it {reach}"
         )
 
 

@@ -25,10 +25,12 @@ from queuekeeper import errors
 from queuekeeper.config import DRIVER_SETTINGS, SUPERVISOR_VARIABLE
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
+from queuekeeper.migration.spark.grants import heard
 from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
 from queuekeeper.migration.spark.probe import (
     ANSWER_WAIT_S,
     EXECUTOR_WAIT_S,
+    START_WAIT_S,
     asked,
     probe_executor,
     telling_line,
@@ -69,6 +71,7 @@ def build_session(
     stores: Sequence[str] = (),
     master_wait_s: float = MASTER_WAIT_S,
     executor_wait_s: float = EXECUTOR_WAIT_S,
+    start_wait_s: float = START_WAIT_S,
     answer_wait_s: float = ANSWER_WAIT_S,
 ) -> SparkSession:
     """Return the process's Spark session, started if need be.
@@ -80,7 +83,8 @@ def build_session(
     :param master: where to run; none leaves it to ``spark-submit``.
     :param stores: URLs of the stores that executors will connect to.
     :param master_wait_s: how long to wait for the master to accept the application, in seconds.
-    :param executor_wait_s: how long to wait for the first executor, in seconds.
+    :param executor_wait_s: how long to wait until the first executor is granted, in seconds.
+    :param start_wait_s: how long it may take to come, in seconds.
     :param answer_wait_s: how long it may take to answer, in seconds, besides unpacking archives.
     :raises UsageError: when there is no such master, or executors on other machines are to reach a store by a loopback
         address.
@@ -110,17 +114,29 @@ def build_session(
     if master is not None:
         conf.setMaster(master)
     if is_cluster:
-        _register(conf, master=str(master), wait_s=master_wait_s)
+        SparkContext._ensure_initialized(conf=conf)
+        with heard() as grants:
+            _register(conf, master=str(master), wait_s=master_wait_s)
+            session = _got_session(conf)
+            try:
+                probe_executor(
+                    session.sparkContext,
+                    stores=stores,
+                    grants=grants,
+                    executor_wait_s=executor_wait_s,
+                    start_wait_s=start_wait_s,
+                    answer_wait_s=answer_wait_s,
+                )
+            except BaseException:
+                session.stop()
+                raise
+        return session
+    return _got_session(conf)
+
+
+def _got_session(conf: SparkConf) -> SparkSession:
     session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    if is_cluster:
-        try:
-            probe_executor(
-                session.sparkContext, stores=stores, executor_wait_s=executor_wait_s, answer_wait_s=answer_wait_s
-            )
-        except BaseException:
-            session.stop()
-            raise
     return session
 
 
@@ -139,11 +155,10 @@ def set_task_count(session: SparkSession, *, rows: int) -> int:
 
 
 def _register(conf: SparkConf, *, master: str, wait_s: float) -> None:
-    """Start the driver and have the master accept it.
+    """Have the master accept the driver, whose Java runs already.
 
     :raises ServerUnavailable: when the master does not.
     """
-    SparkContext._ensure_initialized(conf=conf)
     accepted = asked(lambda: SparkContext.getOrCreate(SparkConf().setAll(conf.getAll())), name="spark-master")
     what = f"has not accepted this driver's application within {wait_s:g} seconds"
     if waited(accepted.done, what=f"the Spark master at {master} to accept this driver", longest_s=wait_s):
