@@ -275,7 +275,7 @@ def test_rejection_drops_nothing_and_stops_neither_creation_nor_retirement(
     assert "visits_0" not in world.partitions("visits")
     run_id = world.runs.latest_id(QUESTION)
     assert run_id is not None
-    assert world.runs.load(run_id).state is RunState.STOPPED
+    assert world.runs.load(run_id).state is RunState.REJECTED
 
 
 # By day the same lock keeps runs from archiving, in the next test.
