@@ -291,10 +291,15 @@ def test_a_master_that_takes_no_application_is_not_waited_for(hosts: Network, tm
 
 
 def test_an_executor_that_is_granted_and_does_not_come_is_reported_with_its_worker_and_state(
-    master: str, worker: None, hosts: Network, tmp_path: Path
+    hosts: Network, tmp_path: Path
 ) -> None:
     options = "--conf spark.executor.extraJavaOptions=-agentlib:missing pyspark-shell"
-    with started_driver(tmp_path, PYSPARK_SUBMIT_ARGS=options) as driver:
+    # Others have the only core of the worker that tests share.
+    with (
+        spark_master(hosts.here, tmp_path) as master,
+        spark_worker(hosts.hosts[0], master, tmp_path),
+        started_driver(tmp_path, PYSPARK_SUBMIT_ARGS=options) as driver,
+    ):
         said = driver.build_session(master, start_wait_s=3)
 
     expected = (
