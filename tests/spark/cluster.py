@@ -23,6 +23,7 @@ from tests.chaos.support import until
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.object_store import ObjectStore
 from tests.spark.hosts import (
+    SPARK_HOME,
     Network,
     free_port,
     network,
@@ -180,7 +181,14 @@ class Cluster:
         folder = self.folder / f"worker-{place}-{free_port(self.network.here)}"
         folder.mkdir()
         return self.stack.enter_context(
-            spark_worker(self.network.hosts[place], self.master, folder, hidden=self.hidden, **self.store_variables)
+            spark_worker(
+                self.network.hosts[place],
+                self.master,
+                folder,
+                hidden=self.hidden,
+                home=SPARK_HOME,
+                **self.store_variables,
+            )
         )
 
     def lose(self, worker: psutil.Process) -> None:
