@@ -125,7 +125,8 @@ class Outcome:
     def done(self) -> bool:
         """Whether there is nothing left to do."""
         counts = self.report.get("outcomes", {})
-        return not self.kind and not any(counts.get(name) for name in ("late", "busy", "differs"))
+        left = [counts.get(name) for name in ("late", "busy", "differs")]
+        return not self.kind and not any((*left, self.report.get("refused")))
 
 
 def drive(step: Step, settings: DriverSettings) -> None:

@@ -236,6 +236,20 @@ def test_sources_that_are_forgotten_are_forgotten_in_the_copy(
         assert copy.read_snapshot("a").batches == batches
 
 
+def test_source_that_was_forgotten_and_saves_again_is_known_once(
+    source: RedisSessionStore, copy: RedisSessionStore
+) -> None:
+    """Its mirror would refuse a batch that is there twice, and the session could not go back."""
+    wanted = filled(source, "a")
+    copy.apply_snapshot("a", wanted, epoch=1, driver=1)
+    copy.apply_snapshot("a", replace(wanted, batches=()), epoch=1, driver=1)
+    copy.set_owner("a", epoch=2, owner="redis", mirrored=True)
+
+    save(copy, "a", message(), source="p0", offset=9)
+
+    assert copy.read_snapshot("a").batches == (SourceBatch(source="p0", offset=9),)
+
+
 def test_batch_that_was_saved_elsewhere_is_answered_as_forgotten(
     source: RedisSessionStore, copy: RedisSessionStore
 ) -> None:

@@ -138,13 +138,14 @@ class PackedOnlineOperations(CommonOperations, OnlineOperations[State, Keys]):
 
     def _batches(self, keys: Keys) -> Steps[tuple[SourceBatch, ...]]:
         ((listed,),) = map(checked, (yield [lua.Call(HMGET, [keys.session], ["sources"])]))
-        fields: list[bytes] = []
+        # A source that a copy has forgotten is named once more when it saves again.
+        fields: dict[bytes, None] = {}
         at = 0
         while at < len(listed or b""):
             (size,) = _SIZE.unpack_from(listed, at)
             at += _SIZE.size + size
-            fields.append(listed[at - size : at])
+            fields[listed[at - size : at]] = None
         if not fields:
             return ()
-        (records,) = map(checked, (yield [lua.Call(HMGET, [keys.session], fields)]))
+        (records,) = map(checked, (yield [lua.Call(HMGET, [keys.session], list(fields))]))
         return batches_of((field, record) for field, record in zip(fields, records, strict=True) if record is not None)
