@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from contextlib import suppress
@@ -16,6 +17,7 @@ class CuttingProxy:
     :ivar url: address for clients.
     :ivar target: host and port of the server that the next connection leads to.
     :ivar cuts: replies still to be cut off.
+    :ivar passed: bytes of replies that came from the server.
     """
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
@@ -26,6 +28,8 @@ class CuttingProxy:
         user, at, _ = parts.netloc.rpartition("@")
         self.url = parts._replace(netloc=f"{user}{at}{host}:{port}").geturl()
         self.cuts = 0
+        self.passed = 0
+        self._passing, self._most = threading.Condition(), math.inf
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
 
@@ -34,12 +38,24 @@ class CuttingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.hold(after=math.inf)
         # A thread that waits in accept() is woken by a shutdown, not by a close.
         self._end(self._listener)
         for opened in self._sockets:
             self._end(opened)
         for thread in self._threads:
             thread.join()
+
+    def hold(self, *, after: float) -> None:
+        """Keep replies back once so many bytes of them have come; infinity lets go what is kept."""
+        with self._passing:
+            self._most = after
+            self._passing.notify_all()
+
+    @property
+    def holds(self) -> bool:
+        """Whether a client waits for a reply that is kept back."""
+        return self.passed > self._most
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -58,6 +74,10 @@ class CuttingProxy:
                 if replies and self.cuts:
                     self.cuts -= 1
                     break
+                if replies:
+                    with self._passing:
+                        self.passed += len(data)
+                        self._passing.wait_for(lambda: self.passed <= self._most)
                 sink.sendall(data)
         self._end(source)
         self._end(sink)

@@ -6,6 +6,7 @@ executors, workers and drivers are killed.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -33,6 +34,8 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.migration.ledger.model import VerifyReport
 from queuekeeper.migration.ledger.parameters import MigrationParameters
+from queuekeeper.quality.profile.model import ProfileParameters
+from queuekeeper.quality.profile.stores import profile_redis
 from tests.chaos.conftest import SEED
 from tests.chaos.support import contents, differing, until
 from tests.conformance.cutting_proxy import CuttingProxy
@@ -123,11 +126,18 @@ def cluster(
 class Served:
     """A migration's servers at addresses that all hosts reach; a local Spark looks at them from here.
 
-    :param variables: the addresses, for the environment of a driver.
+    :param source: the way to PostgreSQL.
+    :param target: the way to Redis.
     """
 
     here: World
-    variables: dict[str, str]
+    source: CuttingProxy
+    target: CuttingProxy
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The addresses, for the environment of a driver."""
+        return {"QUEUEKEEPER_POSTGRES_URL": self.source.url, "QUEUEKEEPER_REDIS_URL": self.target.url}
 
     @property
     def secrets(self) -> list[str]:
@@ -158,7 +168,7 @@ def served(
         CuttingProxy(own_redis(), host=address) as target,
         World.opened(spark, postgres_url=source.url, redis_url=target.url) as here,
     ):
-        yield Served(here=here, variables={"QUEUEKEEPER_POSTGRES_URL": source.url, "QUEUEKEEPER_REDIS_URL": target.url})
+        yield Served(here=here, source=source, target=target)
     cluster.tidy()
 
 
@@ -275,24 +285,24 @@ def test_runs_of_airflow_do_on_three_hosts_what_they_do_on_one_machine_and_show_
     assert search.found == set()
 
 
-def assert_archived_as_here(served: Served, written: Any, *, retired_id: int, bucket: str) -> None:
+def assert_archived_as_here(served: Served, written: Any, *, retired_id: int, bucket: str, rows: int = 1_000) -> None:
     """See a local Spark find the archive that is there equal to what it reads again."""
     here, directory = served.here, f"s3://{bucket}/archives"
     again = archive_partition(
         here.spark, postgres_url=here.postgres_url, retired_id=retired_id, directory=directory, now_ms=system_clock()
     )
-    assert (again.is_new, again.path, again.manifest.content.rows) == (False, written["path"], 1_000)
+    assert (again.is_new, again.path, again.manifest.content.rows) == (False, written["path"], rows)
     assert again.manifest.content.rows_hash == written["rows_hash"]
 
 
-def retired_partition(world: World) -> int:
-    """Return the record of a partition of a thousand rows that was retired."""
+def retired_partition(world: World, *, rows: int = 1_000) -> int:
+    """Return the record of a partition that was retired."""
     connection = world.connection
     schema_migrations.migrate(connection)
     connection.execute("CREATE TABLE visits (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
     connection.execute(
         "CREATE TABLE visits_old PARTITION OF visits FOR VALUES FROM ('2026-01-01') TO ('2026-02-01');"
-        "INSERT INTO visits SELECT '2026-01-02', n FROM generate_series(1, 1000) AS n"
+        f"INSERT INTO visits SELECT '2026-01-02', n FROM generate_series(1, {rows}) AS n"
     )
     policy = PartitionPolicy(
         table="public.visits", step="1 month", ahead="1 month", retention="1 month", quarantine_days=0
@@ -304,6 +314,20 @@ def retired_partition(world: World) -> int:
     return record.retired_id
 
 
+def kill(victim: str, driver: subprocess.Popen[str], *, cluster: Cluster, dice: random.Random) -> None:
+    """Kill a driver, a worker or an executor; a worker's place is taken by another one."""
+    assert driver.poll() is None, "it ended before it could be hit"
+    print(f"kill: {victim}")
+    if victim == "driver":
+        os.killpg(driver.pid, 9)
+        driver.wait()
+        until(lambda: not cluster.executors(), what="the end of executors without a driver")
+    elif victim == "worker":
+        cluster.lose(dice.choice(cluster.workers))
+    else:
+        dice.choice(cluster.executors()).kill()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("turn", range(2))
 def test_migration_whose_executor_worker_and_driver_are_killed_ends_as_an_undisturbed_one(
@@ -311,18 +335,6 @@ def test_migration_whose_executor_worker_and_driver_are_killed_ends_as_an_undist
 ) -> None:
     dice = random.Random(f"{SEED} {turn}")
     print(f"CHAOS_SEED={SEED}")
-
-    def kill(victim: str, driver: subprocess.Popen[str]) -> None:
-        assert driver.poll() is None, "it ended before it could be hit"
-        print(f"kill: {victim}")
-        if victim == "driver":
-            os.killpg(driver.pid, 9)
-            driver.wait()
-            until(lambda: not cluster.executors(), what="the end of executors without a driver")
-        elif victim == "worker":
-            cluster.lose(dice.choice(cluster.workers))
-        else:
-            dice.choice(cluster.executors()).kill()
 
     def hit(*words: str) -> Any:
         """Run a command one of whose executors is killed some time after all have come."""
@@ -332,7 +344,7 @@ def test_migration_whose_executor_worker_and_driver_are_killed_ends_as_an_undist
                 what="all executors",
             )
             time.sleep(dice.uniform(0, 3))
-            kill("executor", process)
+            kill("executor", process, cluster=cluster, dice=dice)
             return result_of(process)
 
     def has_come(share: float) -> bool:
@@ -350,10 +362,119 @@ def test_migration_whose_executor_worker_and_driver_are_killed_ends_as_an_undist
             while kills and victim != "driver":
                 share, victim = kills.pop(0)
                 until(partial(has_come, share), what=f"{share:.0%} of the copy")
-                kill(victim, copy)
+                kill(victim, copy, cluster=cluster, dice=dice)
             if victim != "driver":
                 served.here.ledger.set_throttle(plan_id, None)
                 copied = result_of(copy)
 
     assert copied["sessions_moved_on"] == 0
     assert_as_undisturbed(served, hit("migrate", "verify", plan_id), undisturbed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A command whose tasks read, and what a local Spark reads and tells in its place.
+
+    :param way: by which its tasks read.
+    :param reply_bytes: what a local Spark reads by it.
+    :param check: holds what the command tells against what the local Spark told.
+    """
+
+    words: tuple[str, ...]
+    way: CuttingProxy
+    reply_bytes: int
+    check: Callable[[Any], None]
+
+
+def verification(served: Served, undisturbed: Undisturbed, _: str) -> Reading:
+    plan_id = served.here.plan(MigrationParameters(cohort_count=COHORTS, quarantine_cap_percent=50)).plan_id
+    served.here.copy(plan_id)
+    before = served.target.passed
+    served.here.verify(plan_id)
+    return Reading(
+        words=("migrate", "verify", plan_id),
+        way=served.target,
+        reply_bytes=served.target.passed - before,
+        check=lambda report: assert_as_undisturbed(served, report, undisturbed),
+    )
+
+
+def profile(served: Served, undisturbed: Undisturbed, _: str) -> Reading:
+    here = served.here
+    schema_migrations.migrate(here.connection)
+    here.copy(here.plan(MigrationParameters(cohort_count=COHORTS, quarantine_cap_percent=50)).plan_id)
+    before = served.target.passed
+    local = profile_redis(
+        here.spark, redis_url=here.redis_url, postgres_url=here.postgres_url, parameters=ProfileParameters(),
+        now_ms=system_clock(),
+    )  # fmt: skip
+
+    def rows(profile_id: str) -> list[Any]:
+        query = "SELECT to_jsonb(each) - 'profile_id' - 'client_hash' FROM queuekeeper.queue_profiles AS each"
+        return here.connection.execute(f"{query} WHERE profile_id = %s ORDER BY client_id", (profile_id,)).fetchall()
+
+    def check(told: Any) -> None:
+        (report,) = told
+        assert (report["queues"], report["messages"]) == (undisturbed.sessions, local.messages)
+        assert rows(report["profile_id"]) == rows(local.profile_id)
+
+    return Reading(
+        words=("quality", "profile", "--store", "redis"),
+        way=served.target,
+        reply_bytes=served.target.passed - before,
+        check=check,
+    )
+
+
+def archive_of_a_partition(served: Served, _: Undisturbed, bucket: str) -> Reading:
+    here, rows = served.here, 300_000
+    retired_id = retired_partition(here, rows=rows)
+    before = served.source.passed
+    local = archive_partition(
+        here.spark, postgres_url=here.postgres_url, retired_id=retired_id, directory=f"s3://{bucket}/local",
+        now_ms=system_clock(),
+    )  # fmt: skip
+    reply_bytes = served.source.passed - before
+    here.connection.execute("UPDATE queuekeeper.retired_partitions SET archive = NULL, archived_at = NULL")
+
+    def check(told: Any) -> None:
+        (report,) = told["archives"]
+        content = report["manifest"]["content"]
+        assert (content["rows"], content["rows_hash"]) == (rows, local.manifest.content.rows_hash)
+        written = {"path": report["path"], "rows_hash": content["rows_hash"]}
+        assert_archived_as_here(served, written, retired_id=retired_id, bucket=bucket, rows=rows)
+
+    return Reading(
+        words=("partitions", "archive", "public.visits", "--folder", f"s3://{bucket}/archives"),
+        way=served.source,
+        reply_bytes=reply_bytes,
+        check=check,
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("prepared", [verification, profile, archive_of_a_partition])
+def test_command_whose_executor_worker_and_driver_are_killed_while_it_reads_tells_what_an_undisturbed_one_does(
+    cluster: Cluster, served: Served, undisturbed: Undisturbed, shared_bucket: str, prepared: Callable[..., Reading]
+) -> None:
+    dice = random.Random(f"{SEED} {prepared.__name__}")
+    print(f"CHAOS_SEED={SEED}")
+    reading = prepared(served, undisturbed, shared_bucket)
+    victims = dice.sample(["executor", "worker", "driver"], 3)
+    shares = sorted(dice.uniform(0.2, 0.8) for _ in victims)
+    kills, told = list(zip(shares, victims, strict=True)), None
+    start = reading.way.passed
+    while told is None:
+        with cluster.command(*reading.words, **served.variables) as process:
+            victim = ""
+            while kills and victim != "driver":
+                share, victim = kills.pop(0)
+                reading.way.hold(after=start + share * reading.reply_bytes)
+                until(lambda: reading.way.holds or process.poll() is not None, what=f"{share:.0%} of the reading")
+                until(lambda: bool(cluster.executors()) or process.poll() is not None, what="an executor")
+                kill(victim, process, cluster=cluster, dice=dice)
+            reading.way.hold(after=math.inf)
+            if victim != "driver":
+                told = result_of(process)
+            start = reading.way.passed
+    reading.check(told)
