@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from queuekeeper import __version__
+from queuekeeper.audit import Action, Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.events import schema
 from queuekeeper.jobs.engine import save_plan
 from queuekeeper.jobs.model import Plan, SharePlan
 from queuekeeper.jobs.registry import job_of, kind_of, kinds
-from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns, Runs
 from queuekeeper.jobs.undo import UndoFile, undo_path
 from queuekeeper.maintenance.partitions.model import Purpose
 from queuekeeper.maintenance.partitions.runs import kind_name
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
+from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
@@ -68,3 +70,12 @@ def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = F
     run_id = save_plan(job, runs, found).maintenance_run_id
     with UndoFile(undo_path(folder / "undo", run_id=run_id, shard="all"), {"kind": kind, "values": True}):
         return run_id
+
+
+def rejected(connection: Connection, kind: str, folder: Path) -> str:
+    """Return a run of a kind whose plan a person did not agree to."""
+    run_id = planned(connection, kind, folder)
+    if kind in MIGRATIONS:
+        MigrationLedger(connection).set_plan_state(run_id, PlanState.PLANNED)
+    Runs(connection).note_answer(run_id, Answer(action=Action.REJECT, actor="ada"))
+    return run_id

@@ -15,6 +15,11 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
 
 
+def article(noun: str) -> str:
+    """Return a noun with its article, for example ``an upkeep``."""
+    return f"{'an' if noun[:1] in _VOWELS else 'a'} {noun}"
+
+
 def number_of(count: int, noun: str) -> str:
     """Return a count and what it counts, for example ``1 entry`` or ``2,000 entries``.
 

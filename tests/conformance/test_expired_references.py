@@ -842,7 +842,7 @@ def test_plan_that_may_not_be_carried_out_is_refused(valkey: World) -> None:
     with pytest.raises(StalePlan, match=r"and an approval counts for 8\.0 days: plan again"):
         valkey.apply(run_id, shard, clock=lambda: now_ms() + 9 * DAY_MS)
     other = valkey.runs.save_plan(kind="repair_ttl", parameters={}, plan={}).maintenance_run_id
-    with pytest.raises(UsageError, match=f"run {other} is a repair_ttl, not a cleanup"):
+    with pytest.raises(UsageError, match=f"run {other} is a remedy repair_ttl, not a cleanup"):
         valkey.apply(other, shard)
     assert device.references() == [1, 2]
 

@@ -397,7 +397,7 @@ def test_counter_does_not_go_back_onto_waiting_messages(bench: Bench) -> None:
     header = {"format": "queuekeeper-undo-1", "kind": "repair_counter", "parameters": {}}
     lines = [json.dumps(line) for line in (header, {"client_id": C, "effect": effect})]
     bench.undo_path("repair_counter").write_text("\n".join(lines) + "\n", "utf-8")
-    with pytest.raises(UsageError, match="the repair_counter has no way back"):
+    with pytest.raises(UsageError, match="The remedy repair_counter has no undo"):
         bench.undo("repair_counter")
 
     assert Broker(bench.client, C).add("t") == 21

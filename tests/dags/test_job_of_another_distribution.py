@@ -129,7 +129,7 @@ def test_run_of_a_job_that_cannot_be_loaded_is_still_listed_and_says_so(
 
     assert refused.exit_code == 2
     why = f"there is no job '{KIND}'" if trouble == "it is gone" else "No module named 'nothing_of_this_name'"
-    assert f"is a {KIND}: " in refused.stderr
+    assert f"is of the job {KIND}, which cannot be loaded here: " in refused.stderr
     assert why in refused.stderr
 
 

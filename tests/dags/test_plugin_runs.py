@@ -33,7 +33,7 @@ from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import connect
 from tests.dags.test_plugin_pages import FORM, OPEN, Browser
 from tests.patience import PATIENCE_S
-from tests.run_kinds import KINDS, PARTITIONS, planned
+from tests.run_kinds import KINDS, PARTITIONS, planned, rejected
 from tests.sample_job import Renaming, RenamingParameters
 
 if TYPE_CHECKING:
@@ -123,6 +123,30 @@ def test_run_of_a_kind_obeys_its_page_as_it_obeys_the_command(
     assert by_page == [("operator", action, kind) for action in done]
     if kind not in MIGRATIONS:
         finished_run_has_no_button_that_does_nothing(browser, runs, kind, run_id)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_page_of_a_run_that_nobody_agreed_to_offers_nothing_that_its_command_refuses(
+    control: Connection, browser: Browser, own_home: Path, kind: str
+) -> None:
+    run_id = rejected(control, kind, own_home)
+    runs, address = Runs(control), f"/runs/{kind}/{run_id}"
+
+    page = shown(browser, kind, run_id)
+
+    assert f'action="/queuekeeper{address}' not in page
+    assert "queuekeeper run undo" not in page
+    before, noted = runs.load(run_id), len(entries(control, run_id))
+    for verb, form in (("pause", {"paused": "yes"}), ("pause", {"paused": "no"}), ("throttle", {"per_s": "7"})):
+        answer = browser.send("POST", f"{address}/{verb}", data=form, headers=FORM)
+        words = answer.json()["detail"]
+        assert (answer.status_code, words.partition(".")[0]) == (409, f"N{FINISHED[1:]}, resumed or slowed down")
+        assert words in commanded("pause", run_id)
+    assert (runs.load(run_id), len(entries(control, run_id))) == (before, noted)
+    # A pause would hold it up once somebody agrees after all.
+    runs.set_paused(run_id, True)
+    page = shown(browser, kind, run_id)
+    assert ('name="paused" value="no"' in page, f'{address}/throttle"' in page) == (True, False)
 
 
 def test_list_of_runs_is_narrowed_by_job_and_state_in_its_address(
@@ -234,7 +258,7 @@ def finished_run_has_no_button_that_does_nothing(
     assert browser.send("POST", f"{address}/pause", data={"paused": "no"}, headers=FORM).status_code == 303
     assert not runs.load(run_id).paused
     # The way back is that of the command, or why there is none.
-    words = runs.load(run_id).no_undo
+    words = runs.load(run_id).refuses("undo")
     assert ("queuekeeper run undo" in page) is not bool(words)
     assert "`" not in page
     assert re.sub("`([^`]+)`", r"<code>\1</code>", words) in page

@@ -98,7 +98,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
     fails("undo", run_id, "--yes", code=2, words="has no undo file")
     fails("report", code=1, words="not done: .* slots 0-8191, .*; `queuekeeper cleanup apply")
     other = world.runs.save_plan(kind="repair_ttl", parameters={}, plan={}).maintenance_run_id
-    fails("pause", other, code=2, words=f"run {other} is a repair_ttl, not a cleanup")
+    fails("pause", other, code=2, words=f"run {other} is a remedy repair_ttl, not a cleanup")
     assert world.contents() == before
     world.connection.execute(
         "UPDATE queuekeeper.maintenance_runs SET plan = jsonb_set(plan, '{as_of_ms}', '0') WHERE kind <> 'repair_ttl'"

@@ -176,7 +176,7 @@ def test_upkeep_asks_and_leaves_a_run_on_record_that_says_what_must_not_wait(
     newest = json.loads(runs.stdout)[0]
     assert (newest["run"], newest["state"]) == (done["maintenance_run_id"], "done")
     refused = CliRunner().invoke(app, ["run", "undo", newest["run"], "--yes"])
-    assert (refused.exit_code, "upkeep of the event broker has no way back" in refused.output) == (2, True)
+    assert (refused.exit_code, "upkeep of the event broker has no undo" in refused.output) == (2, True)
 
     connection.execute("UPDATE pgmb.dispatch_state SET polled_at = now() - interval '10 minutes'")
     result = run("upkeep", "--yes")

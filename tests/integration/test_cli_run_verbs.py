@@ -19,7 +19,7 @@ from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from queuekeeper.report.files import report_name
-from tests.run_kinds import KINDS, PARTITIONS, planned
+from tests.run_kinds import KINDS, PARTITIONS, planned, rejected
 
 pytestmark = pytest.mark.integration
 
@@ -56,15 +56,15 @@ def entries(connection: Connection, run_id: str) -> list[tuple[str, str, str]]:
 def expected(kind: str, verb: str) -> str:
     """Return the words that refuse a verb; empty where it works."""
     if verb == "throttle" and kind in PARTITIONS:
-        return "moves no rows, so there is nothing to slow down; `queuekeeper run pause"
+        return "moves no rows, so there is nothing to slow down. `queuekeeper run pause"
     if verb == "undo" and kind in PARTITIONS:
-        return "which has no undo: "
+        return " of partitions has no undo: "
     if verb == "undo" and kind == "online_migration":
         return "`queuekeeper online roll-back"
     if verb == "undo" and kind == "session_migration":
         return "restore them first"  # there are no tables of sessions here
     if verb == "undo" and kind not in MIGRATIONS and not job_of(kind).undoes:
-        return "has no way back"
+        return "has no undo"
     return ""
 
 
@@ -127,6 +127,34 @@ def test_run_that_is_over_is_not_paused_resumed_or_slowed_down_in_silence(
     lifted = CliRunner().invoke(app, ["run", "resume", run_id])
     assert (lifted.exit_code, MaintenanceRuns(control).load(run_id).paused) == (0, False)
     assert "no longer paused. It is done:" in " ".join(lifted.stdout.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_run_that_nobody_agreed_to_takes_no_order_and_says_what_can_be_done(
+    control: Connection, own_home: Path, kind: str
+) -> None:
+    run_id = rejected(control, kind, own_home)
+    before, noted = MaintenanceRuns(control).load(run_id), entries(control, run_id)
+    assert before.state is RunState.REJECTED
+
+    for call in (("pause", run_id), ("resume", run_id), ("throttle", run_id, "250")):
+        code, told, error = called(*call)
+        assert (code, told) == (4, None)
+        assert "Nothing is at work that could be paused, resumed or slowed down." in error
+        assert before.rejected in error
+        assert "agree after all: `queuekeeper " in error or kind == "partition_reattachment"
+    for more in (["--dry-run"], ["--yes"]):
+        code, told, error = called("undo", run_id, *more)
+        assert (code, told) == (4, None)
+        assert "Nobody agreed when asked, so there is nothing to undo." in error
+
+    assert MaintenanceRuns(control).load(run_id) == before
+    assert entries(control, run_id) == noted
+    # A pause of the time before would hold the run up when somebody agrees after all, so it can be lifted.
+    MaintenanceRuns(control).set_paused(run_id, True)
+    lifted = CliRunner().invoke(app, ["run", "resume", run_id])
+    assert (lifted.exit_code, MaintenanceRuns(control).load(run_id).paused) == (0, False)
+    assert "no longer paused. Nothing is at work" in " ".join(lifted.stdout.split())
 
 
 def test_a_script_gets_the_newest_run_of_a_job_by_its_id_alone(control: Connection, own_home: Path) -> None:

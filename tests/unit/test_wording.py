@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from queuekeeper.wording import number_of, sentence
+from queuekeeper.wording import article, number_of, sentence
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ from queuekeeper.wording import number_of, sentence
 )
 def test_what_is_counted_stands_in_the_number_of_its_count(count: int, noun: str, words: str) -> None:
     assert number_of(count, noun) == words
+
+
+@pytest.mark.parametrize("words", ["a cleanup", "an upkeep of the event broker"])
+def test_article_goes_with_the_sound_behind_it(words: str) -> None:
+    assert article(words.partition(" ")[2]) == words
 
 
 def test_a_sentence_takes_counts_texts_and_figures() -> None:

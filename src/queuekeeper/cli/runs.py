@@ -14,7 +14,6 @@ from queuekeeper.cli.command import PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.jobs import ReportDirectory, UndoDirectory, engine_for, looked_again, store_of
 from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, picked, record, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, run_taken_back, run_told, take_back
-from queuekeeper.errors import UsageError
 from queuekeeper.jobs.control import chosen, rate_of, rate_words, set_pace, set_waiting
 from queuekeeper.jobs.registry import check_kind, job_of, kind_of
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
@@ -81,7 +80,8 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
 
 def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) -> Shown:
     run = set_waiting(call.runs, chosen(call.runs, run_id, kind), paused, actor=context.person())
-    words = "paused." if paused else f"no longer paused. {run.over}" if run.over else "goes on."
+    still = run.refuses("pause")
+    words = "paused." if paused else f"no longer paused. {still}" if still else "goes on."
     return Shown({"maintenance_run_id": run_id, "paused": paused}, lambda: [f"Run {run_id}: {words}"])
 
 
@@ -150,8 +150,7 @@ def take_run_back(
     runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
     if runs.connection is not None and not undo_file:
         recorded = runs.load(chosen(runs, run_id, kind))
-        if recorded.no_undo:
-            raise UsageError(recorded.no_undo)
+        recorded.check_takes("undo")
         if recorded.of.undo is not None:
             return run_taken_back(call, recorded)
         job, asked = job_of(recorded.kind), recorded.parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import UsageError
 from queuekeeper.jobs.kinds import RunKind
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, no_rate
 from queuekeeper.jobs.registry import kind_of
@@ -37,12 +37,11 @@ def set_waiting(runs: Runs, run_id: str, waits: bool, *, actor: str) -> Maintena
     """Pause or resume a run and return it as it was.
 
     :param actor: person who asks for it.
-    :raises RefusedError: when the run is over, unless a pause is lifted, which a second look would keep to.
+    :raises RefusedError: when the run takes no such order now.
     :raises UsageError: when there is no such run.
     """
     run = runs.load(run_id)
-    if waits or not run.paused:
-        _check_at_work(run)
+    run.check_takes("pause" if waits else "resume")
     runs.set_paused(run_id, waits, actor=actor)
     return run
 
@@ -52,19 +51,14 @@ def set_pace(runs: Runs, run_id: str, text: str, *, actor: str) -> MaintenanceRu
 
     :param text: a rate in the run's unit per second, or "none".
     :param actor: person who asks for it.
-    :raises RefusedError: when the run is over.
+    :raises RefusedError: when the run takes no such order now.
     :raises UsageError: when the text is no rate, the run has no throttle, or there is no such run.
     """
     run = runs.load(run_id)
-    _check_at_work(run)
-    runs.set_throttle(run_id, rate_of(text, run.unit), actor=actor)
+    per_s = rate_of(text, run.unit)
+    run.check_takes("throttle")
+    runs.set_throttle(run_id, per_s, actor=actor)
     return runs.load(run_id)
-
-
-def _check_at_work(run: MaintenanceRun) -> None:
-    """Refuse a run that is over; a run that has failed or was stopped can go on."""
-    if run.over:
-        raise RefusedError(run.over)
 
 
 def rate_of(text: str, what: str) -> int | None:

@@ -67,8 +67,9 @@ class RunKind:
     :param alike: kinds that a command for this kind accepts; only this kind when empty.
     :param page: page of the site that shows a run, with ``{run_id}``; empty for the page of all jobs.
     :param looks_again: whether a run whose work is done is still at work until its report exists.
-    :param no_pace: returns why a throttle has no effect on a run; empty where it has.
-    :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does; empty where it does.
+    :param no_pace: returns why a throttle has no effect on a run, as sentences; empty where it has.
+    :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does, as sentences; empty where
+        it does.
     :param stands: words about a run that is said to be at work and has made no progress for a ``{time}``.
     :param waits_for: returns what a run that is said to be at work waits for, told the shares that have made progress
         lately; empty where it waits for nothing.

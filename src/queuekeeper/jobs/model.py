@@ -428,12 +428,12 @@ class Job(ABC, Generic[P, C, F]):
 
     def take_back(self, line: Mapping[str, Any]) -> bool:
         """Undo the change of a line and return true; return false where somebody has changed the data since."""
-        raise UsageError(f"the {self.words.noun} has no way back")
+        raise UsageError(f"the {self.words.noun} has no undo")
 
     @classmethod
     def no_way_back(cls) -> str:
         """Return the sentence that the job cannot be undone; empty where it can."""
-        return "" if cls.undoes else f"the {cls.words.noun} has no way back"
+        return "" if cls.undoes else f"The {cls.words.noun} has no undo."
 
     @classmethod
     def run_kind(cls) -> RunKind:

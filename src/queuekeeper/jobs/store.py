@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from psycopg.types.json import Jsonb
 
@@ -25,6 +25,7 @@ from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import article
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
@@ -45,6 +46,9 @@ class RunState(StrEnum):
 
 
 _BEGUN = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
+
+Order = Literal["pause", "resume", "throttle", "undo"]
+"""What a person can tell a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,23 +89,13 @@ class MaintenanceRun:
         try:
             return kind_of(self.kind)
         except UsageError as error:
-            why = f"run {self.maintenance_run_id} is a {self.kind}: {error}"
+            why = f"Run {self.maintenance_run_id} is of the job {self.kind}, which cannot be loaded here: {error}."
             return RunKind(name=self.kind, dag=self.kind, noun=self.kind, no_undo=lambda _: why)
 
     @property
     def unit(self) -> str:
         """What the throttle counts, in the plural."""
         return self.of.unit
-
-    @property
-    def no_pace(self) -> str:
-        """Why a throttle has no effect on the run; empty where it has."""
-        return self.of.no_pace(self)
-
-    @property
-    def no_undo(self) -> str:
-        """Why ``queuekeeper run undo`` does not undo the run, and what does; empty where it does."""
-        return self.of.no_undo(self)
 
     @property
     def rejected(self) -> str:
@@ -114,7 +108,7 @@ class MaintenanceRun:
 
     @property
     def over(self) -> str:
-        """Why nobody can pause, resume or throttle the run any more; empty where they can, as after a failure."""
+        """Why the run can never be at work again, as sentences; empty where it can, as after a failure."""
         if self.refused:
             return f"Its plan was refused: {self.refused}. Plan again."
         # A second look can be paused.
@@ -125,6 +119,38 @@ class MaintenanceRun:
             )
         return ""
 
+    def refuses(self, order: Order) -> str:
+        """Return why the run does not take an order, as sentences; empty where it takes it.
+
+        Pages offer what a run takes, and commands refuse the rest, in the same words.
+        """
+        return self._takes_not_now(order) or self._never_takes(order)
+
+    def check_takes(self, order: Order) -> None:
+        """Refuse an order that the run does not take.
+
+        :raises RefusedError: when it does not take it in its present state.
+        :raises UsageError: when no run like it takes it.
+        """
+        if words := self._takes_not_now(order):
+            raise RefusedError(words)
+        if words := self._never_takes(order):
+            raise UsageError(words)
+
+    def _takes_not_now(self, order: Order) -> str:
+        if order == "undo":
+            return "Nobody agreed when asked, so there is nothing to undo." if self.rejected else ""
+        if order == "resume" and self.paused:
+            return ""  # whoever agrees after all, or looks again, would be kept waiting
+        if self.rejected:
+            return f"Nothing is at work that could be paused, resumed or slowed down. {self.rejected}"
+        return self.over
+
+    def _never_takes(self, order: Order) -> str:
+        if order == "throttle":
+            return self.of.no_pace(self)
+        return self.of.no_undo(self) if order == "undo" else ""
+
     def check_kind(self, kinds: Collection[str], noun: str) -> None:
         """Check that the run is of one of these kinds.
 
@@ -132,7 +158,7 @@ class MaintenanceRun:
         :raises UsageError: saying what the run is.
         """
         if self.kind not in kinds:
-            raise UsageError(f"run {self.maintenance_run_id} is a {self.kind}, not a {noun}")
+            raise UsageError(f"run {self.maintenance_run_id} is {article(self.of.noun)}, not {article(noun)}")
 
     @property
     def standing(self) -> Standing:
@@ -345,12 +371,9 @@ class Runs:
 
         :param operations_per_s: throttle over all shards; none lifts it.
         :param actor: person who asks for it; none for the user of the database.
-        :raises UsageError: when the throttle is out of range or has no effect on the run, or there is no such run.
+        :raises UsageError: when the throttle is out of range, or there is no such run.
         """
-        run = self.load(run_id)
-        if run.no_pace:
-            raise UsageError(run.no_pace)
-        unit = run.unit
+        unit = self.load(run_id).unit
         _check_throttle(operations_per_s, unit)
         with self.connection.transaction():
             self._row("set_run_throttle", {"maintenance_run_id": run_id, "operations_per_s": operations_per_s})

@@ -81,8 +81,8 @@ def report(stores: Stores, run: MaintenanceRun, *, now_ms: int, show_client_ids:
 def _rolls_back(run: MaintenanceRun) -> str:
     run_id = run.maintenance_run_id
     return (
-        f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
-        f"gives them back, `queuekeeper migrate undo {run_id}` removes copies that Redis does not own"
+        f"Run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
+        f"gives them back, `queuekeeper migrate undo {run_id}` removes copies that Redis does not own."
     )
 
 

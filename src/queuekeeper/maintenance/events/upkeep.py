@@ -136,7 +136,7 @@ class EventMend(BrokerJob):
         """Set the job's remedy and words; the reports of all remedies are of one kind."""
         cls.report, cls.remedies = REPORT, {cls.kind: "mended"}
         cls.words = Words(
-            noun=cls.kind,
+            noun=f"remedy {cls.kind}",
             title=cls.kind,
             about="the event broker",
             command=f"events mend {cls.kind}",

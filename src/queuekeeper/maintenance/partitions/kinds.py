@@ -32,14 +32,14 @@ def _told(_: Stores, run: MaintenanceRun, *, now_ms: int) -> Told:
 
 
 def _kind(purpose: Purpose, way_back: str, **others: Any) -> RunKind:
-    name = kind_name(purpose)
+    noun = f"{purpose} of partitions"
     return RunKind(
-        name=name,
+        name=kind_name(purpose),
         dag="partition_maintenance",
-        noun=name,
+        noun=noun,
         go_on=_again,
         no_pace=_no_pace,
-        no_undo=lambda run: f"run {run.maintenance_run_id} is a {name}, which has no undo: {way_back}",
+        no_undo=lambda _: f"The {noun} has no undo: {way_back}.",
         report=_told,
         **others,
     )
@@ -54,10 +54,9 @@ def _again(run: MaintenanceRun) -> str:
 def _no_pace(run: MaintenanceRun) -> str:
     if any(each["kind"] == "drain" for each in run.plan.get("steps", ())):
         return ""
-    run_id = run.maintenance_run_id
     return (
-        f"run {run_id} is a {run.kind}, which changes one partition after the other and moves no rows, so there "
-        f"is nothing to slow down; `queuekeeper run pause {run_id}` stops it before the next partition"
+        f"The {run.of.noun} changes one partition after the other and moves no rows, so there is nothing to slow down. "
+        f"`queuekeeper run pause {run.maintenance_run_id}` stops it before the next partition."
     )
 
 

@@ -103,7 +103,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         cls.report = REPORT
         cls.purpose, cls.way_back = PURPOSES[cls.kind]
         cls.words = Words(
-            noun=cls.kind,
+            noun=f"remedy {cls.kind}",
             title=cls.kind,
             about="sessions",
             command=f"repair {cls.kind}",
@@ -144,7 +144,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
         :returns: for each effect, why it was not undone; empty when it was.
         """
-        raise UsageError(f"{self.kind} has no way back")
+        raise UsageError(f"the remedy {self.kind} has no undo")
 
     # --- as a job --------------------------------------------------------------------------------------------------
 

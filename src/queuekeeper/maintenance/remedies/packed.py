@@ -115,9 +115,9 @@ class PackedPart(ABC):
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Undo effects; return for each why it was not undone, or an empty text.
 
-        :raises UsageError: when the remedy has no way back.
+        :raises UsageError: when the remedy has no undo.
         """
-        raise UsageError("this remedy has no way back")
+        raise UsageError("this remedy has no undo")
 
     def keys(self, queue: Queue) -> PackedKeys:
         """Return the session's key."""
