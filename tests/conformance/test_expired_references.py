@@ -365,8 +365,8 @@ def test_idle_session_that_was_imported_gets_an_expiry_and_can_be_undone(world: 
     for key in (device.keys.last_packet_id, device.keys.session):
         assert pttl(device, key) == pytest.approx(30 * DAY_MS, abs=5_000)
     assert world.plan(idle_days=1).to_do == 0
-    assert session.import_session([], last_packet_id=7) == [b"unchanged", 0, 0]
-    assert session.drop_import() == [0, 0]
+    assert session.import_session([], last_packet_id=7) == {"word": "unchanged", "written": 0, "expired": 0}
+    assert session.drop_import() == {"removed": 0, "remaining": 0}
     assert world.contents() == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,16 +39,12 @@ class Fence(NamedTuple):
         return cls(reply.incarnation, reply.epoch)
 
 
-class Appended(NamedTuple):
-    """What append answers, which is one text."""
-
-    first_sequence: int
-    live: int
-    evicted: int
-    evicted_unacked: int
-    is_consumed: int
-    is_first: int
-    replaced: tuple[int, ...]
+def appended(*, replaced: Sequence[int], **numbers: int) -> dict[str, Any]:
+    """Return what append answers when it has stored something; a number that is not given is 0."""
+    known = dict.fromkeys(("evicted", "evicted_unacked", "is_consumed", "is_first"), 0) | numbers
+    return {name: b"%d" % number for name, number in known.items()} | {
+        "replaced": tuple(b"%d" % each for each in replaced)
+    }
 
 
 class Delivered(NamedTuple):
@@ -145,7 +142,7 @@ class Queue:
         now: int | str = NOW_MS,
     ) -> Reply:
         values = [value for entry in entries for value in entry]
-        reply = self.call(
+        reply: Reply = self.call(
             "append",
             max_keys=max_keys,
             max_bytes=max_bytes,
@@ -155,13 +152,7 @@ class Queue:
             now=now,
             entries=values,
         )
-        if isinstance(reply, Reply):
-            return reply
-        told = scripts.compacted.append.script.read(reply)
-        numbers = [int(getattr(told, name)) for name in Appended._fields[:-1]]
-        replaced = tuple(map(int, told.replaced))
-        first, live, evicted, unacked, consumed, is_first = numbers
-        return Reply([*numbers, *replaced], Appended(first, live, evicted, unacked, consumed, is_first, replaced))
+        return reply
 
     def fill(self, *keys: bytes, now: int = NOW_MS) -> None:
         self.append(*(Entry(key, b"value of " + key) for key in keys), now=now)

@@ -19,6 +19,8 @@ NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 REAPED = ("requeued", "dead", "skipped", "more", "lane", "offset")
 """What a reap has done, and where the next one goes on."""
+IN_ORDER = dict.fromkeys(("missing", "freed", "recounted", "leases", "doubled", "notes", "expiries"), 0)
+"""What repair says besides how many ids it has looked at, where nothing is wrong."""
 
 
 class Claimed(NamedTuple):
@@ -58,6 +60,15 @@ class Claim:
     @property
     def records(self) -> list[bytes]:
         return [message.record for message in self.messages]
+
+
+def taken(*ids: int, consumers: int, is_duplicate: Sequence[int] = (), dropped: int = 0) -> dict[str, Any]:
+    """Return what publish answers when each message goes to so many consumers."""
+    messages = [
+        {"id": b"%d" % one, "consumers": consumers, "is_duplicate": again}
+        for one, again in zip(ids, is_duplicate or [0] * len(ids), strict=True)
+    ]
+    return {"dropped": dropped, "messages": tuple(messages)}
 
 
 def options(

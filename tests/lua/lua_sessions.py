@@ -62,14 +62,10 @@ def command(client: Any, *words: str | bytes | int) -> Any:
     return client.execute_command(*words)
 
 
-class Saved(NamedTuple):
-    """What save_messages answers when it has stored something, which is one text."""
-
-    word: str
-    first_serial: int
-    references: int
-    expired: bytes
-    replaced: tuple[int, ...]
+def stored(*, first_serial: int, references: int, expired: bytes = b"", replaced: Sequence[int] = ()) -> dict[str, Any]:
+    """Return what save_messages answers when it has stored something."""
+    numbers = {"first_serial": b"%d" % first_serial, "references": b"%d" % references, "expired": expired}
+    return numbers | ({"replaced": tuple(b"%d" % position for position in replaced)} if replaced else {})
 
 
 def messages(count: int, *, first: int = 1, expires_at_ms: int | None = None) -> list[Message]:
@@ -250,16 +246,8 @@ class Session:
         )
 
     def save_messages(self, batch: Sequence[Message], **options: Any) -> Reply:
-        """Store messages; the answer that is one text is read like a list."""
-        call = self.save_call(batch, **options)
-        reply = self._call(call)
-        if isinstance(reply, bytes):
-            told = call.script.read(reply)
-            numbers = int(told.first_serial), int(told.references)
-            saved = Saved("saved", *numbers, told.expired, tuple(map(int, told.replaced)))
-            return Reply([b"saved", *numbers, told.expired, *saved.replaced], saved)
-        assert isinstance(reply, list)
-        return Reply(reply, call.script.read(reply))
+        """Store messages."""
+        return self._ask(self.save_call(batch, **options))
 
     def remove_dead_references(
         self, packet_ids: Sequence[int], *, earliest_expiry_ms: int | str = "", complete_for: int | str = ""
@@ -396,19 +384,18 @@ class Session:
         delivered_serial: int | str = "",
         references: int | str = "",
         last_score: int | str = "",
-    ) -> Reply:
+    ) -> Any:
         """Give references other serials, given as packet id, old and new serial."""
-        return self._ask(
-            scripts.reorder_messages(
-                self.keys,
-                payloads=(self.payload(move[0]) for move in moves),
-                highest=highest,
-                delivered_serial=delivered_serial,
-                references=references,
-                last_score=last_score,
-                serials=(value for move in moves for value in move[1:]),
-            )
+        call = scripts.reorder_messages(
+            self.keys,
+            payloads=(self.payload(move[0]) for move in moves),
+            highest=highest,
+            delivered_serial=delivered_serial,
+            references=references,
+            last_score=last_score,
+            serials=(value for move in moves for value in move[1:]),
         )
+        return reply_of(call, self._call(call))
 
     def find_orphans(self, packet_ids: Sequence[int]) -> Reply:
         """Look for records that no reference names."""
@@ -558,7 +545,7 @@ class Session:
         return [self.payload(message.packet_id) for message in batch]
 
     def _ask(self, call: lua.Call) -> Reply:
-        """Return an answer that is a list."""
+        """Return an answer that has names."""
         reply = reply_of(call, self._call(call))
         assert isinstance(reply, Reply)
         return reply

@@ -1,38 +1,41 @@
-"""Replies of scripts as their tests read them: a list as a whole, or its parts by the names of the script's header."""
+"""Replies of scripts as their tests read them: by the names of the script's header."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from queuekeeper import lua
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Reply:
-    """A list that a script has answered: equal to that list, and without an index.
+class Reply(dict[str, Any]):
+    """A list or a text that a script has answered, by the names of its header, and so is each of its rows.
 
-    :ivar values: the list.
-    :ivar named: the same as a record; its attributes are those of the reply, too.
+    A word or a list that is empty is left out. As an attribute, each part is what the package reads.
     """
 
-    values: list[Any]
-    named: Any
+    def __init__(self, record: Any, values: Any) -> None:
+        super().__init__({name: part for name, part in _named(record).items() if part not in ("", ())})
+        self._record = record
+        self._values = values
 
     def __eq__(self, other: object) -> bool:
-        return self.values == (other.values if isinstance(other, Reply) else other)
+        return self._values == other if isinstance(other, list) else super().__eq__(other)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.named, name)
-
-    def __repr__(self) -> str:
-        return repr(self.values)
+        return getattr(self._record, name)
 
     def pick(self, *names: str) -> tuple[Any, ...]:
         """Return the parts with these names."""
-        return tuple(getattr(self.named, name) for name in names)
+        return tuple(getattr(self._record, name) for name in names)
 
 
 def reply_of(call: lua.Call, found: Any) -> Any:
-    """Return what a script has answered; a list has the names of its header."""
-    return Reply(found, call.script.read(found)) if isinstance(found, list) else found
+    """Return what a script has answered; a list or a text of several parts has the names of its header."""
+    record = call.script.read(found)
+    return Reply(record, found) if hasattr(record, "_fields") else record
+
+
+def _named(part: Any) -> Any:
+    if hasattr(part, "_fields"):
+        return {name: _named(value) for name, value in part._asdict().items()}
+    return tuple(map(_named, part)) if isinstance(part, tuple) else part

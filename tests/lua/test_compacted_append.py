@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lua_compacted import DAY_MS, NOW_MS, Entry, Queue
+from lua_compacted import DAY_MS, NOW_MS, Entry, Queue, appended
 from lua_sessions import HOSTILE_IDS, command, contents, unchanged
 
 from queuekeeper.errors import (
@@ -31,8 +31,10 @@ def queue(redis_url: str) -> Iterator[Queue]:
 
 
 def test_sequences_count_up_and_a_key_keeps_its_newest_value_only(queue: Queue) -> None:
-    assert queue.append(Entry(b"a", b"1"), Entry(b"b", b"2")) == [1, 2, 0, 0, 0, 1, 0, 0]
-    assert queue.append(Entry(b"a", b"3")) == [3, 2, 0, 0, 0, 0, 1]
+    assert queue.append(Entry(b"a", b"1"), Entry(b"b", b"2")) == appended(
+        first_sequence=1, live=2, is_first=1, replaced=[0, 0]
+    )
+    assert queue.append(Entry(b"a", b"3")) == appended(first_sequence=3, live=2, replaced=[1])
     assert queue.peek() == [(b"b", NOW_MS, b"2 0 2"), (b"a", NOW_MS, b"3 0 3")]
     assert queue.violations() == []
 
@@ -40,7 +42,7 @@ def test_sequences_count_up_and_a_key_keeps_its_newest_value_only(queue: Queue) 
 def test_key_that_comes_twice_in_a_batch_keeps_its_last_value(queue: Queue) -> None:
     queue.append(Entry(b"a", b"0"))
     reply = queue.append(Entry(b"a", b"1"), Entry(b"b"), Entry(b"a", b"2", 1), Entry(b"b", b"", 1), Entry(b"b"))
-    assert reply == [2, 2, 0, 0, 0, 0, 1, 0, 2, 3, 5]
+    assert reply == appended(first_sequence=2, live=2, replaced=[1, 0, 2, 3, 5])
     assert queue.order() == {b"a": 4, b"b": 6}
     assert queue.violations() == []
 
@@ -100,7 +102,9 @@ def test_oldest_go_and_are_counted_apart_when_nobody_has_acknowledged_them(queue
     queue.fetch(fence, window=3, limit=3)
     queue.ack(fence, 1, 3)
     # a and c are acknowledged, b is in flight, d is not delivered.
-    assert queue.append(Entry(b"f"), max_keys=2, policy="drop_oldest") == [6, 2, 4, 2, 1, 0, 0]
+    assert queue.append(Entry(b"f"), max_keys=2, policy="drop_oldest") == appended(
+        first_sequence=6, live=2, evicted=4, evicted_unacked=2, is_consumed=1, replaced=[0]
+    )
     assert set(queue.order()) == {b"e", b"f"}
     state = queue.state()
     assert (state["evicted"], state["evicted_unacked"], state["last_lost_sequence"]) == ("4", "2", "4")
@@ -129,18 +133,18 @@ def test_eviction_spares_what_the_same_call_has_appended(queue: Queue) -> None:
     client.hset(queue.keys.state, "bytes", 10_000)
     entries = [Entry(b"c"), Entry(b"d")]
     reply = queue.append(*entries, max_bytes=400, policy="drop_oldest", producer="p", number=1)
-    assert reply.pick("first_sequence", "evicted", "evicted_unacked") == (3, 2, 2)
+    assert reply.pick("first_sequence", "evicted", "evicted_unacked") == (b"3", b"2", b"2")
     assert queue.order() == {b"c": 3, b"d": 4}
     again = queue.append(*entries, max_bytes=400, policy="drop_oldest", producer="p", number=1)
-    assert again == [b"replayed", 3, 4]
+    assert again == {"word": "replayed", "first_sequence": 3, "last_sequence": 4}
     assert [rule for rule, _, _ in queue.violations()] == ["bytes"]
 
 
 def test_first_append_of_a_queue_is_told(queue: Queue) -> None:
     queue.subscribe()
-    assert [queue.append(Entry(b"a")).is_first for _ in range(2)] == [1, 0]
+    assert [queue.append(Entry(b"a")).is_first for _ in range(2)] == [b"1", b"0"]
     queue.call("drop", incarnation="", dry_run=0)
-    assert queue.append(Entry(b"a")).is_first == 1
+    assert queue.append(Entry(b"a")).is_first == b"1"
 
 
 def test_evictions_of_one_call_are_bounded_and_go_on_with_the_next(queue: Queue) -> None:
@@ -148,7 +152,7 @@ def test_evictions_of_one_call_are_bounded_and_go_on_with_the_next(queue: Queue)
         queue.append(*(Entry(b"%d" % number, b"") for number in range(first, first + 200)))
     for key, live, evicted in ((b"x", 601, 800), (b"y", 10, 592)):
         reply = queue.append(Entry(key), max_keys=10, policy="drop_oldest")
-        assert (reply.live, reply.evicted) == (live, evicted)
+        assert (int(reply.live), int(reply.evicted)) == (live, evicted)
     assert queue.violations() == []
 
 
@@ -166,11 +170,15 @@ def test_repeated_append_is_answered_and_changes_nothing(queue: Queue) -> None:
     entries = [Entry(b"a", b"1"), Entry(b"b", b"2", 0, 0)]
     queue.append(*entries, producer="p", number=7)
     before = contents(queue.client)
-    assert queue.append(*entries, producer="p", number=7, max_keys=1) == [b"replayed", 1, 2]
-    assert queue.append(*entries, producer="p", number=6) == [b"forgotten"]
+    assert queue.append(*entries, producer="p", number=7, max_keys=1) == {
+        "word": "replayed",
+        "first_sequence": 1,
+        "last_sequence": 2,
+    }
+    assert queue.append(*entries, producer="p", number=6).word == "forgotten"
     assert contents(queue.client) == before
-    assert queue.append(Entry(b"a"), producer="p", number=8).first_sequence == 3
-    assert queue.append(Entry(b"a"), producer="other", number=1).first_sequence == 4
+    assert queue.append(Entry(b"a"), producer="p", number=8).first_sequence == b"3"
+    assert queue.append(Entry(b"a"), producer="other", number=1).first_sequence == b"4"
 
 
 def test_number_that_another_append_has_is_refused(queue: Queue) -> None:
@@ -178,8 +186,16 @@ def test_number_that_another_append_has_is_refused(queue: Queue) -> None:
     before = contents(queue.client)
     with pytest.raises(NumberReused, match="number 7"):
         queue.append(Entry(b"b", b"2"), producer="p", number="7:ffff")
-    assert queue.append(Entry(b"a", b"1"), producer="p", number="7:0a1b") == [b"replayed", 1, 1]
-    assert queue.append(Entry(b"a", b"1"), producer="p", number=7) == [b"replayed", 1, 1]
+    assert queue.append(Entry(b"a", b"1"), producer="p", number="7:0a1b") == {
+        "word": "replayed",
+        "first_sequence": 1,
+        "last_sequence": 1,
+    }
+    assert queue.append(Entry(b"a", b"1"), producer="p", number=7) == {
+        "word": "replayed",
+        "first_sequence": 1,
+        "last_sequence": 1,
+    }
     assert contents(queue.client) == before
     client: Any = queue.client
     assert client.hget(queue.keys.producers, "p") == b"7 1 1 1:0a1b %d" % NOW_MS
@@ -189,8 +205,12 @@ def test_record_of_a_producer_without_a_digest_is_believed(queue: Queue) -> None
     queue.append(Entry(b"a"), producer="p", number=7)
     client: Any = queue.client
     assert client.hget(queue.keys.producers, "p") == b"7 1 1 1 %d" % NOW_MS, "as earlier versions write it"
-    assert queue.append(Entry(b"a"), producer="p", number="7:0a1b") == [b"replayed", 1, 1]
-    assert queue.append(Entry(b"a"), producer="p", number="8:0a1b").first_sequence == 2
+    assert queue.append(Entry(b"a"), producer="p", number="7:0a1b") == {
+        "word": "replayed",
+        "first_sequence": 1,
+        "last_sequence": 1,
+    }
+    assert queue.append(Entry(b"a"), producer="p", number="8:0a1b").first_sequence == b"2"
 
 
 def test_largest_entry_is_noted_and_stays_so(queue: Queue) -> None:
@@ -230,14 +250,14 @@ def test_wake_up_that_nobody_takes_ends(queue: Queue) -> None:
 
 
 def test_consumer_is_woken_and_said_to_be_there(queue: Queue) -> None:
-    assert queue.append(Entry(b"a")).is_consumed == 0
+    assert queue.append(Entry(b"a")).is_consumed == b"0"
     assert not queue.is_woken()
     queue.subscribe(lease_ms=1_000)
     assert queue.is_woken()
-    assert queue.append(Entry(b"b"), Entry(b"c")).is_consumed == 1
+    assert queue.append(Entry(b"b"), Entry(b"c")).is_consumed == b"1"
     assert queue.is_woken()
     assert not queue.is_woken()
-    assert queue.append(Entry(b"d"), now=NOW_MS + 2_000).is_consumed == 0
+    assert queue.append(Entry(b"d"), now=NOW_MS + 2_000).is_consumed == b"0"
     assert queue.is_woken()
 
 
@@ -282,14 +302,14 @@ def test_number_of_entries_is_bounded(queue: Queue) -> None:
             now="",
             entries=[b"key", b"record", 0],
         )
-    assert queue.append(*[Entry(b"a")] * 200).first_sequence == 1
+    assert queue.append(*[Entry(b"a")] * 200).first_sequence == b"1"
 
 
 def test_sequences_are_exact_up_to_2_to_the_53rd_and_end_there(queue: Queue) -> None:
     client: Any = queue.client
     queue.fill(b"a")
     client.hset(queue.keys.state, "sequence", 2**53 - 2)
-    assert queue.append(Entry(b"b"), Entry(b"a")).first_sequence == 2**53 - 1
+    assert queue.append(Entry(b"b"), Entry(b"a")).first_sequence == b"%d" % (2**53 - 1)
     assert queue.order() == {b"b": 2**53 - 1, b"a": 2**53}
     fetched = queue.fetch(queue.fence())
     assert fetched.sequences == [2**53 - 1, 2**53]
@@ -316,7 +336,7 @@ def test_sequences_go_on_where_the_state_was_lost(queue: Queue) -> None:
     client: Any = queue.client
     queue.fill(b"a", b"b")
     client.delete(queue.keys.state)
-    assert queue.append(Entry(b"c")).first_sequence == 3
+    assert queue.append(Entry(b"c")).first_sequence == b"3"
 
 
 def test_full_server_refuses_an_append_and_lets_everything_else_drain_it(own_server: Any) -> None:
@@ -341,7 +361,7 @@ def test_full_server_refuses_an_append_and_lets_everything_else_drain_it(own_ser
         assert queue.fetch(fence, 2).sequences == [3, 4, 5]
         assert queue.call(
             "heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=60_000, now=NOW_MS
-        ) == [0, 3]
+        ) == {"lag": 0, "in_flight": 3}
         assert queue.call("skip", sequence=3, now=NOW_MS).acked_now == 1
         assert queue.call("inspect", samples=5, now=NOW_MS).live == 5
         assert [key for key, _, _ in queue.peek()] == [b"a", b"b", b"c", b"d", b"e"]

@@ -36,7 +36,7 @@ def test_messages_come_in_order_once_and_the_cursor_follows_their_acks(queue: Qu
     second = queue.fetch(fence, 1, 2, 3)
     assert (second.acked_now, second.unknown, second.acked, second.sequences) == (3, 0, 3, [4, 5, 6, 7, 8])
     assert queue.fetch(fence, 4, 5, 6, 7, 8).sequences == [9, 10]
-    assert queue.ack(fence, 9, 10) == [2, 0, 10, 0]
+    assert queue.ack(fence, 9, 10) == {"acked_now": 2, "unknown": 0, "acked": 10, "in_flight": 0}
     assert len(queue.order()) == 10, "messages stay for a rewind"
     assert queue.violations() == []
 
@@ -44,12 +44,12 @@ def test_messages_come_in_order_once_and_the_cursor_follows_their_acks(queue: Qu
 def test_acks_out_of_order_and_repeated_never_move_the_cursor_back(queue: Queue) -> None:
     fence = queue.fence()
     queue.fetch(fence)
-    assert queue.ack(fence, 5) == [1, 0, 0, 4]
-    assert queue.ack(fence, 4, 4, 5, 77, -3, 0) == [1, 5, 0, 3]
-    assert queue.ack(fence, 2, 3) == [2, 0, 0, 1]
-    assert queue.ack(fence, 1) == [1, 0, 5, 0]
+    assert queue.ack(fence, 5) == {"acked_now": 1, "unknown": 0, "acked": 0, "in_flight": 4}
+    assert queue.ack(fence, 4, 4, 5, 77, -3, 0) == {"acked_now": 1, "unknown": 5, "acked": 0, "in_flight": 3}
+    assert queue.ack(fence, 2, 3) == {"acked_now": 2, "unknown": 0, "acked": 0, "in_flight": 1}
+    assert queue.ack(fence, 1) == {"acked_now": 1, "unknown": 0, "acked": 5, "in_flight": 0}
     for late in (1, 3, 5, 2):
-        assert queue.ack(fence, late) == [0, 1, 5, 0]
+        assert queue.ack(fence, late) == {"acked_now": 0, "unknown": 1, "acked": 5, "in_flight": 0}
     assert queue.fetch(fence, 1).sequences == [6, 7, 8, 9, 10]
     assert queue.state()["repeated_acks"] == "10"
 
@@ -57,9 +57,9 @@ def test_acks_out_of_order_and_repeated_never_move_the_cursor_back(queue: Queue)
 def test_ack_up_to_takes_what_is_in_flight_only(queue: Queue) -> None:
     fence = queue.fence()
     queue.fetch(fence)
-    assert queue.ack(fence, 3, mode="up_to") == [3, 0, 3, 2]
-    assert queue.ack(fence, 3, mode="up_to") == [0, 1, 3, 2]
-    assert queue.ack(fence, 99, mode="up_to") == [2, 0, 5, 0]
+    assert queue.ack(fence, 3, mode="up_to") == {"acked_now": 3, "unknown": 0, "acked": 3, "in_flight": 2}
+    assert queue.ack(fence, 3, mode="up_to") == {"acked_now": 0, "unknown": 1, "acked": 3, "in_flight": 2}
+    assert queue.ack(fence, 99, mode="up_to") == {"acked_now": 2, "unknown": 0, "acked": 5, "in_flight": 0}
     assert queue.fetch(fence).sequences[0] == 6
 
 
@@ -200,7 +200,7 @@ def test_number_in_the_value_does_not_count_but_the_place_in_the_order(queue: Qu
 def test_peek_goes_on_behind_rows_without_values(queue: Queue) -> None:
     client: Any = queue.client
     client.hdel(queue.keys.values, b"a", b"b")
-    assert queue.call("peek", after_sequence=0, limit=2, max_bytes=1_000) == [2]
+    assert queue.call("peek", after_sequence=0, limit=2, max_bytes=1_000) == {"next_after_sequence": 2}
     assert queue.call("peek", after_sequence=2, limit=8, max_bytes=1_000).next_after_sequence == 10
     assert queue.call("peek", after_sequence=2, limit=9, max_bytes=1_000).next_after_sequence == -1
 
@@ -209,7 +209,7 @@ def test_late_ack_of_an_overwritten_message_counts(queue: Queue) -> None:
     fence = queue.fence()
     queue.fetch(fence, limit=2, window=2)
     queue.append(Entry(b"a", b"newer"))
-    assert queue.ack(fence, 1, 2) == [2, 0, 2, 0]
+    assert queue.ack(fence, 1, 2) == {"acked_now": 2, "unknown": 0, "acked": 2, "in_flight": 0}
     assert queue.fetch(fence, limit=9, window=9).messages[-1].record == b"newer"
 
 
@@ -217,7 +217,7 @@ def test_tombstone_is_delivered_and_read_as_one(queue: Queue) -> None:
     queue.append(Entry(b"a", b"", 1))
     fence = queue.consume(9)
     assert queue.fetch(fence).messages[0].value == b"11 1 "
-    assert queue.call("get", key=b"a") == [NOW_MS + 90, 11, b"11 1 "]
+    assert queue.call("get", key=b"a") == {"ms": NOW_MS + 90, "sequence": 11, "value": b"11 1 "}
     queue.append(Entry(b"a", b"back"))
     assert queue.call("inspect", samples=5, now=NOW_MS).tombstones == 0
     assert queue.violations() == []
@@ -306,16 +306,16 @@ def test_no_wake_up_is_left_by_a_consumer_that_has_ended(queue: Queue) -> None:
 def test_heartbeat_wakes_while_something_waits(queue: Queue) -> None:
     fence = queue.fence()
     queue.is_woken()
-    assert queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=5_000, now=NOW_MS) == [
-        10,
-        0,
-    ]
+    assert queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=5_000, now=NOW_MS) == {
+        "lag": 10,
+        "in_flight": 0,
+    }
     assert queue.is_woken()
     queue.fetch(fence, limit=10, window=10)
-    assert queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=5_000, now=NOW_MS) == [
-        0,
-        10,
-    ]
+    assert queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=5_000, now=NOW_MS) == {
+        "lag": 0,
+        "in_flight": 10,
+    }
     assert not queue.is_woken()
     assert queue.state()["lease_until_ms"] == str(NOW_MS + 5_000)
 
@@ -408,10 +408,10 @@ def test_operator_skips_a_message_that_blocks(queue: Queue) -> None:
     queue.fetch(fence, limit=2, window=2)
     queue.is_woken()
     queue.ack(fence, 2)
-    assert queue.call("skip", sequence=1, now=NOW_MS) == [1, 0, 2, 0]
+    assert queue.call("skip", sequence=1, now=NOW_MS) == {"acked_now": 1, "unknown": 0, "acked": 2, "in_flight": 0}
     assert queue.is_woken()
-    assert queue.call("skip", sequence=1, now=NOW_MS) == [0, 1, 2, 0]
-    assert queue.call("skip", sequence=9, now=NOW_MS) == [0, 1, 2, 0]
+    assert queue.call("skip", sequence=1, now=NOW_MS) == {"acked_now": 0, "unknown": 1, "acked": 2, "in_flight": 0}
+    assert queue.call("skip", sequence=9, now=NOW_MS) == {"acked_now": 0, "unknown": 1, "acked": 2, "in_flight": 0}
     assert queue.fetch(fence).sequences[0] == 3
 
 

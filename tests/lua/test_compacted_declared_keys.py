@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from limited_user import called_with_its_keys, limited
-from lua_compacted import NOW_MS, PLENTY, Entry, Fence, Queue
+from lua_compacted import NOW_MS, PLENTY, Entry, Fence, Queue, appended
 from lua_sessions import served_by
 
 from queuekeeper import lua
@@ -33,7 +33,7 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
         lambda queue, _: queue.append(
             Entry(b"a"), Entry(b"z", b"", 1), max_keys=2, policy="drop_oldest", producer="p", number=1
         ),
-        [5, 2, 3, 3, 1, 0, 1, 0],
+        appended(first_sequence=5, live=2, evicted=3, evicted_unacked=3, is_consumed=1, replaced=[1, 0]),
     ),
     "subscribe": (
         lambda queue, _: queue.subscribe("t", start="seq:2").pick(
@@ -50,13 +50,16 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
     ),
     "fetch": (lambda queue, fence: queue.fetch(fence, 1, 2).sequences, [3, 4]),
     "fetch again": (lambda queue, fence: queue.fetch(fence, 1, redeliver=1).sequences, [2]),
-    "ack": (lambda queue, fence: queue.ack(fence, 1), [1, 0, 1, 1]),
-    "ack up to": (lambda queue, fence: queue.ack(fence, 2, mode="up_to"), [2, 0, 2, 0]),
+    "ack": (lambda queue, fence: queue.ack(fence, 1), {"acked_now": 1, "unknown": 0, "acked": 1, "in_flight": 1}),
+    "ack up to": (
+        lambda queue, fence: queue.ack(fence, 2, mode="up_to"),
+        {"acked_now": 2, "unknown": 0, "acked": 2, "in_flight": 0},
+    ),
     "heartbeat": (
         lambda queue, fence: queue.call(
             "heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=9, now=""
         ),
-        [2, 2],
+        {"lag": 2, "in_flight": 2},
     ),
     "release": (lambda queue, fence: queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch), 1),
     "release of a stale fence": (lambda queue, fence: queue.call("release", incarnation=1, epoch=1), 0),
@@ -66,8 +69,11 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
         ),
         (0, 0, 4),
     ),
-    "skip": (lambda queue, _: queue.call("skip", sequence=1, now=""), [1, 0, 1, 1]),
-    "get": (lambda queue, _: queue.call("get", key=b"a"), [NOW_MS, 1, b"1 0 value of a"]),
+    "skip": (
+        lambda queue, _: queue.call("skip", sequence=1, now=""),
+        {"acked_now": 1, "unknown": 0, "acked": 1, "in_flight": 1},
+    ),
+    "get": (lambda queue, _: queue.call("get", key=b"a"), {"ms": NOW_MS, "sequence": 1, "value": b"1 0 value of a"}),
     "peek": (lambda queue, _: len(queue.call("peek", after_sequence=0, limit=9, max_bytes=PLENTY).messages), 4),
     "inspect": (
         lambda queue, _: queue.call("inspect", samples=5, now="").pick("live", "tombstones", "lag", "in_flight"),
@@ -93,12 +99,12 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
             queue.call("purge", what="up_to", up_to_sequence=1, after_sequence=0, limit=1, dry_run=0).deleted,
             queue.call("restore", incarnation="", rows=[b"a", 1, NOW_MS, b"1 1 value"]),
         ],
-        [1, [1, 0, 0, 0]],
+        [1, {"restored": 1, "present": 0, "refused": 0, "to_deliver": 0}],
     ),
     "verify": (lambda queue, _: queue.violations(), []),
     "repair": (
         lambda queue, _: queue.call("repair", wrong_bytes="1", bytes="2", violations=["key", b"a", "in_flight", b"x"]),
-        [1, 0, 0, 0],
+        {"indexed": 1, "dropped": 0, "strays": 0, "numbers": 0},
     ),
 }
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.lua
 HOUR_MS = 3_600_000
 OLD_MS = NOW_MS - 8 * DAY_MS
 TWO_DAYS_MS = NOW_MS - 2 * DAY_MS
+NOT_RESTORED = dict.fromkeys(("restored", "present", "refused", "to_deliver"), 0)
 
 
 @pytest.fixture
@@ -128,7 +129,16 @@ def test_next_time_is_told(queue: Queue) -> None:
 
 def test_queue_of_which_nothing_is_ever_due_says_so(empty: Queue) -> None:
     assert empty.find_due().next_due_ms == -1
-    assert empty.collect() == [0, 0, 0, 0, 0, 0, 0, -1]
+    assert empty.collect() == {
+        "deleted": 0,
+        "unacked": 0,
+        "tombstones": 0,
+        "bytes": 0,
+        "kept": 0,
+        "producers": 0,
+        "live": 0,
+        "next_due_ms": -1,
+    }
     assert contents(empty.client) == {}
     empty.fill(b"a")
     assert empty.find_due("compact", now=NOW_MS * 2).next_due_ms == -1
@@ -174,8 +184,8 @@ def test_collected_rows_come_back_where_their_keys_are_free(queue: Queue) -> Non
     incarnation = queue.state()["incarnation"]
     with pytest.raises(StaleEpoch):
         queue.call("restore", incarnation="1", rows=back)
-    assert queue.call("restore", incarnation=incarnation, rows=back) == [6, 0, 0, 0]
-    assert queue.call("restore", incarnation="", rows=back) == [0, 6, 0, 0]
+    assert queue.call("restore", incarnation=incarnation, rows=back) == NOT_RESTORED | {"restored": 6}
+    assert queue.call("restore", incarnation="", rows=back) == NOT_RESTORED | {"present": 6}
     assert queue.violations() == []
     after = contents(queue.client)
     assert {name: value for name, value in after.items() if not name.endswith("state")} == {
@@ -197,16 +207,17 @@ def test_rows_that_do_not_go_into_a_queue_are_refused(queue: Queue) -> None:
         (b"damaged", 6, TWO_DAYS_MS, b"v"),
         (b"lost", 6, TWO_DAYS_MS, b""),
     ):
-        assert queue.call("restore", incarnation="", rows=row) == [0, 0, 1, 0]
+        assert queue.call("restore", incarnation="", rows=row) == NOT_RESTORED | {"refused": 1}
     queue.call("purge", what="up_to", up_to_sequence=6, after_sequence=5, limit=100, dry_run=0)
-    assert queue.call("restore", incarnation="", rows=[b"out of time", 6, OLD_MS - 1, b"6 0 v"]) == [0, 0, 1, 0]
-    assert queue.call("restore", incarnation="", rows=[b"out of time", 6, NOW_MS, b"6 0 v"]) == [0, 0, 1, 0]
-    assert queue.call("restore", incarnation="", rows=[b"6 younger acked", 6, TWO_DAYS_MS, b"6 0 value"]) == [
-        1,
-        0,
-        0,
-        0,
-    ]
+    assert queue.call("restore", incarnation="", rows=[b"out of time", 6, OLD_MS - 1, b"6 0 v"]) == NOT_RESTORED | {
+        "refused": 1
+    }
+    assert queue.call("restore", incarnation="", rows=[b"out of time", 6, NOW_MS, b"6 0 v"]) == NOT_RESTORED | {
+        "refused": 1
+    }
+    assert queue.call(
+        "restore", incarnation="", rows=[b"6 younger acked", 6, TWO_DAYS_MS, b"6 0 value"]
+    ) == NOT_RESTORED | {"restored": 1}
     assert queue.order() == order
     queue.call("drop", incarnation="", dry_run=0)
     with pytest.raises(UnknownQueue):
@@ -270,13 +281,27 @@ def test_purge_removes_what_was_asked_for(
 def test_drop_leaves_nothing_but_a_call_for_its_consumer_and_spares_another_queue_of_the_name(queue: Queue) -> None:
     incarnation = queue.state()["incarnation"]
     size = int(queue.state()["bytes"])
-    assert queue.call("drop", incarnation=incarnation, dry_run=1) == [1, 10, 2, 3, size, int(incarnation)]
+    assert queue.call("drop", incarnation=incarnation, dry_run=1) == {
+        "existed": 1,
+        "live": 10,
+        "lag": 2,
+        "in_flight": 3,
+        "bytes": size,
+        "incarnation": int(incarnation),
+    }
     assert queue.call("drop", incarnation=incarnation, dry_run=0).existed == 1
     assert list(contents(queue.client)) == [queue.keys.wake]
     client: Any = queue.client
     assert 0 < client.ttl(queue.keys.wake) <= 60
     assert queue.is_woken()
-    assert queue.call("drop", incarnation="", dry_run=0) == [0, 0, 0, 0, 0, 0]
+    assert queue.call("drop", incarnation="", dry_run=0) == {
+        "existed": 0,
+        "live": 0,
+        "lag": 0,
+        "in_flight": 0,
+        "bytes": 0,
+        "incarnation": 0,
+    }
     queue.fill(b"a")
     with pytest.raises(StaleEpoch):
         queue.call("drop", incarnation=incarnation, dry_run=0)
@@ -299,7 +324,7 @@ def test_inspection_tells_lag_as_count_and_age(queue: Queue) -> None:
     assert reply.pick("oldest_sequence", "oldest_ms", "newest_ms") == (-1, -1, -1)
     assert (reply.oldest_undelivered_ms, reply.oldest_unacked_ms) == (-1, -1)
     queue.call("drop", incarnation="", dry_run=0)
-    assert queue.call("inspect", samples=5, now="") == []
+    assert queue.call("inspect", samples=5, now="") is None
 
 
 DAMAGES: dict[str, tuple[list[str], str]] = {
@@ -385,7 +410,12 @@ def test_look_at_large_values_is_bounded_in_bytes(empty: Queue) -> None:
 def test_repair_takes_what_is_lost_out_of_flight(queue: Queue) -> None:
     client: Any = queue.client
     client.hdel(queue.keys.values, b"3 in flight")
-    assert queue.call("repair", wrong_bytes="", bytes="", violations=["key", b"3 in flight"]) == [0, 1, 1, 1]
+    assert queue.call("repair", wrong_bytes="", bytes="", violations=["key", b"3 in flight"]) == {
+        "indexed": 0,
+        "dropped": 1,
+        "strays": 1,
+        "numbers": 1,
+    }
     assert 3 not in queue.in_flight()
     assert queue.state()["acked"] == "3"
 

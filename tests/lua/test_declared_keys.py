@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from limited_user import called_with_its_keys, limited
-from lua_sessions import Message, Session, messages, now_ms, readable, served_by
+from lua_sessions import Message, Session, messages, now_ms, readable, served_by, stored
 
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError, ScriptError
@@ -78,27 +78,27 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     "import_session": (
         lambda session: session.import_session(messages(3), last=False),
         lambda session: session.import_session(messages(3), last_packet_id=3),
-        [b"imported", 3, 0],
+        {"word": "imported", "written": 3, "expired": 0},
     ),
     "import_session with expired messages": (
         lambda session: session.import_session(messages(3), last=False),
         lambda session: session.import_session(messages(3, expires_at_ms=1)),
-        [b"imported", 0, 3],
+        {"word": "imported", "written": 0, "expired": 3},
     ),
     "drop_import for a page": (
         lambda session: session.import_session(messages(3), last_packet_id=3),
         lambda session: session.drop_import([1, 2]),
-        [2, 1],
+        {"removed": 2, "remaining": 1},
     ),
     "drop_import for everything": (
         lambda session: session.import_session(messages(3), last_packet_id=3),
         lambda session: session.drop_import([1, 2, 3]),
-        [3, 0],
+        {"removed": 3, "remaining": 0},
     ),
     "export_messages": (
         lambda session: session.import_session([Message(1, 1, FAR_MS, "{}")]),
-        lambda session: session.export_messages([1, 2]),
-        [b"{}", FAR_MS, b"", -2],
+        lambda session: session.export_messages([1, 2]).records,
+        ((b"{}", FAR_MS), (b"", -2)),
     ),
     "replay_message": (
         lambda session: session.import_session(messages(3), last_packet_id=3),
@@ -117,35 +117,39 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
         lambda session: [serial for _, serial in session.list_references("serial", 1)],
         [2, 3],
     ),
-    "fetch_messages": (save, lambda session: session.fetch_messages([1, 9]), [SAVED[0].json.encode(), FAR_MS, b"", -2]),
+    "fetch_messages": (
+        save,
+        lambda session: session.fetch_messages([1, 9]).records,
+        ((SAVED[0].json.encode(), FAR_MS), (b"", -2)),
+    ),
     "save_messages into no session": (
         lambda session: None,
         lambda session: session.save_messages(SAVED),
-        [b"saved", 1, 3, b""],
+        stored(first_serial=1, references=3),
     ),
     "save_messages of a source": (
         save,
         lambda session: session.save_messages(
             messages(2, first=4, expires_at_ms=FAR_MS), expected=3, source="a", packet_ids="4-5", refused=1
         ),
-        [b"saved", 4, 5, b""],
+        stored(first_serial=4, references=5),
     ),
     "save_messages behind an import": (
         lambda session: session.import_session(messages(3), last_packet_id=3),
         lambda session: session.save_messages([Message(4, 0, FAR_MS, "{}")], expected=3, session_expiry_ms=""),
-        [b"saved", 1_004, 4, b""],
+        stored(first_serial=1_004, references=4),
     ),
     "remove_dead_references": (
         save_with_dead_reference,
         lambda session: session.remove_dead_references([1, 2, 3], complete_for=3),
-        [1, str(FAR_MS).encode()],
+        {"removed": 1, "earliest_expiry_ms": str(FAR_MS).encode()},
     ),
     "trim_messages": (
         save_with_dead_reference,
         lambda session: session.trim_messages([(1, 1), (2, 2), (3, 3)], limit=1),
-        [1, 1, 1],
+        {"trimmed": 1, "dead": 1, "references": 1},
     ),
-    "ack": (save, lambda session: session.ack((1, 1), (2, ""), (3, 9), (4, "")), [1, 1, 0, 0]),
+    "ack": (save, lambda session: session.ack((1, 1), (2, ""), (3, 9), (4, "")).removed, (1, 1, 0, 0)),
     "mark_released": (
         lambda session: session.save_messages([Message(1, 0, FAR_MS, '{"packetType":"PUBLISH"}')]),
         lambda session: session.mark_released(1),
@@ -160,14 +164,14 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     "purge_session for a page": (
         save,
         lambda session: session.purge_session([1, 2], up_to_serial=9, members=["other"]),
-        [2, 1],
+        {"removed": 2, "remaining": 1},
     ),
     "purge_session for everything": (
         save,
         lambda session: session.purge_session([1, 2, 3], up_to_serial=9),
-        [3, 0],
+        {"removed": 3, "remaining": 0},
     ),
-    "reserve_packet_ids": (save, lambda session: session.reserve_packet_ids([4, 5], expected=3), [b"reserved"]),
+    "reserve_packet_ids": (save, lambda session: session.reserve_packet_ids([4, 5], expected=3).word, "reserved"),
     "set_last_packet_id": (save, lambda session: session.set_last_packet_id(9, expected=3, keep_ms=60_000), 1),
     "quarantine_message": (save, lambda session: session.quarantine_message(2, 2, client_id=session.client_id), 1),
     "judge_messages": (
@@ -177,27 +181,27 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     ),
     "set_expiry": (
         save,
-        lambda session: session.set_expiry((1, 1, FAR_MS, FAR_MS - 9), (2, 2, 0, -1), may_lengthen=1),
-        [1, 0],
+        lambda session: session.set_expiry((1, 1, FAR_MS, FAR_MS - 9), (2, 2, 0, -1), may_lengthen=1).done,
+        (1, 0),
     ),
     "set_expiry for ever": (
         save,
-        lambda session: session.set_expiry((1, 1, FAR_MS, -1), may_lengthen=1),
-        [1],
+        lambda session: session.set_expiry((1, 1, FAR_MS, -1), may_lengthen=1).done,
+        (1,),
     ),
     "reorder_messages": (
         save_delivered,
         lambda session: session.reorder_messages(
             (1, 1, 8), (2, 2, 7), highest=8, delivered_serial=8, references=3, last_score=3
         ),
-        [1, 1],
+        {"done": (1, 1)},
     ),
     "find_orphans": (
         save_orphan,
-        lambda session: session.find_orphans([1, 9]),
-        [-2, FAR_MS],
+        lambda session: session.find_orphans([1, 9]).expiries,
+        (-2, FAR_MS),
     ),
-    "find_missing": (save_orphan, lambda session: session.find_missing([1, 8, 9, 7]), [1, 3]),
+    "find_missing": (save_orphan, lambda session: session.find_missing([1, 8, 9, 7]).positions, (1, 3)),
     "unlink_orphan": (save_orphan, lambda session: session.unlink_orphan(9), 1),
     "quarantine_duplicate": (
         save_readable,
@@ -225,30 +229,30 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
         lambda session: session.sync_session(
             messages(2, first=3, expires_at_ms=FAR_MS), removed=[1], sources=[("a", 7), ("b", "")], delivered_serial=9
         ),
-        [2, 1],
+        {"written": 2, "removed": 1},
     ),
     "trim_outbox": (
         mirror,
         lambda session: session.trim_outbox(1),
         1,
     ),
-    "ack in a session with a mirror": (mirror, lambda session: session.ack((1, 1)), [1]),
+    "ack in a session with a mirror": (mirror, lambda session: session.ack((1, 1)).removed, (1,)),
     "save_messages in a session with a mirror": (
         mirror,
         lambda session: session.save_messages(messages(1, first=4, expires_at_ms=FAR_MS), expected=3),
-        [b"saved", 4, 4, b""],
+        stored(first_serial=4, references=4),
     ),
     "purge_session in a session with a mirror": (
         mirror,
         lambda session: session.purge_session([1, 2, 3], up_to_serial=9),
-        [3, 0],
+        {"removed": 3, "remaining": 0},
     ),
     "rekey_messages": (
         lambda session: None,
         lambda session: session.rekey_messages(
             [Message(1, 5, FAR_MS, "{}"), Message(2, 6, -1, "{}")], last_packet_id=2
         ),
-        [2, 0, 0],
+        {"written": 2, "present": 0, "expired": 0},
     ),
     "finish_rekey": (
         lambda session: session.rekey_messages([Message(1, 5, FAR_MS, "{}")]),

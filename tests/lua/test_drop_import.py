@@ -20,11 +20,11 @@ def test_import_is_dropped_page_by_page_and_leaves_nothing(client: RedisClient) 
     session = Session(client=client)
     session.import_session(messages(5), last_packet_id=5)
 
-    assert session.drop_import([1, 2]) == [2, 3]
+    assert session.drop_import([1, 2]) == {"removed": 2, "remaining": 3}
     assert session.state()["references"] == "3"
-    assert session.drop_import([3, 4]) == [2, 1]
+    assert session.drop_import([3, 4]) == {"removed": 2, "remaining": 1}
     assert client.get(session.keys.last_packet_id) == b"5"
-    assert session.drop_import([5]) == [1, 0]
+    assert session.drop_import([5]) == {"removed": 1, "remaining": 0}
 
     assert contents(client) == {}
 
@@ -33,23 +33,23 @@ def test_page_may_be_repeated(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session(messages(3), last_packet_id=3)
     session.drop_import([1])
-    assert session.drop_import([1]) == [0, 2]
+    assert session.drop_import([1]) == {"removed": 0, "remaining": 2}
     session.drop_import([2, 3])
-    assert session.drop_import([2, 3]) == [0, 0]
+    assert session.drop_import([2, 3]) == {"removed": 0, "remaining": 0}
     assert contents(client) == {}
 
 
 def test_unfinished_import_can_be_dropped(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session(messages(2), last=False)
-    assert session.drop_import([1, 2]) == [2, 0]
+    assert session.drop_import([1, 2]) == {"removed": 2, "remaining": 0}
     assert contents(client) == {}
 
 
 def test_session_without_messages_is_dropped_by_a_call_without_payload_keys(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session([], last_packet_id=7)
-    assert session.drop_import() == [0, 0]
+    assert session.drop_import() == {"removed": 0, "remaining": 0}
     assert contents(client) == {}
 
 
@@ -57,7 +57,7 @@ def test_call_without_payload_keys_removes_no_message(client: RedisClient) -> No
     session = Session(client=client)
     session.import_session(messages(2))
     before = contents(client)
-    assert session.drop_import() == [0, 2]
+    assert session.drop_import() == {"removed": 0, "remaining": 2}
     assert contents(client) == before
 
 
@@ -65,7 +65,7 @@ def test_reference_of_an_expired_message_is_dropped(client: RedisClient) -> None
     session = Session(client=client)
     session.import_session(messages(2))
     client.delete(session.payload(1))
-    assert session.drop_import([1, 2]) == [2, 0]
+    assert session.drop_import([1, 2]) == {"removed": 2, "remaining": 0}
     assert contents(client) == {}
 
 
@@ -73,14 +73,14 @@ def test_payload_key_that_is_not_referenced_is_left_alone(client: RedisClient) -
     session = Session(client=client)
     session.import_session(messages(1))
     client.set(session.payload(2), "somebody else's")
-    assert session.drop_import([1, 2]) == [1, 0]
+    assert session.drop_import([1, 2]) == {"removed": 1, "remaining": 0}
     assert list(contents(client)) == [session.payload(2)]
 
 
 def test_large_page_is_dropped_in_one_call(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session(messages(2_500))
-    assert session.drop_import(range(1, 2_501)) == [2_500, 0]
+    assert session.drop_import(range(1, 2_501)) == {"removed": 2_500, "remaining": 0}
     assert contents(client) == {}
 
 
@@ -103,9 +103,9 @@ def test_import_that_was_found_used_stays_used_when_its_counts_are_as_they_were(
     anything: Any = client
     [(first, score), *_] = anything.zrange(session.keys.messages, 0, -1, withscores=True)
     client.zrem(session.keys.messages, first)
-    assert session.import_session(messages(2), last_packet_id=2) == [b"used", 0, 0]
+    assert session.import_session(messages(2), last_packet_id=2) == {"word": "used", "written": 0, "expired": 0}
     anything.zadd(session.keys.messages, {first: score})
-    assert session.import_session(messages(2), last_packet_id=2) == [b"used", 0, 0]
+    assert session.import_session(messages(2), last_packet_id=2) == {"word": "used", "written": 0, "expired": 0}
     with pytest.raises(MovedOn, match=r"^the session has been used since it was imported$"):
         session.drop_import([1, 2])
 
@@ -153,8 +153,8 @@ def test_import_is_dropped_from_a_full_server(own_server: Any) -> None:
         session = Session(client=client)
         session.import_session(messages(4), last_packet_id=4)
         client.config_set("maxmemory", 1)
-        assert session.drop_import([1, 2]) == [2, 2]
-        assert session.drop_import([3, 4]) == [2, 0]
+        assert session.drop_import([1, 2]) == {"removed": 2, "remaining": 2}
+        assert session.drop_import([3, 4]) == {"removed": 2, "remaining": 0}
         assert contents(client) == {}
 
 

@@ -20,11 +20,11 @@ def test_messages_are_read_with_their_expiry(client: RedisClient) -> None:
     session.import_session(batch)
     client.delete(session.payload(2))
     client.persist(session.payload(3))
-    assert session.export_messages([3, 2, 1]) == [
-        *(batch[2].json.encode(), -1),
-        *(b"", -2),
-        *(batch[0].json.encode(), batch[0].expires_at_ms),
-    ]
+    assert session.export_messages([3, 2, 1]).records == (
+        (batch[2].json.encode(), -1),
+        (b"", -2),
+        (batch[0].json.encode(), batch[0].expires_at_ms),
+    )
 
 
 def test_most_keys_of_one_call_are_five_hundred(client: RedisClient) -> None:
@@ -45,13 +45,14 @@ def test_what_does_not_fit_is_left_out_and_told_by_its_size(client: RedisClient)
     client.delete(session.payload(3))
     client.rpush(session.payload(3), "another type")
     first = batch[0].json.encode()
-    whole = [first, batch[0].expires_at_ms, b"x" * 10_000, -1, b"", -1]
-    assert session.export_messages([1, 2, 3], len(first) + 10_000) == whole
+    whole = (first, batch[0].expires_at_ms)
+    records = session.export_messages([1, 2, 3], len(first) + 10_000).records
+    assert records == (whole, (b"x" * 10_000, -1), (b"", -1))
     for most_bytes in (len(first), len(first) + 9_999):
-        assert session.export_messages([1, 2, 3], most_bytes) == [*whole[:2], b"", -10_003, b"", -1]
+        assert session.export_messages([1, 2, 3], most_bytes).records == (whole, (b"", -10_003), (b"", -1))
     # What is behind it is read, if it fits.
-    assert session.export_messages([2, 1], len(first)) == [b"", -10_003, *whole[:2]]
-    assert session.export_messages([1, 2], 1) == [b"", -3 - len(first), b"", -10_003]
+    assert session.export_messages([2, 1], len(first)).records == ((b"", -10_003), whole)
+    assert session.export_messages([1, 2], 1).records == ((b"", -3 - len(first)), (b"", -10_003))
 
 
 @pytest.mark.parametrize("most_bytes", ["0", "-1", "x", " "])

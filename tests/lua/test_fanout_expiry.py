@@ -114,10 +114,10 @@ def test_message_that_is_worked_on_behind_its_end_stays_for_whoever_takes_it_up_
 
     if meet == "publish":
         assert not queue.client.hexists(queue.keys.messages, "1")
-        assert queue.ack("a", 1, token="w2") == [1, 0]
+        assert queue.ack("a", 1, token="w2") == {"acked": 1, "freed": 0}
     else:
         # It is not in this consumer's list any more, and so it does not meet it.
-        assert queue.ack("a", 1, token="w2") == [1, 1]
+        assert queue.ack("a", 1, token="w2") == {"acked": 1, "freed": 1}
 
 
 def test_held_messages_that_nobody_adopted_count_as_expired(single: RedisClient) -> None:
@@ -267,7 +267,7 @@ def test_lanes_and_dead_letters_bear_payloads_that_went_by_themselves(single: Re
     single.hdel(queue.keys.messages, 1, 2, 3)
 
     assert queue.peek("a").messages[0].message == b""
-    assert (queue.claim("a", count=9).ids, queue.retry_dead("a", 1)) == ([], [0, b"1"])
+    assert (queue.claim("a", count=9).ids, queue.retry_dead("a", 1)) == ([], {"retried": 0, "missing": (b"1",)})
     queue.expire()
 
     assert counted(queue) == (3, 0, 0)

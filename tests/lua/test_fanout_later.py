@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lua_fanout import DAY_MS, NOW_MS, Queue, options
+from lua_fanout import DAY_MS, NOW_MS, Queue, options, taken
 
 from queuekeeper.errors import MembershipChanged, QueueFull, UsageError
 from queuekeeper.redis_client import RedisClient
@@ -21,7 +21,7 @@ def test_message_comes_at_its_time_to_every_member_and_lives_from_then_on(client
     queue.register("a")
     queue.register("b")
 
-    assert queue.publish("later", "now", due=["+100", ""], ttl_ms=50) == [0, b"1", 2, 0, b"2", 2, 0]
+    assert queue.publish("later", "now", due=["+100", ""], ttl_ms=50) == taken(1, 2, consumers=2)
 
     first = queue.claim("a", count=9)
     assert (first.records, first.wait_until_ms) == ([b"now"], NOW_MS + 100)
@@ -29,7 +29,7 @@ def test_message_comes_at_its_time_to_every_member_and_lives_from_then_on(client
     assert at(99, queue).claim("a", "t2").ids == []
     assert client.hget(queue.keys.messages, "1") == b"%d:%d:0:later" % (NOW_MS + 100, NOW_MS + 150)
     assert at(100, queue).claim("a", "t3").records == [b"later"]
-    assert queue.ack("a", 1, token="t3") == [1, 0]
+    assert queue.ack("a", 1, token="t3") == {"acked": 1, "freed": 0}
     late = at(150, queue).claim("b", count=9)
     assert (late.ids, late.skipped) == ([], 2)
     assert client.exists(queue.keys.messages, queue.keys.references, queue.of("b").delayed) == 0
@@ -65,7 +65,7 @@ def test_retry_and_message_for_later_of_one_instant_are_due_at_it(client: RedisC
     queue.register("a")
     queue.publish("1", "2", due=["", "+5"])
     queue.claim("a")
-    assert queue.nack("a", 1, delay_ms=5) == [b"retried", b"%d" % (NOW_MS + 5)]
+    assert queue.nack("a", 1, delay_ms=5) == {"word": "retried", "due_ms": b"%d" % (NOW_MS + 5)}
     assert queue.inspect_consumer("a")["delayed"] == 2
     assert queue.inspect_consumer("a")["due_ms"] == NOW_MS + 5
     assert at(4, queue).claim("a", "t2").wait_until_ms == NOW_MS + 5
@@ -83,7 +83,7 @@ def test_message_is_put_into_its_lane_by_a_claim_and_by_upkeep(client: RedisClie
     assert at(20, queue).reap("a").requeued == 0
 
     assert queue.waiting("a", lane=1) == [1, 3]
-    assert queue.ack("a", 4, 2) == [2, 2]
+    assert queue.ack("a", 4, 2) == {"acked": 2, "freed": 2}
     assert at(20, queue).claim("a", "t2", count=9).ids == [1]
     assert client.exists(queue.of("a").delayed) == 0
 
@@ -101,10 +101,10 @@ def test_who_registers_later_adopts_what_is_not_due_and_gets_it_at_its_time(clie
     queue = Queue(client=client)
     queue.publish("held", "held too", due=["+10", ""])
     queue.register("a", start="held")
-    assert queue.adopt("a") == [2, 0]
+    assert queue.adopt("a") == {"adopted": 2, "more": 0}
     queue.publish("3", order_hashes=[1], due=["+20"])
     queue.register("late", options("ordered", lanes=2), start="retained")
-    assert queue.adopt("late", 3, 2, 1) == [3, 0]
+    assert queue.adopt("late", 3, 2, 1) == {"adopted": 3, "more": 0}
 
     assert queue.claim("a", count=9).ids == [2]
     assert queue.claim("late", count=9).ids == [2]
@@ -146,7 +146,7 @@ def test_what_waits_for_its_time_goes_with_a_purge_and_nothing_is_left(client: R
     queue = Queue(client=client)
     queue.register("a")
     queue.publish("1", "2", due=["+9", ""])
-    assert queue.purge("a") == [2, 2, 0]
+    assert queue.purge("a") == {"released": 2, "freed": 2, "more": 0}
     own = queue.of("a")
     keys = queue.keys
     assert client.exists(keys.messages, keys.references, keys.expiries, own.delayed, *own.ready) == 0

@@ -28,8 +28,8 @@ def test_claim_hands_a_message_to_one_worker_and_tells_the_deadline(queue: Queue
     assert [message.attempt for message in claim.messages] == [1, 1]
     last = queue.claim("a", "w2", count=9, lease_ms=900)
     assert (last.ids, last.more, last.wait_until_ms) == ([3, 4, 5], 0, NOW_MS + 500)
-    assert queue.ack("a", 1, token="w2") == [0, 0, b"1"]
-    assert queue.ack("a", 1, 1, 4, 99, token="w1") == [1, 1, b"1", b"4", b"99"]
+    assert queue.ack("a", 1, token="w2") == {"acked": 0, "freed": 0, "stale": (b"1",)}
+    assert queue.ack("a", 1, 1, 4, 99, token="w1") == {"acked": 1, "freed": 1, "stale": (b"1", b"4", b"99")}
 
 
 def test_lease_that_has_run_out_goes_back_to_the_head_and_its_token_is_worth_nothing(queue: Queue) -> None:
@@ -42,11 +42,11 @@ def test_lease_that_has_run_out_goes_back_to_the_head_and_its_token_is_worth_not
 
     assert (claim.ids, claim.stalled, claim.dead) == ([1, 2], 3, 0)
     assert [(message.attempt, message.stalls) for message in claim.messages] == [(2, 1), (2, 1)]
-    assert queue.ack("a", 1, 3, token="w1") == [0, 0, b"1", b"3"]
+    assert queue.ack("a", 1, 3, token="w1") == {"acked": 0, "freed": 0, "stale": (b"1", b"3")}
     assert queue.extend("a", 1, token="w1").stale == (b"1",)
-    assert queue.nack("a", 1, token="w1") == [b"stale"]
-    assert queue.return_claimed("a", 1, token="w1") == [0, b"1"]
-    assert queue.ack("a", 1, token="w3") == [1, 1]
+    assert queue.nack("a", 1, token="w1").word == "stale"
+    assert queue.return_claimed("a", 1, token="w1") == {"returned": 0, "stale": (b"1",)}
+    assert queue.ack("a", 1, token="w3") == {"acked": 1, "freed": 1}
     assert queue.claim("a", count=9).ids == [3, 5]
 
 
@@ -54,13 +54,16 @@ def test_ack_after_the_deadline_counts_while_nobody_has_ended_the_lease(queue: Q
     queue.claim("a", lease_ms=1)
     queue.now = NOW_MS + 10_000
 
-    assert queue.ack("a", 1) == [1, 1]
+    assert queue.ack("a", 1) == {"acked": 1, "freed": 1}
 
 
 def test_lease_that_is_extended_runs_on_from_now(queue: Queue) -> None:
     queue.claim("a", "w1", lease_ms=500)
     queue.now = NOW_MS + 400
-    assert queue.extend("a", 1, 2, token="w1", lease_ms=500) == [b"%d" % (NOW_MS + 900), b"2"]
+    assert queue.extend("a", 1, 2, token="w1", lease_ms=500) == {
+        "deadline_ms": b"%d" % (NOW_MS + 900),
+        "stale": (b"2",),
+    }
     queue.now = NOW_MS + 899
 
     assert queue.claim("a", "w2", count=9).stalled == 0
@@ -128,9 +131,9 @@ def test_attempts_are_counted_per_consumer_when_a_message_is_claimed(queue: Queu
 
 def test_failed_message_comes_again_at_the_tail_the_head_or_later(queue: Queue) -> None:
     queue.claim("a", count=3)
-    assert queue.nack("a", 1) == [b"retried", b"%d" % NOW_MS]
+    assert queue.nack("a", 1) == {"word": "retried", "due_ms": b"%d" % NOW_MS}
     assert queue.nack("a", 2, position="head").word == "retried"
-    assert queue.nack("a", 3, delay_ms=100) == [b"retried", b"%d" % (NOW_MS + 100)]
+    assert queue.nack("a", 3, delay_ms=100) == {"word": "retried", "due_ms": b"%d" % (NOW_MS + 100)}
 
     claim = queue.claim("a", "w2", count=9)
     assert claim.ids == [2, 4, 5, 1]
@@ -148,7 +151,7 @@ def test_message_that_has_failed_often_enough_is_kept_as_a_dead_letter_with_its_
     assert queue.nack("a", 1, max_attempts=2).word == "retried"
     queue.nack("a", 2, max_attempts=1, reason="no such meter")
     queue.claim("a", "w2", count=9)
-    assert queue.nack("a", 1, token="w2", max_attempts=2, reason="") == [b"dead", 2]
+    assert queue.nack("a", 1, token="w2", max_attempts=2, reason="") == {"word": "dead", "attempts": 2}
 
     letters = queue.list_dead("a")
     assert letters.total == 2
@@ -165,13 +168,13 @@ def test_dead_letter_outlives_its_message_and_can_be_retried_from_zero(queue: Qu
     queue.now = NOW_MS + 2 * 86_400_000
     assert queue.expire().pick("expired", "more") == (3, 0)
 
-    assert queue.retry_dead("a", 2, 1, 9) == [2, b"9"]
+    assert queue.retry_dead("a", 2, 1, 9) == {"retried": 2, "missing": (b"9",)}
 
     claim = queue.claim("a", count=9)
     assert (claim.ids, claim.skipped) == ([1, 2], 3)
     assert [message.attempt for message in claim.messages] == [1, 1]
-    assert queue.list_dead("a") == [0]
-    assert queue.ack("a", 1, 2) == [2, 2]
+    assert queue.list_dead("a") == {"total": 0}
+    assert queue.ack("a", 1, 2) == {"acked": 2, "freed": 2}
     assert queue.client.hkeys(queue.of("a").details) == [
         b"registered_ms", b"claimed", b"dead", b"revived", b"expired", b"acked"
     ]  # fmt: skip
@@ -219,8 +222,8 @@ def test_dead_letter_whose_message_is_gone_is_removed_by_a_retry(queue: Queue) -
     queue.client.hdel(queue.keys.messages, "1")
 
     assert queue.list_dead("a").letters[0].message == b""
-    assert queue.retry_dead("a", 1) == [0, b"1"]
-    assert queue.list_dead("a") == [0]
+    assert queue.retry_dead("a", 1) == {"retried": 0, "missing": (b"1",)}
+    assert queue.list_dead("a") == {"total": 0}
 
 
 def test_dead_letters_are_given_up_by_id_or_by_age_in_pages(queue: Queue) -> None:
@@ -229,12 +232,12 @@ def test_dead_letters_are_given_up_by_id_or_by_age_in_pages(queue: Queue) -> Non
         queue.now = NOW_MS + message_id
         queue.nack("a", message_id, max_attempts=1)
 
-    assert queue.purge_dead("a", 2, 2, 77) == [1, 1, 0]
-    assert queue.purge_dead("a", died_before_ms=NOW_MS + 4, limit=1) == [1, 1, 1]
-    assert queue.purge_dead("a", died_before_ms=NOW_MS + 4, limit=2) == [1, 1, 0]
+    assert queue.purge_dead("a", 2, 2, 77) == {"purged": 1, "freed": 1, "more": 0}
+    assert queue.purge_dead("a", died_before_ms=NOW_MS + 4, limit=1) == {"purged": 1, "freed": 1, "more": 1}
+    assert queue.purge_dead("a", died_before_ms=NOW_MS + 4, limit=2) == {"purged": 1, "freed": 1, "more": 0}
     assert [letter.id for letter in queue.list_dead("a").letters] == [b"4", b"5"]
-    assert queue.purge_dead("a", 4, died_before_ms=NOW_MS + 4) == [0, 0, 0]
-    assert queue.purge_dead("a") == [2, 2, 0]
+    assert queue.purge_dead("a", 4, died_before_ms=NOW_MS + 4) == {"purged": 0, "freed": 0, "more": 0}
+    assert queue.purge_dead("a") == {"purged": 2, "freed": 2, "more": 0}
     assert not [name for name in queue.client.hkeys(queue.of("a").details) if name[-1:].isdigit()]
     assert queue.client.exists(queue.keys.messages) == 0
 
@@ -242,7 +245,7 @@ def test_dead_letters_are_given_up_by_id_or_by_age_in_pages(queue: Queue) -> Non
 def test_worker_that_stops_gives_messages_back_uncounted_and_next_in_line(queue: Queue) -> None:
     queue.claim("a", "w1", count=3)
 
-    assert queue.return_claimed("a", 3, 1, 2, 2, 5, token="w1") == [3, b"2", b"5"]
+    assert queue.return_claimed("a", 3, 1, 2, 2, 5, token="w1") == {"returned": 3, "stale": (b"2", b"5")}
 
     claim = queue.claim("a", "w2", count=9)
     assert claim.ids == [1, 2, 3, 4, 5]
@@ -271,7 +274,7 @@ def test_message_that_was_begun_lives_until_it_is_removed(queue: Queue) -> None:
     assert queue.expire().pick("expired", "more") == (0, 0)
     queue.now = NOW_MS + 30_010
     assert queue.expire().pick("expired", "more") == (1, 0)
-    assert queue.ack("a", 6, token="w2") == [1, 0]
+    assert queue.ack("a", 6, token="w2") == {"acked": 1, "freed": 0}
 
 
 def test_message_whose_payload_is_gone_is_never_handed_out(queue: Queue) -> None:
@@ -420,7 +423,7 @@ def test_members_that_are_no_ids_stop_nobody(queue: Queue) -> None:
     assert queue.client.zcard(own.leases) == 5
     queue.client.zadd(own.leases, {"what": NOW_MS})
     queue.reap("a")
-    assert queue.list_ids(own.leases) == [b"0", *(b"%d" % number for number in range(1, 6))]
+    assert queue.list_ids(own.leases) == {"cursor": b"0", "ids": (*(b"%d" % number for number in range(1, 6)),)}
 
 
 def test_paused_consumer_or_queue_hands_nothing_out_but_takes_acks(queue: Queue) -> None:
@@ -429,7 +432,7 @@ def test_paused_consumer_or_queue_hands_nothing_out_but_takes_acks(queue: Queue)
     queue.claim("a")
     assert (queue.pause("a"), queue.pause("a")) == (1, 0)
     assert queue.claim("a").ids == []
-    assert queue.ack("a", 1) == [1, 1]
+    assert queue.ack("a", 1) == {"acked": 1, "freed": 1}
     assert queue.claim("b").ids == [6]
     queue.ack("b", 6)
     assert (queue.resume("a"), queue.resume("a")) == (1, 0)
@@ -449,11 +452,11 @@ def test_purge_gives_up_what_waits_and_leaves_what_is_worked_on(queue: Queue) ->
     queue.nack("a", 1, delay_ms=10)
     queue.nack("a", 2, max_attempts=1)
 
-    assert queue.purge("a", limit=2) == [2, 2, 1]
-    assert queue.purge("a", limit=2) == [1, 1, 0]
-    assert queue.purge("a") == [0, 0, 0]
+    assert queue.purge("a", limit=2) == {"released": 2, "freed": 2, "more": 1}
+    assert queue.purge("a", limit=2) == {"released": 1, "freed": 1, "more": 0}
+    assert queue.purge("a") == {"released": 0, "freed": 0, "more": 0}
 
-    assert queue.ack("a", 3) == [1, 1]
+    assert queue.ack("a", 3) == {"acked": 1, "freed": 1}
     assert queue.list_dead("a").total == 1
 
 
@@ -478,7 +481,7 @@ def test_clock_that_jumps_ahead_costs_a_stall_and_back_costs_time_only(queue: Qu
     claim = queue.claim("a", "w2", count=1)
     assert (claim.ids, claim.messages[0].stalls) == ([1], 1)
     queue.now = NOW_MS - 10**10
-    assert queue.ack("a", 1, token="w2") == [1, 1]
+    assert queue.ack("a", 1, token="w2") == {"acked": 1, "freed": 1}
     queue.publish("6")
 
     claim = queue.claim("a", count=9)

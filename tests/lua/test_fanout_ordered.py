@@ -27,7 +27,7 @@ def test_lease_is_the_lock_and_its_end_lets_the_next_message_go(queue: Queue) ->
     other = queue.claim("o", "w2", count=9)
     assert (other.ids, other.wait_until_ms) == ([], NOW_MS + 30_000)
 
-    assert queue.ack("o", 1, token="w1") == [1, 1]
+    assert queue.ack("o", 1, token="w1") == {"acked": 1, "freed": 1}
 
     assert queue.client.zcard(queue.of("o").wake) == 1
     assert queue.claim("o", "w2").ids == [2]
@@ -39,15 +39,15 @@ def test_late_worker_is_fenced_by_its_token(queue: Queue) -> None:
     claim = queue.claim("o", "w2")
     assert (claim.ids, claim.messages[0].attempt, claim.messages[0].stalls) == ([1], 2, 1)
 
-    assert queue.ack("o", 1, token="w1") == [0, 0, b"1"]
-    assert queue.nack("o", 1, token="w1") == [b"stale"]
+    assert queue.ack("o", 1, token="w1") == {"acked": 0, "freed": 0, "stale": (b"1",)}
+    assert queue.nack("o", 1, token="w1").word == "stale"
     assert queue.claim("o", "w3").ids == []
-    assert queue.ack("o", 1, token="w2") == [1, 1]
+    assert queue.ack("o", 1, token="w2") == {"acked": 1, "freed": 1}
 
 
 def test_failed_message_blocks_its_lane_until_its_retry(queue: Queue) -> None:
     queue.claim("o")
-    assert queue.nack("o", 1, delay_ms=100) == [b"retried", b"%d" % (NOW_MS + 100)]
+    assert queue.nack("o", 1, delay_ms=100) == {"word": "retried", "due_ms": b"%d" % (NOW_MS + 100)}
     queue.now = NOW_MS + 99
     blocked = queue.claim("o")
     assert (blocked.ids, blocked.wait_until_ms) == ([], NOW_MS + 100)
@@ -77,11 +77,11 @@ def test_lane_does_not_wait_for_a_failed_message_that_is_gone(single: RedisClien
 
 def test_message_that_is_given_up_is_skipped(queue: Queue) -> None:
     queue.claim("o")
-    assert queue.nack("o", 1, max_attempts=1, delay_ms=100) == [b"dead", 1]
+    assert queue.nack("o", 1, max_attempts=1, delay_ms=100) == {"word": "dead", "attempts": 1}
 
     assert queue.claim("o").ids == [2]
     queue.ack("o", 2)
-    assert queue.retry_dead("o", 1) == [1]
+    assert queue.retry_dead("o", 1) == {"retried": 1}
     assert queue.claim("o").ids == [1]
 
 
@@ -108,7 +108,7 @@ def test_consumer_halts_at_a_message_that_is_given_up_until_somebody_resumes_it(
 
 def test_worker_that_stops_frees_the_lane(queue: Queue) -> None:
     queue.claim("o")
-    assert queue.return_claimed("o", 1) == [1]
+    assert queue.return_claimed("o", 1) == {"returned": 1}
 
     (message,) = queue.claim("o", "w2").messages
     assert (message.id, message.attempt) == (1, 1)
@@ -168,7 +168,7 @@ def test_lease_of_a_lane_that_has_run_out_goes_back_to_its_lane(single: RedisCli
     queue.now = NOW_MS + 10
 
     assert queue.claim("o", "w2", count=2).records == [b"a1", b"b1"]
-    assert queue.ack("o", 1, 2, token="w2") == [2, 2]
+    assert queue.ack("o", 1, 2, token="w2") == {"acked": 2, "freed": 2}
     assert queue.claim("o", "w2", count=2).records == [b"a2", b"b2"]
 
 

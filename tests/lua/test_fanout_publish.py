@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from lua_fanout import NOW_MS, Queue, options
+from lua_fanout import IN_ORDER, NOW_MS, Queue, options, taken
 
 from queuekeeper.errors import MembershipChanged, NoConsumer, QueueFull, UsageError
 from queuekeeper.redis_client import RedisClient
@@ -27,18 +27,18 @@ def test_message_reaches_every_member_and_is_freed_by_the_last_ack(client: Redis
     queue.register("a")
     queue.register("b")
 
-    assert queue.publish("x", "y") == [0, b"1", 2, 0, b"2", 2, 0]
+    assert queue.publish("x", "y") == taken(1, 2, consumers=2)
 
     assert queue.claim("a", count=5).records == [b"x", b"y"]
     assert queue.claim("b", count=1).records == [b"x"]
-    assert queue.ack("a", 1, 2) == [2, 0]
+    assert queue.ack("a", 1, 2) == {"acked": 2, "freed": 0}
     assert client.hlen(queue.keys.messages) == 2
-    assert queue.ack("b", 1) == [1, 1]
+    assert queue.ack("b", 1) == {"acked": 1, "freed": 1}
     assert client.hkeys(queue.keys.messages) == [b"2"]
     assert client.hgetall(queue.keys.references) == {b"2": b"1"}
     assert client.zcard(queue.keys.expiries) == 1
     assert queue.claim("b").ids == [2]
-    assert queue.ack("b", 2) == [1, 1]
+    assert queue.ack("b", 2) == {"acked": 1, "freed": 1}
     assert client.hget(queue.keys.state, "bytes") == b"0"
     for key in (queue.keys.messages, queue.keys.references, queue.keys.expiries, queue.of("b").leases):
         assert client.exists(key) == 0
@@ -91,11 +91,11 @@ def test_message_for_one_member_reaches_it_alone(client: RedisClient) -> None:
     queue.register("a")
     queue.register("b")
 
-    assert queue.publish("x", to="b") == [0, b"1", 1, 0]
+    assert queue.publish("x", to="b") == taken(1, consumers=1)
 
     assert queue.claim("a").ids == []
     assert queue.claim("b").ids == [1]
-    assert queue.ack("b", 1) == [1, 1]
+    assert queue.ack("b", 1) == {"acked": 1, "freed": 1}
 
 
 def test_consumer_that_registers_gets_what_is_published_from_then_on(client: RedisClient) -> None:
@@ -118,35 +118,37 @@ def test_publish_that_is_repeated_with_its_deduplication_id_is_one_message(clien
     queue = Queue(client=client)
     queue.configure_queue(deduplication_ms=1_000)
     queue.register("a")
-    assert queue.publish("x", "y", "x", deduplication_ids=["d1", "", "d1"]) == [0, b"1", 1, 0, b"2", 1, 0, b"1", 1, 1]
+    assert queue.publish("x", "y", "x", deduplication_ids=["d1", "", "d1"]) == taken(
+        1, 2, 1, consumers=1, is_duplicate=(0, 0, 1)
+    )
     queue.claim("a", count=2)
     queue.ack("a", 1, 2)
 
-    assert queue.publish("x", "z", deduplication_ids=["d1", "d2"]) == [0, b"1", 1, 1, b"3", 1, 0]
+    assert queue.publish("x", "z", deduplication_ids=["d1", "d2"]) == taken(1, 3, consumers=1, is_duplicate=(1, 0))
     before = everything(queue)
-    assert queue.publish("x", deduplication_ids=["d1"]) == [0, b"1", 1, 1]
+    assert queue.publish("x", deduplication_ids=["d1"]) == taken(1, consumers=1, is_duplicate=(1,))
     assert everything(queue) == before
 
     queue.now = NOW_MS + 1_000
     queue.publish("later")
     assert client.hlen(queue.keys.deduplications) == client.zcard(queue.keys.remembered) == 0
-    assert queue.publish("x", deduplication_ids=["d1"]) == [0, b"5", 1, 0]
+    assert queue.publish("x", deduplication_ids=["d1"]) == taken(5, consumers=1)
 
 
 def test_deduplication_id_counts_no_more_once_its_time_is_over(client: RedisClient) -> None:
     queue = Queue(client=client)
     queue.configure_queue(deduplication_ms=1_000)
     queue.register("a")
-    assert queue.publish("x", deduplication_ids=["d"]) == [0, b"1", 1, 0]
+    assert queue.publish("x", deduplication_ids=["d"]) == taken(1, consumers=1)
     queue.now = NOW_MS + 999
-    assert queue.publish("x", deduplication_ids=["d"]) == [0, b"1", 1, 1]
+    assert queue.publish("x", deduplication_ids=["d"]) == taken(1, consumers=1, is_duplicate=(1,))
 
     # Nobody has published meanwhile, so that nobody has forgotten it.
     queue.now = NOW_MS + 1_000
-    assert queue.publish("x", "x", deduplication_ids=["d", "d"]) == [0, b"2", 1, 0, b"2", 1, 1]
+    assert queue.publish("x", "x", deduplication_ids=["d", "d"]) == taken(2, 2, consumers=1, is_duplicate=(0, 1))
 
     queue.now = NOW_MS + 1_999
-    assert queue.publish("x", deduplication_ids=["d"]) == [0, b"2", 1, 1]
+    assert queue.publish("x", deduplication_ids=["d"]) == taken(2, consumers=1, is_duplicate=(1,))
     assert queue.claim("a", count=5).records == [b"x", b"x"]
 
 
@@ -203,7 +205,7 @@ def test_full_consumer_may_lose_its_oldest_message_instead(client: RedisClient) 
     queue.register("a")
     queue.register("slow", options(max_length=2, when_full="drop_oldest"))
     queue.publish("1", "2")
-    assert queue.publish("3", to="slow") == [1, b"3", 1, 0]
+    assert queue.publish("3", to="slow") == taken(3, consumers=1, dropped=1)
     assert queue.publish("4", "5", "6").dropped == 3
 
     assert queue.claim("slow", count=9).ids == [5, 6]
@@ -246,20 +248,20 @@ def test_deduplication_id_counts_once_for_all_and_once_for_each_consumer(client:
 
 def test_messages_for_nobody_are_held_and_adopted_ahead_of_newer_ones(client: RedisClient) -> None:
     queue = Queue(client=client)
-    assert queue.publish("1", "2") == [0, b"1", 0, 0, b"2", 0, 0]
+    assert queue.publish("1", "2") == taken(1, 2, consumers=0)
     queue.publish("3", "4", "5")
 
     assert queue.register("a", start="held").adopting == b"held 6"
     queue.publish("6")
     assert queue.claim("a").ids == []
-    assert queue.adopt("a", limit=2) == [2, 1]
+    assert queue.adopt("a", limit=2) == {"adopted": 2, "more": 1}
     assert queue.claim("a").ids == []
-    assert queue.adopt("a", limit=3) == [3, 0]
-    assert queue.adopt("a") == [0, 0]
+    assert queue.adopt("a", limit=3) == {"adopted": 3, "more": 0}
+    assert queue.adopt("a") == {"adopted": 0, "more": 0}
 
     assert queue.register("a", start="held").adopting == b""
     assert queue.claim("a", count=9).ids == [1, 2, 3, 4, 5, 6]
-    assert queue.ack("a", *range(1, 7)) == [6, 6]
+    assert queue.ack("a", *range(1, 7)) == {"acked": 6, "freed": 6}
     assert client.exists(queue.keys.held) == 0
 
 
@@ -270,7 +272,7 @@ def test_held_message_that_has_expired_is_not_adopted(client: RedisClient) -> No
     queue.now = NOW_MS + 10
     queue.register("a", start="held")
 
-    assert queue.adopt("a") == [1, 0]
+    assert queue.adopt("a") == {"adopted": 1, "more": 0}
 
     assert queue.claim("a", count=9).records == [b"long"]
     assert client.hlen(queue.keys.messages) == 1
@@ -288,15 +290,15 @@ def test_late_consumer_adopts_what_the_queue_retains_once_and_in_order(client: R
     listed = queue.list_ids(queue.keys.references)
     assert listed.cursor == b"0"
     ids = sorted(map(int, listed.ids), reverse=True)
-    assert queue.adopt("late", *ids[:4], is_last=False) == [3, 1]
-    assert queue.adopt("late", *ids[:4], is_last=False) == [0, 1]
+    assert queue.adopt("late", *ids[:4], is_last=False) == {"adopted": 3, "more": 1}
+    assert queue.adopt("late", *ids[:4], is_last=False) == {"adopted": 0, "more": 1}
     assert queue.register("late").adopting == b"retained 4"
-    assert queue.adopt("late", *ids[4:]) == [2, 0]
+    assert queue.adopt("late", *ids[4:]) == {"adopted": 2, "more": 0}
 
     assert queue.waiting("late", lane=0) == [3, 5]
     assert queue.waiting("late", lane=1) == [2, 4, 6, 7]
     assert {found.references for found in queue.verify(2, 3, 4, 5, 6, 7).values()} == {2}
-    assert queue.repair(2, 3, 4, 5, 6, 7) == [6, 0, 0, 0, 0, 0, 0, 0]
+    assert queue.repair(2, 3, 4, 5, 6, 7) == IN_ORDER | {"looked_at": 6}
 
 
 def test_queue_may_refuse_what_nobody_would_get_and_hold_no_more_than_it_is_told(client: RedisClient) -> None:
@@ -309,8 +311,8 @@ def test_queue_may_refuse_what_nobody_would_get_and_hold_no_more_than_it_is_told
     with pytest.raises(QueueFull, match="too many messages are held"):
         queue.publish("z")
 
-    assert queue.purge_held(limit=1) == [1, 1, 1]
-    assert queue.purge_held(limit=1) == [1, 1, 0]
+    assert queue.purge_held(limit=1) == {"released": 1, "freed": 1, "more": 1}
+    assert queue.purge_held(limit=1) == {"released": 1, "freed": 1, "more": 0}
     assert client.exists(queue.keys.messages) == 0
 
 
@@ -329,7 +331,7 @@ def test_held_messages_whose_lives_are_over_make_room(client: RedisClient) -> No
         queue.publish("4", "5", "6")
     assert everything(queue) == before
 
-    assert queue.publish("4", "5", ttl_ms=2_000) == [0, b"4", 0, 0, b"5", 0, 0]
+    assert queue.publish("4", "5", ttl_ms=2_000) == taken(4, 5, consumers=0)
 
     assert admin.lrange(queue.keys.held, 0, -1) == [b"3", b"4", b"5"]
     assert sorted(admin.hkeys(queue.keys.messages)) == [b"3", b"4", b"5"]
@@ -356,7 +358,7 @@ def test_500_consumers_get_a_message_in_one_bounded_call(client: RedisClient) ->
     client.hset(queue.keys.references, "1", "2")
     for name, freed in zip(names[-2:], (0, 1), strict=True):
         assert queue.claim(name, count=20).ids == list(range(1, 7))
-        assert queue.ack(name, 1) == [1, freed]
+        assert queue.ack(name, 1) == {"acked": 1, "freed": freed}
 
 
 def test_queue_has_at_most_1000_members(client: RedisClient) -> None:

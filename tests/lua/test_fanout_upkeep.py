@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 from limited_user import called_with_its_keys
-from lua_fanout import NOW_MS, REAPED, Queue, options
+from lua_fanout import IN_ORDER, NOW_MS, REAPED, Queue, options, taken
 from lua_sessions import HOSTILE_IDS, command
 
 from queuekeeper import lua
@@ -47,7 +47,7 @@ def test_consumer_leaves_page_by_page_and_gets_nothing_more_from_the_first_on(qu
     queue.ack("a", 1, 2, 3, 4, 5)
     queue.now = NOW_MS + 10
 
-    assert queue.unregister("b", limit=2) == [2, 2, 1]
+    assert queue.unregister("b", limit=2) == {"released": 2, "freed": 2, "more": 1}
     leaving = dict(queue.members)
     with pytest.raises(MembershipChanged):
         queue.publish("6")
@@ -58,8 +58,8 @@ def test_consumer_leaves_page_by_page_and_gets_nothing_more_from_the_first_on(qu
     queue.refresh()
     assert queue.publish("6").messages == ((b"6", 1, 0),)
     queue.members = leaving
-    assert queue.unregister("b", limit=2) == [2, 2, 1]
-    assert queue.unregister("b", limit=2) == [1, 1, 0]
+    assert queue.unregister("b", limit=2) == {"released": 2, "freed": 2, "more": 1}
+    assert queue.unregister("b", limit=2) == {"released": 1, "freed": 1, "more": 0}
 
     own = queue.of("b")
     assert queue.client.exists(own.leases, own.delayed, own.dead, own.details, own.wake, *own.ready) == 0
@@ -90,8 +90,8 @@ def test_consumer_at_work_is_not_removed_unless_it_is_forced(queue: Queue) -> No
         queue.unregister("b")
     assert queue.list_consumers().membership == queue.membership
 
-    assert queue.unregister("b", force=True) == [5, 0, 0]
-    assert queue.ack("b", 1) == [0, 0, b"1"]
+    assert queue.unregister("b", force=True) == {"released": 5, "freed": 0, "more": 0}
+    assert queue.ack("b", 1) == {"acked": 0, "freed": 0, "stale": (b"1",)}
     assert queue.client.exists(queue.of("b").details) == 0
 
 
@@ -99,9 +99,12 @@ def test_consumer_that_was_seen_since_is_not_removed_as_idle(queue: Queue) -> No
     queue.now = NOW_MS + 100
     assert queue.touch("b") == NOW_MS + 100
 
-    assert queue.unregister("b", unseen_since_ms=NOW_MS + 100) == [b"seen", b"%d" % (NOW_MS + 100)]
+    assert queue.unregister("b", unseen_since_ms=NOW_MS + 100) == {
+        "word": "seen",
+        "last_seen_ms": b"%d" % (NOW_MS + 100),
+    }
     assert queue.list_consumers().membership == queue.membership
-    assert queue.unregister("a", unseen_since_ms=NOW_MS + 1) == [5, 0, 0]
+    assert queue.unregister("a", unseen_since_ms=NOW_MS + 1) == {"released": 5, "freed": 0, "more": 0}
 
 
 def test_queue_and_consumers_are_described(queue: Queue) -> None:
@@ -152,13 +155,13 @@ def test_ids_of_any_key_are_listed_in_pages(queue: Queue) -> None:
     queue.nack("a", 2, max_attempts=1)
     own = queue.of("a")
 
-    assert queue.list_ids(own.ready[0], limit=2) == [b"2", b"3", b"4"]
-    assert queue.list_ids(own.ready[0], cursor=2, limit=2) == [b"0", b"5"]
-    assert queue.list_ids(own.leases) == [b"0", b"1"]
+    assert queue.list_ids(own.ready[0], limit=2) == {"cursor": b"2", "ids": (b"3", b"4")}
+    assert queue.list_ids(own.ready[0], cursor=2, limit=2) == {"cursor": b"0", "ids": (b"5",)}
+    assert queue.list_ids(own.leases) == {"cursor": b"0", "ids": (b"1",)}
     for key, ids in ((queue.keys.references, [b"1", b"2", b"3", b"4", b"5"]), (own.details, [b"1", b"2", b"2"])):
         listed = queue.list_ids(key)
         assert (listed.cursor, sorted(listed.ids)) == (b"0", ids)
-    assert queue.list_ids(own.delayed) == [b"0"]
+    assert queue.list_ids(own.delayed) == {"cursor": b"0"}
 
 
 def test_verify_tells_where_an_id_is_and_repair_leaves_what_is_right(queue: Queue) -> None:
@@ -174,7 +177,7 @@ def test_verify_tells_where_an_id_is_and_repair_leaves_what_is_right(queue: Queu
         9: (0, -1, 0, ""),
     }
     before = {key: queue.client.dump(key) for key in queue.client.scan_iter()}
-    assert queue.repair(1, 2, 3, 4, 5, 9) == [6, 0, 0, 0, 0, 0, 0, 0]
+    assert queue.repair(1, 2, 3, 4, 5, 9) == IN_ORDER | {"looked_at": 6}
     assert {key: queue.client.dump(key) for key in queue.client.scan_iter()} == before
 
 
@@ -200,11 +203,20 @@ def test_repair_sets_right_what_does_not_fit_together(queue: Queue) -> None:
         99: (0, -1, 0, "1n"),
     }
 
-    assert queue.repair(1, 2, 3, 4, 5, 6, 98, 99) == [8, 2, 1, 3, 1, 1, 1, 3]
+    assert queue.repair(1, 2, 3, 4, 5, 6, 98, 99) == IN_ORDER | {
+        "looked_at": 8,
+        "missing": 2,
+        "freed": 1,
+        "recounted": 3,
+        "leases": 1,
+        "doubled": 1,
+        "notes": 1,
+        "expiries": 3,
+    }
 
-    assert queue.repair(1, 2, 3, 4, 5, 6, 98, 99) == [8, 0, 0, 0, 0, 0, 0, 0]
+    assert queue.repair(1, 2, 3, 4, 5, 6, 98, 99) == IN_ORDER | {"looked_at": 8}
     assert queue.claim("a", "w2", count=9).ids == [1, 5, 6, 7, 8]
-    assert queue.ack("a", 2) == [1, 0]
+    assert queue.ack("a", 2) == {"acked": 1, "freed": 0}
     assert queue.claim("b", count=9).ids == [1, 2, 5, 6, 7, 8]
     assert int(client.hget(keys.state, "bytes") or 0) > 0
     assert client.hkeys(keys.references) == client.hkeys(keys.messages) == [b"1", b"2", b"5", b"6", b"7", b"8"]
@@ -236,7 +248,7 @@ def test_repair_that_names_some_consumers_counts_the_others_unless_the_count_has
         client.lrem(queue.of(consumer).ready[0], 0, "3")
     del queue.members["b"]
 
-    assert queue.repair(1, 3, elsewhere="-", told=7) == [2, 0, 0, 0, 0, 0, 0, 0]
+    assert queue.repair(1, 3, elsewhere="-", told=7) == IN_ORDER | {"looked_at": 2}
     assert queue.repair(1, elsewhere=1, told=7).recounted == 1
     assert queue.repair(2, elsewhere=1, told=6).recounted == 0
     assert queue.repair(3, elsewhere=1, told=2).pick("freed", "recounted") == (0, 1)
@@ -273,19 +285,19 @@ def test_full_server_refuses_publishes_before_any_effect_and_lets_consumers_free
         assert queue.configure_queue() == 1
         assert queue.reap("a").requeued == 2
         assert queue.claim("a", count=5).ids == [1, 2, 3, 4, 5]
-        assert queue.ack("a", 1) == [1, 0]
-        assert queue.nack("a", 2, max_attempts=1) == [b"dead", 2]
+        assert queue.ack("a", 1) == {"acked": 1, "freed": 0}
+        assert queue.nack("a", 2, max_attempts=1) == {"word": "dead", "attempts": 2}
         assert queue.nack("a", 3, delay_ms=10).word == "retried"
-        assert queue.extend("a", 4) == [b"%d" % (NOW_MS + 30_010)]
-        assert queue.return_claimed("a", 5) == [1]
-        assert queue.retry_dead("a", 2) == [1]
+        assert queue.extend("a", 4) == {"deadline_ms": b"%d" % (NOW_MS + 30_010)}
+        assert queue.return_claimed("a", 5) == {"returned": 1}
+        assert queue.retry_dead("a", 2) == {"retried": 1}
         assert queue.claim("o").ids == [1]
-        assert queue.ack("o", 1) == [1, 1]
-        assert queue.purge("o") == [8, 0, 0]
+        assert queue.ack("o", 1) == {"acked": 1, "freed": 1}
+        assert queue.purge("o") == {"released": 8, "freed": 0, "more": 0}
         assert queue.pause() == queue.resume() == 1
         assert queue.touch("a") == NOW_MS + 10
         assert queue.repair(4).looked_at == 1
-        assert queue.unregister("a", force=True) == [8, 8, 0]
+        assert queue.unregister("a", force=True) == {"released": 8, "freed": 8, "more": 0}
         assert client.exists(queue.keys.messages) == 0
 
 
@@ -293,18 +305,23 @@ LAST_ONES: dict[str, Callable[[Queue], Any]] = {
     "claim": lambda queue: queue.claim("a", "w2", count=9).ids == [3, 4, 2],
     "reap": lambda queue: queue.reap("a").pick(*REAPED) == (1, 0, 0, 0, 1, 0),
     "reap to the dead letters": lambda queue: queue.reap("a", max_stalls=0).pick(*REAPED) == (0, 1, 0, 0, 1, 0),
-    "ack": lambda queue: queue.ack("a", 3) == [1, 1],
+    "ack": lambda queue: queue.ack("a", 3) == {"acked": 1, "freed": 1},
     "nack": lambda queue: queue.nack("a", 3, delay_ms=5).word == "retried",
-    "return_claimed": lambda queue: queue.return_claimed("a", 3) == [1],
-    "retry_dead": lambda queue: queue.retry_dead("a", 1, 7) == [1, b"7"],
-    "purge_dead": lambda queue: queue.purge_dead("a") == [1, 1, 0],
-    "purge": lambda queue: queue.purge("a") == [2, 2, 0],
-    "purge_held": lambda queue: queue.purge_held() == [1, 1, 0],
+    "return_claimed": lambda queue: queue.return_claimed("a", 3) == {"returned": 1},
+    "retry_dead": lambda queue: queue.retry_dead("a", 1, 7) == {"retried": 1, "missing": (b"7",)},
+    "purge_dead": lambda queue: queue.purge_dead("a") == {"purged": 1, "freed": 1, "more": 0},
+    "purge": lambda queue: queue.purge("a") == {"released": 2, "freed": 2, "more": 0},
+    "purge_held": lambda queue: queue.purge_held() == {"released": 1, "freed": 1, "more": 0},
     "cancel": lambda queue: queue.cancel(6) == 1,
     "expire": lambda queue: queue.at(NOW_MS * 2).expire().pick("expired", "more", "held_at") == (5, 0, 0),
-    "publish": lambda queue: queue.publish("x", "y", deduplication_ids=["d", "e"]) == [2, b"6", 1, 0, b"7", 1, 0],
-    "unregister": lambda queue: queue.unregister("a", force=True) == [4, 4, 0],
-    "repair": lambda queue: queue.repair(1, 2, 3, 4, 5, 9) == [6, 5, 1, 5, 0, 0, 0, 5],
+    "publish": lambda queue: (
+        queue.publish("x", "y", deduplication_ids=["d", "e"]) == taken(6, 7, consumers=1, dropped=2)
+    ),
+    "unregister": lambda queue: queue.unregister("a", force=True) == {"released": 4, "freed": 4, "more": 0},
+    "repair": lambda queue: (
+        queue.repair(1, 2, 3, 4, 5, 9)
+        == IN_ORDER | {"looked_at": 6, "missing": 5, "freed": 1, "recounted": 5, "expiries": 5}
+    ),
 }
 
 
@@ -372,23 +389,23 @@ def call_every_script(queue: RecordingQueue) -> None:
     queue.configure_queue()
     queue.publish("1", "2", deduplication_ids=["d", ""])
     queue.register("a", options(max_length=9, when_full="drop_oldest"), start="held")
-    assert queue.adopt("a") == [2, 0]
+    assert queue.adopt("a") == {"adopted": 2, "more": 0}
     queue.register("o", options("ordered", lanes=2))
     assert queue.publish(*"345678901", order_hashes=range(9)).dropped == 2
     assert queue.claim("a", count=5, lease_ms=10).ids == [3, 4, 5, 6, 7]
     assert queue.claim("o", "o1", count=2).ids == [3, 4]
     queue.touch("a")
     assert queue.extend("a", 3, 4, lease_ms=5).stale == ()
-    assert queue.ack("a", 5) == [1, 0]
-    assert queue.nack("a", 6, max_attempts=1) == [b"dead", 1]
+    assert queue.ack("a", 5) == {"acked": 1, "freed": 0}
+    assert queue.nack("a", 6, max_attempts=1) == {"word": "dead", "attempts": 1}
     assert queue.nack("o", 4, token="o1", delay_ms=10).word == "retried"
-    assert queue.return_claimed("a", 7) == [1]
+    assert queue.return_claimed("a", 7) == {"returned": 1}
     queue.now = NOW_MS + 10
     assert queue.claim("a", "a2", lease_ms=10, max_stalls=0).dead == 2
     queue.now = NOW_MS + 20
     assert queue.reap("a").requeued == 1
     assert queue.list_dead("a").total == 3
-    assert queue.retry_dead("a", 6) == [1]
+    assert queue.retry_dead("a", 6) == {"retried": 1}
     assert queue.purge_dead("a").purged == 2
     assert queue.configure("o", options("ordered", lanes=2, max_length=5)) == queue.list_consumers().membership
     assert (queue.pause("a"), queue.resume("a"), queue.pause(), queue.resume()) == (1, 1, 1, 1)
@@ -398,19 +415,19 @@ def call_every_script(queue: RecordingQueue) -> None:
     queue.list_consumers()
     queue.list_ids(queue.keys.references)
     assert queue.verify(3)[3].has_expiry == 1
-    assert queue.repair(3, 4) == [2, 0, 0, 0, 0, 0, 0, 0]
+    assert queue.repair(3, 4) == IN_ORDER | {"looked_at": 2}
     assert queue.purge("a").more == 0
     assert queue.unregister("o", force=True).more == 0
     queue.refresh()
-    assert queue.unregister("a") == [0, 0, 0]
+    assert queue.unregister("a") == {"released": 0, "freed": 0, "more": 0}
     queue.refresh()
     queue.publish("2", "3", ttl_ms=5)
     queue.now = NOW_MS + 25
     assert queue.expire(limit=1).pick("expired", "more", "held_at") == (1, 1, 0)
-    assert queue.purge_held() == [2, 1, 0]
+    assert queue.purge_held() == {"released": 2, "freed": 1, "more": 0}
     first = int(queue.publish("later", due=["+5"]).messages[0].id)
     queue.register("b", options("ordered", lanes=2), start="held")
-    assert queue.adopt("b") == [1, 0]
+    assert queue.adopt("b") == {"adopted": 1, "more": 0}
     queue.publish("later too", "now", order_hashes=[1, 1], due=["+5", ""])
     assert queue.claim("b", "b1", count=9).ids == [first + 2]
     assert queue.cancel(first + 1) == 1

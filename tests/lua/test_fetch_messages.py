@@ -25,7 +25,7 @@ def saved(client: RedisClient, sizes: list[int]) -> Session:
 
 def test_messages_come_with_their_expiry_in_the_order_of_the_keys(client: RedisClient) -> None:
     session = saved(client, [1, 2, 3])
-    assert session.fetch_messages([3, 1, 2]) == [b"xxx", FAR_MS + 3, b"x", FAR_MS + 1, b"xx", FAR_MS + 2]
+    assert session.fetch_messages([3, 1, 2]).records == ((b"xxx", FAR_MS + 3), (b"x", FAR_MS + 1), (b"xx", FAR_MS + 2))
 
 
 def test_missing_key_wrong_type_and_no_expiry_are_told_apart(client: RedisClient) -> None:
@@ -35,7 +35,7 @@ def test_missing_key_wrong_type_and_no_expiry_are_told_apart(client: RedisClient
     anything.set(session.payload(3), "y")
     anything.hset(session.payload(4), "a", "b")
     anything.pexpireat(session.payload(4), FAR_MS)
-    assert session.fetch_messages([9, 2, 3, 4]) == [b"", -2, b"", -1, b"y", -1, b"", FAR_MS]
+    assert session.fetch_messages([9, 2, 3, 4]).records == ((b"", -2), (b"", -1), (b"y", -1), (b"", FAR_MS))
 
 
 @pytest.mark.parametrize(

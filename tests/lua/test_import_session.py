@@ -32,7 +32,7 @@ def test_session_of_any_client_id_is_stored_whole(client: RedisClient, client_id
     session = Session(client=client, client_id=client_id)
     batch = messages(3)
 
-    assert session.import_session(batch, last_packet_id=3) == [b"imported", 3, 0]
+    assert session.import_session(batch, last_packet_id=3) == {"word": "imported", "written": 3, "expired": 0}
 
     assert contents(client) == {
         session.keys.messages: ([(session.payload(m.packet_id).encode(), float(m.serial)) for m in batch], -1),
@@ -68,7 +68,11 @@ def test_import_that_is_repeated_changes_nothing(client: RedisClient) -> None:
 
     for number, chunk in enumerate(chunks):
         last = number == 1
-        assert session.import_session(chunk, chunk=number, last=last, last_packet_id=5) == [b"unchanged", 0, 0]
+        assert session.import_session(chunk, chunk=number, last=last, last_packet_id=5) == {
+            "word": "unchanged",
+            "written": 0,
+            "expired": 0,
+        }
 
     assert contents(client) == before
 
@@ -139,7 +143,7 @@ def test_messages_without_life_are_counted_and_their_earlier_reference_removed(c
     session.import_session(alive, last=False)
     later = [alive[0], alive[1]._replace(expires_at_ms=now_ms()), alive[2]._replace(expires_at_ms=-1)]
 
-    assert session.import_session(later, last_packet_id=3) == [b"imported", 1, 2]
+    assert session.import_session(later, last_packet_id=3) == {"word": "imported", "written": 1, "expired": 2}
 
     assert session.references() == [(session.payload(1), 1_001.0)]
     assert session.state()["references"] == "1"
@@ -147,7 +151,11 @@ def test_messages_without_life_are_counted_and_their_earlier_reference_removed(c
 
 def test_session_whose_messages_have_all_expired_keeps_its_last_packet_id(client: RedisClient) -> None:
     session = Session(client=client)
-    assert session.import_session(messages(3, expires_at_ms=1), last_packet_id=9) == [b"imported", 0, 3]
+    assert session.import_session(messages(3, expires_at_ms=1), last_packet_id=9) == {
+        "word": "imported",
+        "written": 0,
+        "expired": 3,
+    }
     assert sorted(contents(client)) == sorted([session.keys.last_packet_id, session.keys.session])
 
 
@@ -156,7 +164,7 @@ def test_session_without_messages_is_imported_too(
     client: RedisClient, last_packet_id: str, stored: bytes | None
 ) -> None:
     session = Session(client=client)
-    assert session.import_session([], last_packet_id=last_packet_id) == [b"imported", 0, 0]
+    assert session.import_session([], last_packet_id=last_packet_id) == {"word": "imported", "written": 0, "expired": 0}
     assert client.get(session.keys.last_packet_id) == stored
     assert session.state()["import"] == "done"
     assert session.state()["references"] == "0"
@@ -165,7 +173,7 @@ def test_session_without_messages_is_imported_too(
 def test_chunk_may_hold_more_messages_than_unpack_can_take(client: RedisClient) -> None:
     session = Session(client=client)
     batch = messages(5_000)
-    assert session.import_session(batch, last_packet_id=5_000) == [b"imported", 5_000, 0]
+    assert session.import_session(batch, last_packet_id=5_000) == {"word": "imported", "written": 5_000, "expired": 0}
     assert session.references() == [(session.payload(m.packet_id), float(m.serial)) for m in batch]
 
 
@@ -235,8 +243,8 @@ def test_untouched_import_of_another_plan_has_to_be_dropped_first(client: RedisC
         second.import_session(messages(2), last_packet_id=2)
     assert contents(client) == before
 
-    assert first.drop_import([1, 2]) == [2, 0]
-    assert second.import_session(messages(2), last_packet_id=2) == [b"imported", 2, 0]
+    assert first.drop_import([1, 2]) == {"removed": 2, "remaining": 0}
+    assert second.import_session(messages(2), last_packet_id=2) == {"word": "imported", "written": 2, "expired": 0}
     assert second.state()["plan"] == "plan-b"
 
 
@@ -246,8 +254,8 @@ def test_unfinished_import_of_another_plan_has_to_be_dropped_first(client: Redis
     second = replace(first, plan="plan-b")
     with pytest.raises(ImportedBefore):
         second.import_session(messages(2))
-    assert first.drop_import([1, 2]) == [2, 0]
-    assert second.import_session(messages(2)) == [b"imported", 2, 0]
+    assert first.drop_import([1, 2]) == {"removed": 2, "remaining": 0}
+    assert second.import_session(messages(2)) == {"word": "imported", "written": 2, "expired": 0}
 
 
 @pytest.mark.parametrize("use", ["acknowledged", "added"])
@@ -271,7 +279,11 @@ def test_greater_epoch_fences_an_older_writer(client: RedisClient) -> None:
         with pytest.raises(StaleEpoch, match=r"^epoch 8 owns the session$"):
             older.import_session(messages(1), chunk=chunk)
     assert contents(client) == before
-    assert replace(newer, epoch=9).import_session(messages(1, first=2), chunk=1) == [b"imported", 1, 0]
+    assert replace(newer, epoch=9).import_session(messages(1, first=2), chunk=1) == {
+        "word": "imported",
+        "written": 1,
+        "expired": 0,
+    }
 
 
 def test_session_that_redis_owns_without_an_import_is_refused(client: RedisClient) -> None:
@@ -285,13 +297,13 @@ def test_session_that_redis_owns_without_an_import_is_refused(client: RedisClien
 def test_export_is_restored_where_nobody_has_used_a_session_that_moves(client: RedisClient, mirror: int) -> None:
     session = Session(client=client, plan="restore:a", epoch=5)
     session.set_owner("redis", mirror=mirror)
-    assert session.import_session(messages(2), last=False) == [b"imported", 2, 0]
+    assert session.import_session(messages(2), last=False) == {"word": "imported", "written": 2, "expired": 0}
     # One that was interrupted begins again.
     session.import_chunks([messages(2), messages(1, first=3)], last_packet_id=3)
     assert len(session.references()) == 3
     state = session.state()
     assert (state["owner"], state["epoch"], state.get("outbox")) == ("redis", "5", "*" if mirror else None)
-    assert session.import_session(messages(1)) == [b"unchanged", 0, 0]
+    assert session.import_session(messages(1)) == {"word": "unchanged", "written": 0, "expired": 0}
 
 
 def test_export_is_not_restored_over_a_session_that_moves(client: RedisClient) -> None:
@@ -390,7 +402,7 @@ def test_full_server_refuses_a_chunk_as_a_whole(own_server: Any) -> None:
                 session.import_session(batch, chunk=1)
         assert contents(client) == before
         client.config_set("maxmemory", 0)
-        assert session.import_session(messages(2, first=3), chunk=1) == [b"imported", 2, 0]
+        assert session.import_session(messages(2, first=3), chunk=1) == {"word": "imported", "written": 2, "expired": 0}
 
 
 def test_import_into_a_server_that_fills_up_stops_at_a_chunk_and_goes_on_after_room_is_made(own_server: Any) -> None:

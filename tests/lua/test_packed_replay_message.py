@@ -107,7 +107,7 @@ def session(client: RedisClient) -> Imported:
 def test_message_takes_its_place_by_serial_and_the_state_holds(session: Imported, serial: int) -> None:
     mended = record(4, life_ms=HOUR_MS // 2, payload=b"m" * 5_000)
     reply = session.replay(4, serial, record=mended, last_packet_id=4)
-    assert reply == [b"replayed", b"4", session.text]
+    assert reply == {"word": "replayed", "packet_id": b"4", "state": session.text}
     assert session.waiting() == sorted([(1_001, 1), (1_002, 2), (1_003, 3), (serial, 4)])
     fields = session.fields()
     assert fields[b"%d" % serial] == mended
@@ -141,7 +141,10 @@ def test_repeated_replay_changes_nothing_also_after_its_message_was_confirmed(
 ) -> None:
     session.replay(4, 500, last_packet_id=4)
     with unchanged(session.client):
-        assert session.replay(packet_id, 500, expected="", last_packet_id=packet_id) == [b"unchanged", b"4"]
+        assert session.replay(packet_id, 500, expected="", last_packet_id=packet_id) == {
+            "word": "unchanged",
+            "packet_id": b"4",
+        }
     assert session.store().ack(C, [Ack(packet_id=4, serial=500)]).removed == 1
     assert session.replay(packet_id, 500, last_packet_id=packet_id).word == "unchanged"
 
@@ -204,7 +207,10 @@ def test_message_is_not_lost_where_the_key_ends_earlier(client: RedisClient) -> 
 
 def test_expired_message_is_not_written(session: Imported) -> None:
     with unchanged(session.client):
-        assert session.replay(4, 500, record=record(4, life_ms=0), last_packet_id=4) == [b"expired", b""]
+        assert session.replay(4, 500, record=record(4, life_ms=0), last_packet_id=4) == {
+            "word": "expired",
+            "packet_id": b"",
+        }
 
 
 def test_session_that_has_changed_is_refused(session: Imported) -> None:

@@ -53,8 +53,15 @@ def test_references_are_answered_as_serials_and_packet_ids(client: RedisClient, 
     queue.fill(3)
     keys = session_keys(client_id)
     command(client, "HSET", keys.session, "saved_last_packet_id", "3")
-    # Members, no key of a wrong type, three keys of which none expires, last packet id, saved by us, newest.
-    assert references(client, keys, start=1, limit=2) == [3, 0, 3, 3, 1, 3, 1_002, 2, 1_003, 3]
+    assert references(client, keys, start=1, limit=2) == {
+        "references": 3,
+        "wrong_types": 0,
+        "without_expiry": 3,
+        "last_packet_id": 3,
+        "saved": 1,
+        "newest_packet_id": 3,
+        "page": ({"serial": 1_002, "packet_id": 2}, {"serial": 1_003, "packet_id": 3}),
+    }
 
 
 def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
@@ -76,7 +83,14 @@ def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
 
 
 def test_session_without_keys_is_answered_as_such(client: RedisClient) -> None:
-    assert references(client, KEYS, start=0, limit=10) == [0, 0, 0, -1, 0, -1]
+    assert references(client, KEYS, start=0, limit=10) == {
+        "references": 0,
+        "wrong_types": 0,
+        "without_expiry": 0,
+        "last_packet_id": -1,
+        "saved": 0,
+        "newest_packet_id": -1,
+    }
 
 
 def test_messages_are_measured_and_not_read(client: RedisClient) -> None:
@@ -87,10 +101,10 @@ def test_messages_are_measured_and_not_read(client: RedisClient) -> None:
     command(client, "RPUSH", keys[2], "x")
     command(client, "ZADD", KEYS.messages, 4, keys[3])
     # The fifth was confirmed since its reference was read: it has not expired.
-    assert measured(client, *keys) == [until, 5, -1, 0, -1, -1, -2, 0, -3, 0]
+    assert measured(client, *keys).records == ((until, 5), (-1, 0), (-1, -1), (-2, 0), (-3, 0))
     command(client, "DEL", KEYS.messages)
     command(client, "SET", KEYS.messages, "no set any more")
-    assert measured(client, keys[3]) == [-3, 0]
+    assert measured(client, keys[3]).records == ((-3, 0),)
 
 
 MESSAGE = {
@@ -132,7 +146,7 @@ def test_contents_are_judged_in_the_server(client: RedisClient, change: dict[str
 def test_record_that_is_no_message_is_unreadable(client: RedisClient, text: str) -> None:
     key = f"{KEYS.messages}_1"
     command(client, "SET", key, text)
-    assert judged(client, [key, f"{key}2"], [1, 12]) == [1, 0, 0, 0]
+    assert judged(client, [key, f"{key}2"], [1, 12]).records == ((1, 0), (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +179,7 @@ def test_orphan_is_a_message_without_reference(client: RedisClient) -> None:
     command(client, "ZREM", queue.messages, queue.payload(1))
     command(client, "PERSIST", queue.payload(1))
     call = scripts.sessions.find_orphans(KEYS, payloads=[queue.payload(packet_id) for packet_id in (1, 2, 3)])
-    assert answer(client, call) == [-1, -2, -2]
+    assert answer(client, call).expiries == (-1, -2, -2)
     command(client, "SET", queue.messages, "no set")
     never, until, missing = reply_of(call, lua.ScriptCaller(client).call(*call)).expiries
     assert (never, until > 0, missing) == (-1, True, -2)

@@ -18,18 +18,18 @@ pytestmark = pytest.mark.lua
 def test_session_goes_page_by_page_without_a_trace(client: RedisClient, client_id: str) -> None:
     session = Session(client=client, client_id=client_id)
     session.save_messages(messages(5))
-    assert session.purge_session([1, 2, 3], up_to_serial=5) == [3, 2]
+    assert session.purge_session([1, 2, 3], up_to_serial=5) == {"removed": 3, "remaining": 2}
     assert session.client.get(session.keys.last_packet_id) == b"5"
-    assert session.purge_session([4, 5], up_to_serial=5) == [2, 0]
+    assert session.purge_session([4, 5], up_to_serial=5) == {"removed": 2, "remaining": 0}
     assert contents(client) == {}
 
 
 def test_repeated_page_removes_nothing(client: RedisClient) -> None:
     session = Session.saved(client, 2)
     session.purge_session([1], up_to_serial=2)
-    assert session.purge_session([1], up_to_serial=2) == [0, 1]
-    assert session.purge_session([1, 2], up_to_serial=2) == [1, 0]
-    assert session.purge_session([1, 2], up_to_serial=2) == [0, 0]
+    assert session.purge_session([1], up_to_serial=2) == {"removed": 0, "remaining": 1}
+    assert session.purge_session([1, 2], up_to_serial=2) == {"removed": 1, "remaining": 0}
+    assert session.purge_session([1, 2], up_to_serial=2) == {"removed": 0, "remaining": 0}
 
 
 def test_what_was_saved_meanwhile_stays_with_the_session(client: RedisClient) -> None:
@@ -37,7 +37,7 @@ def test_what_was_saved_meanwhile_stays_with_the_session(client: RedisClient) ->
     session.ack((1, ""))
     session.save_messages(messages(1), expected=2)
     state = session.state()
-    assert session.purge_session([1, 2], up_to_serial=2) == [1, 1]
+    assert session.purge_session([1, 2], up_to_serial=2) == {"removed": 1, "remaining": 1}
     assert session.references() == [(session.payload(1), 3)]
     assert session.client.get(session.payload(1)) is not None
     assert session.state() == state
@@ -46,7 +46,7 @@ def test_what_was_saved_meanwhile_stays_with_the_session(client: RedisClient) ->
 def test_dead_references_go_too(client: RedisClient) -> None:
     session = Session.saved(client, 2)
     client.delete(session.payload(1))
-    assert session.purge_session([1, 2], up_to_serial=2) == [2, 0]
+    assert session.purge_session([1, 2], up_to_serial=2) == {"removed": 2, "remaining": 0}
 
 
 def test_references_that_name_other_keys_go_but_not_these_keys(client: RedisClient) -> None:
@@ -54,22 +54,25 @@ def test_references_that_name_other_keys_go_but_not_these_keys(client: RedisClie
     anything: Any = client
     anything.set("another", "kept")
     anything.zadd(session.keys.messages, {"another": 0.5, "späte": 7})
-    assert session.purge_session([1], up_to_serial=6, members=["another", "späte", "unknown"]) == [2, 1]
-    assert session.purge_session(up_to_serial=7, members=["späte"]) == [1, 0]
+    assert session.purge_session([1], up_to_serial=6, members=["another", "späte", "unknown"]) == {
+        "removed": 2,
+        "remaining": 1,
+    }
+    assert session.purge_session(up_to_serial=7, members=["späte"]) == {"removed": 1, "remaining": 0}
     assert contents(client) == {"another": (b"kept", -1)}
 
 
 def test_session_without_messages_goes_at_once(client: RedisClient) -> None:
     session = Session.saved(client, 1)
     session.ack((1, ""))
-    assert session.purge_session(up_to_serial=0) == [0, 0]
+    assert session.purge_session(up_to_serial=0) == {"removed": 0, "remaining": 0}
     assert contents(client) == {}
 
 
 def test_unfinished_import_is_purged_too(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session(messages(2), last=False)
-    assert session.purge_session([1, 2], up_to_serial=1_002) == [2, 0]
+    assert session.purge_session([1, 2], up_to_serial=1_002) == {"removed": 2, "remaining": 0}
     assert contents(client) == {}
 
 
@@ -98,5 +101,5 @@ def test_full_server_purges(own_server: Any) -> None:
     with connect(own_server.url) as client:
         session = Session.saved(client, 2)
         client.config_set("maxmemory", 1)
-        assert session.purge_session([1, 2], up_to_serial=2) == [2, 0]
+        assert session.purge_session([1, 2], up_to_serial=2) == {"removed": 2, "remaining": 0}
         assert contents(client) == {}

@@ -30,29 +30,32 @@ def text(number: int) -> bytes:
 
 
 def test_dead_references_go_and_live_messages_stay(session: Session) -> None:
-    assert session.remove_dead_references([1, 2, 3, 4, 5]) == [3, text(FAR_MS + 3)]
+    assert session.remove_dead_references([1, 2, 3, 4, 5]) == {"removed": 3, "earliest_expiry_ms": text(FAR_MS + 3)}
     assert session.references() == [(session.payload(3), 3), (session.payload(5), 5)]
     assert session.state()["expired"] == "3"
     assert session.state()["earliest_expiry_ms"] == str(FAR_MS + 1)
 
 
 def test_only_what_is_given_is_looked_at(session: Session) -> None:
-    assert session.remove_dead_references([5, 4]) == [1, text(FAR_MS + 5)]
+    assert session.remove_dead_references([5, 4]) == {"removed": 1, "earliest_expiry_ms": text(FAR_MS + 5)}
     assert [serial for _, serial in session.references()] == [1, 2, 3, 5]
 
 
 def test_repeated_call_removes_and_counts_nothing(session: Session) -> None:
     session.remove_dead_references([1, 2, 3, 4, 5])
     before = contents(session.client)
-    assert session.remove_dead_references([1, 2, 3, 4, 5]) == [0, text(FAR_MS + 3)]
+    assert session.remove_dead_references([1, 2, 3, 4, 5]) == {"removed": 0, "earliest_expiry_ms": text(FAR_MS + 3)}
     assert contents(session.client) == before
 
 
 def test_last_page_tells_the_session_when_the_next_message_expires(session: Session) -> None:
     reply = session.remove_dead_references([1, 2, 3])
-    assert reply == [2, text(FAR_MS + 3)]
+    assert reply == {"removed": 2, "earliest_expiry_ms": text(FAR_MS + 3)}
     earliest = reply.earliest_expiry_ms
-    assert session.remove_dead_references([4, 5], earliest_expiry_ms=int(earliest), complete_for=5) == [1, earliest]
+    assert session.remove_dead_references([4, 5], earliest_expiry_ms=int(earliest), complete_for=5) == {
+        "removed": 1,
+        "earliest_expiry_ms": earliest,
+    }
     assert session.state()["earliest_expiry_ms"] == str(FAR_MS + 3)
 
 
@@ -71,12 +74,15 @@ def test_nothing_expires_where_no_message_has_an_expiry(session: Session) -> Non
     client: Any = session.client
     client.persist(session.payload(3))
     client.persist(session.payload(5))
-    assert session.remove_dead_references([1, 2, 3, 4, 5], complete_for=5) == [3, b""]
+    assert session.remove_dead_references([1, 2, 3, 4, 5], complete_for=5) == {"removed": 3, "earliest_expiry_ms": b""}
     assert session.state()["earliest_expiry_ms"] == str(2**53)
 
 
 def test_empty_last_page_ends_a_sweep(session: Session) -> None:
-    assert session.remove_dead_references([], earliest_expiry_ms=FAR_MS + 9, complete_for=5) == [0, text(FAR_MS + 9)]
+    assert session.remove_dead_references([], earliest_expiry_ms=FAR_MS + 9, complete_for=5) == {
+        "removed": 0,
+        "earliest_expiry_ms": text(FAR_MS + 9),
+    }
     assert session.state()["earliest_expiry_ms"] == str(FAR_MS + 9)
 
 
@@ -84,7 +90,7 @@ def test_session_of_another_program_gets_no_hash(client: RedisClient) -> None:
     session = Session(client=client)
     anything: Any = client
     anything.zadd(session.keys.messages, {session.payload(1): 1})
-    assert session.remove_dead_references([1], complete_for=1) == [1, b""]
+    assert session.remove_dead_references([1], complete_for=1) == {"removed": 1, "earliest_expiry_ms": b""}
     assert contents(client) == {}
 
 
@@ -126,7 +132,7 @@ def test_thousand_references_are_removed_at_once(client: RedisClient) -> None:
     session = Session(client=client)
     anything: Any = client
     anything.zadd(session.keys.messages, {session.payload(n): n for n in range(1, 1_001)})
-    assert session.remove_dead_references(range(1, 1_001)) == [1_000, b""]
+    assert session.remove_dead_references(range(1, 1_001)) == {"removed": 1_000, "earliest_expiry_ms": b""}
 
 
 def test_full_server_removes_dead_references(own_server: Any) -> None:

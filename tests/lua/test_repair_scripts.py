@@ -99,18 +99,19 @@ def test_judging_needs_a_bound(session: Session, max_bytes: Any) -> None:
 
 def test_expiry_is_set_where_it_is_as_expected(session: Session) -> None:
     sooner = now_ms() + 60_000
-    assert session.set_expiry((1, 1, FAR_MS, sooner), (2, 9, FAR_MS, sooner), (3, 3, FAR_MS - 1, sooner)) == [1, 0, 0]
+    changes = ((1, 1, FAR_MS, sooner), (2, 9, FAR_MS, sooner), (3, 3, FAR_MS - 1, sooner))
+    assert session.set_expiry(*changes).done == (1, 0, 0)
     found = contents(session.client)
     assert found[session.payload(1)][1] == sooner
     assert found[session.payload(2)][1] == found[session.payload(3)][1] == FAR_MS
     assert session.state()["earliest_expiry_ms"] == str(sooner)
-    assert session.set_expiry((1, 1, sooner, FAR_MS), may_lengthen=1) == [1]
-    assert session.set_expiry((1, 1, FAR_MS, -1), may_lengthen=1) == [1]
+    assert session.set_expiry((1, 1, sooner, FAR_MS), may_lengthen=1).done == (1,)
+    assert session.set_expiry((1, 1, FAR_MS, -1), may_lengthen=1).done == (1,)
     assert contents(session.client)[session.payload(1)][1] == -1
 
 
 def test_message_is_not_made_to_end_at_once(session: Session) -> None:
-    assert session.set_expiry((1, 1, FAR_MS, now_ms() - 1)) == [0]
+    assert session.set_expiry((1, 1, FAR_MS, now_ms() - 1)).done == (0,)
     assert session.client.exists(session.payload(1)) == 1
 
 
@@ -135,14 +136,14 @@ def test_bad_expiry_is_refused(session: Session, change: Any, may_lengthen: int,
 
 def test_references_get_other_serials_all_or_none(session: Session) -> None:
     before = contents(session.client)
-    assert session.reorder_messages((1, 1, 12), (2, 9, 11), highest=12) == []
+    assert session.reorder_messages((1, 1, 12), (2, 9, 11), highest=12) is None
     assert contents(session.client) == before
     session.mark_delivered(2)
-    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12, delivered_serial=12) == [1, 1]
+    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12, delivered_serial=12).done == (1, 1)
     assert [member[-1] for member, _ in session.references()] == ["3", "4", "2", "1"]
     assert session.state()["last_serial"] == "12"
     assert session.state()["delivered_serial"] == "12"
-    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12) == [], "repeated, it writes nothing"
+    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12) is None, "repeated, it writes nothing"
     session.save_messages([readable(C, 5)], expected=4)
     assert serials(session)[-1] == 13, "what comes now comes behind"
 
@@ -150,17 +151,17 @@ def test_references_get_other_serials_all_or_none(session: Session) -> None:
 def test_serials_that_were_none_are_mended(session: Session) -> None:
     anything: Any = session.client
     anything.zadd(session.keys.messages, {session.payload(1): float("inf"), session.payload(2): 1.5})
-    assert session.reorder_messages((1, "inf", 1), (2, "1.5", 2), highest=4, last_score="inf") == [1, 1]
+    assert session.reorder_messages((1, "inf", 1), (2, "1.5", 2), highest=4, last_score="inf").done == (1, 1)
     assert serials(session) == [1, 2, 3, 4]
 
 
 def test_references_stay_when_the_queue_is_another_by_now(session: Session) -> None:
     before = contents(session.client)
-    assert session.reorder_messages((1, 1, 12), highest=12, references=5, last_score=4) == []
-    assert session.reorder_messages((1, 1, 12), highest=12, references=4, last_score=3) == []
+    assert session.reorder_messages((1, 1, 12), highest=12, references=5, last_score=4) is None
+    assert session.reorder_messages((1, 1, 12), highest=12, references=4, last_score=3) is None
     assert contents(session.client) == before
-    assert session.reorder_messages((9, 9, 13), (1, 1, 12), highest=13, references=4, last_score=4) == [0, 1]
-    assert session.reorder_messages((9, 9, 13), highest=13) == [0]
+    assert session.reorder_messages((9, 9, 13), (1, 1, 12), highest=13, references=4, last_score=4).done == (0, 1)
+    assert session.reorder_messages((9, 9, 13), highest=13).done == (0,)
     for wrong in ({"references": "x"}, {"last_score": "x"}):
         with pytest.raises(UsageError, match="references or last score is not a number"):
             session.reorder_messages((1, 12, 13), highest=13, **wrong)
@@ -180,7 +181,7 @@ def test_orphan_is_found_moved_and_brought_back(session: Session) -> None:
     anything: Any = session.client
     anything.zrem(session.keys.messages, session.payload(2))
     anything.set(session.payload(2), readable(C, 2, time=now_ms() - 60_000).json, keepttl=True)
-    assert session.find_orphans([1, 2, 9]) == [-2, FAR_MS, -2]
+    assert session.find_orphans([1, 2, 9]).expiries == (-2, FAR_MS, -2)
     assert session.unlink_orphan(1) == 0
     assert session.unlink_orphan(9) == 0
     assert session.unlink_orphan(2, expires_at_ms=-1) == 0, "another record by now"
@@ -283,11 +284,11 @@ def test_bad_place_is_refused(session: Session, serial: Any, expires_at_ms: Any)
 def test_move_can_be_repeated_and_extended(client: RedisClient) -> None:
     session = Session(client=client)
     first = [Message(1, 11, FAR_MS, "a"), Message(2, 12, -1, "b"), Message(3, 13, now_ms() - 1, "c")]
-    assert session.rekey_messages(first, last_packet_id=3) == [2, 0, 1]
+    assert session.rekey_messages(first, last_packet_id=3) == {"written": 2, "present": 0, "expired": 1}
     before = contents(client)
-    assert session.rekey_messages(first, last_packet_id=9) == [0, 2, 1]
+    assert session.rekey_messages(first, last_packet_id=9) == {"written": 0, "present": 2, "expired": 1}
     assert contents(client) == before
-    assert session.rekey_messages([Message(4, 14, FAR_MS, "d")]) == [1, 0, 0]
+    assert session.rekey_messages([Message(4, 14, FAR_MS, "d")]) == {"written": 1, "present": 0, "expired": 0}
     assert before[session.payload(1)] == (b"a", FAR_MS)
     assert before[session.payload(2)] == (b"b", -1)
     assert before[session.keys.last_packet_id] == (b"3", -1)
@@ -355,7 +356,7 @@ def test_full_server_refuses_what_adds_and_does_what_frees(own_server: Any) -> N
                 adding()
         assert contents(client) == before
         assert session.quarantine_duplicate((1, 1), (2, 2)) == 1
-        assert session.set_expiry((1, 1, FAR_MS, FAR_MS - 1)) == [1]
+        assert session.set_expiry((1, 1, FAR_MS, FAR_MS - 1)).done == (1,)
         assert session.remove_references((session.payload(4), 4)) == 1
         assert session.unlink_orphan(4, grace_ms=1) == 1
 

@@ -32,7 +32,7 @@ def repaired(packet_id: int = 4, serial: int = 1_002, *, life_ms: int = 60_000) 
 def test_message_takes_its_place_by_serial(session: Session) -> None:
     message = repaired(serial=500)
     reply = session.replay_message(message, expected=3, last_packet_id=4)
-    assert reply == [b"replayed", session.payload(4).encode()]
+    assert reply == {"word": "replayed", "key": session.payload(4).encode()}
     assert [key for key, _ in session.references()] == [session.payload(n) for n in (4, 1, 2, 3)]
     assert session.client.get(session.payload(4)) == message.json.encode()
     assert session.client.pexpiretime(session.payload(4)) == message.expires_at_ms
@@ -58,7 +58,10 @@ def test_repeated_replay_changes_nothing(session: Session) -> None:
     message = repaired(serial=500)
     session.replay_message(message, expected=3, last_packet_id=4)
     before = contents(session.client)
-    assert session.replay_message(message, expected=3, last_packet_id=4) == [b"unchanged", session.payload(4).encode()]
+    assert session.replay_message(message, expected=3, last_packet_id=4) == {
+        "word": "unchanged",
+        "key": session.payload(4).encode(),
+    }
     assert contents(session.client) == before
 
 
@@ -66,7 +69,7 @@ def test_replay_after_a_lost_answer_does_not_add_the_message_under_a_second_pack
     session.replay_message(repaired(4, serial=500), expected=3, last_packet_id=4)
     before = contents(session.client)
     reply = session.replay_message(repaired(5, serial=500), expected=4, last_packet_id=5)
-    assert reply == [b"unchanged", session.payload(4).encode()]
+    assert reply == {"word": "unchanged", "key": session.payload(4).encode()}
     assert contents(session.client) == before
 
 
@@ -88,7 +91,7 @@ def test_serial_that_a_later_message_was_given_is_not_taken_for_a_replay(session
 
 def test_session_with_a_replayed_message_can_still_be_dropped(session: Session) -> None:
     session.replay_message(repaired(serial=500), expected=3, last_packet_id=4)
-    assert session.drop_import([1, 2, 3, 4]) == [4, 0]
+    assert session.drop_import([1, 2, 3, 4]) == {"removed": 4, "remaining": 0}
 
 
 def test_replay_does_not_hide_that_a_session_was_used(session: Session) -> None:
@@ -140,7 +143,10 @@ def test_message_is_not_lost_where_our_saves_let_the_keys_end_earlier(session: S
 
 def test_expired_message_is_not_written(session: Session) -> None:
     before = contents(session.client)
-    assert session.replay_message(repaired(serial=500, life_ms=0), expected=3, last_packet_id=4) == [b"expired", b""]
+    assert session.replay_message(repaired(serial=500, life_ms=0), expected=3, last_packet_id=4) == {
+        "word": "expired",
+        "key": b"",
+    }
     assert contents(session.client) == before
 
 

@@ -26,9 +26,9 @@ def session(client: RedisClient) -> Session:
 
 def test_reserved_packet_ids_are_not_given_out_again(session: Session) -> None:
     before = contents(session.client)
-    assert session.reserve_packet_ids([4, 5], expected=3, keep_ms=1) == [b"reserved"]
-    assert session.reserve_packet_ids([4, 5], expected=3, keep_ms=1) == [b"conflict", b"5"]
-    assert session.save_messages(messages(1, first=4), expected=3) == [b"conflict", b"5"]
+    assert session.reserve_packet_ids([4, 5], expected=3, keep_ms=1).word == "reserved"
+    assert session.reserve_packet_ids([4, 5], expected=3, keep_ms=1) == {"word": "conflict", "last_packet_id": b"5"}
+    assert session.save_messages(messages(1, first=4), expected=3) == {"word": "conflict", "last_packet_id": b"5"}
     after = contents(session.client)
     until = before[session.keys.session][1]
     assert after.pop(session.keys.last_packet_id) == (b"5", until)
@@ -45,21 +45,25 @@ def test_save_after_a_reservation_knows_the_session_still(session: Session) -> N
 
 def test_session_that_another_program_has_moved_stays_recognisable(session: Session) -> None:
     session.client.set(session.keys.last_packet_id, 8)
-    assert session.reserve_packet_ids([9], expected=8) == [b"reserved"]
+    assert session.reserve_packet_ids([9], expected=8).word == "reserved"
     assert session.state()["saved_last_packet_id"] == "3"
 
 
 def test_packet_ids_in_use_are_a_conflict_that_names_them(session: Session) -> None:
     session.client.set(session.keys.last_packet_id, 65_534)
     before = contents(session.client)
-    assert session.reserve_packet_ids([65_535, 1, 2], expected=65_534) == [b"conflict", b"65534", 1, 2]
+    assert session.reserve_packet_ids([65_535, 1, 2], expected=65_534) == {
+        "word": "conflict",
+        "last_packet_id": b"65534",
+        "positions": (1, 2),
+    }
     assert contents(session.client) == before
 
 
 def test_session_that_does_not_exist_gets_a_last_packet_id_for_as_long_as_told(client: RedisClient) -> None:
     session = Session(client=client)
     before = now_ms()
-    assert session.reserve_packet_ids([1, 2], keep_ms=600_000) == [b"reserved"]
+    assert session.reserve_packet_ids([1, 2], keep_ms=600_000).word == "reserved"
     ((key, (value, expiry)),) = contents(client).items()
     assert (key, value) == (session.keys.last_packet_id, b"2")
     assert before + 600_000 <= expiry <= now_ms() + 600_000
@@ -79,7 +83,7 @@ def test_expiry_that_a_cleanup_gave_goes_where_sessions_last_for_ever(client: Re
     session = Session(client=client)
     session.reserve_packet_ids([1])
     client.pexpire(session.keys.last_packet_id, 1_000_000)
-    assert session.reserve_packet_ids([2], expected=1) == [b"reserved"]
+    assert session.reserve_packet_ids([2], expected=1).word == "reserved"
     assert contents(client) == {session.keys.last_packet_id: (b"2", -1)}
 
 
@@ -119,7 +123,7 @@ def test_bad_argument_is_refused(session: Session, packet_ids: Any, options: dic
 
 def test_thousand_packet_ids_are_given_out_at_once(client: RedisClient) -> None:
     session = Session(client=client)
-    assert session.reserve_packet_ids(range(1, 1_001)) == [b"reserved"]
+    assert session.reserve_packet_ids(range(1, 1_001)).word == "reserved"
     assert client.get(session.keys.last_packet_id) == b"1000"
 
 

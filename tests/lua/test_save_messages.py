@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lua_sessions import HOSTILE_IDS, HOUR_MS, Message, Session, contents, messages, now_ms, unchanged
+from lua_sessions import HOSTILE_IDS, HOUR_MS, Message, Session, contents, messages, now_ms, stored, unchanged
 from tbmq_broker import Broker
 
 from queuekeeper.errors import NotOwner, StoreFull, UsageError
@@ -32,6 +32,10 @@ def far(count: int, *, first: int = 1) -> list[Message]:
     return [message._replace(expires_at_ms=FAR_MS) for message in messages(count, first=first)]
 
 
+def replayed(*, first_serial: int, packet_ids: bytes, expired: bytes = b"") -> dict[str, Any]:
+    return {"word": "replayed", "first_serial": first_serial, "packet_ids": packet_ids, "expired": expired}
+
+
 def text(number: int) -> bytes:
     return str(number).encode()
 
@@ -45,7 +49,7 @@ def expiry(session: Session) -> list[int]:
 @pytest.mark.parametrize("client_id", HOSTILE_IDS)
 def test_first_save_makes_exactly_these_keys(client: RedisClient, client_id: str) -> None:
     session = Session(client=client, client_id=client_id, prefix="p:")
-    assert session.save_messages(far(3)) == [b"saved", 1, 3, b""]
+    assert session.save_messages(far(3)) == stored(first_serial=1, references=3)
     members = [(session.payload(n).encode(), float(n)) for n in (1, 2, 3)]
     assert contents(client) == {
         session.keys.messages: (members, UNTIL_MS),
@@ -65,7 +69,7 @@ def test_first_save_makes_exactly_these_keys(client: RedisClient, client_id: str
 
 def test_next_save_goes_behind_the_others(session: Session) -> None:
     session.save_messages(far(2))
-    assert session.save_messages(far(3, first=3), expected=2) == [b"saved", 3, 5, b""]
+    assert session.save_messages(far(3, first=3), expected=2) == stored(first_serial=3, references=5)
     assert session.references() == [(session.payload(n), n) for n in range(1, 6)]
     assert session.client.get(session.keys.last_packet_id) == b"5"
 
@@ -78,13 +82,13 @@ def test_json_is_stored_byte_for_byte(session: Session) -> None:
 
 def test_packet_ids_wrap_and_serials_go_on(session: Session) -> None:
     session.save_messages(far(1, first=65_535))
-    assert session.save_messages(far(2), expected=65_535) == [b"saved", 2, 3, b""]
+    assert session.save_messages(far(2), expected=65_535) == stored(first_serial=2, references=3)
     assert [key for key, _ in session.references()] == [session.payload(n) for n in (65_535, 1, 2)]
     assert session.client.get(session.keys.last_packet_id) == b"2"
 
 
 def test_256_messages_fit_and_257_do_not(session: Session) -> None:
-    assert session.save_messages(far(256)) == [b"saved", 1, 256, b""]
+    assert session.save_messages(far(256)) == stored(first_serial=1, references=256)
     with pytest.raises(UsageError, match=r"^a call takes at most 256 messages$"):
         session.save_messages(far(257, first=257), expected=256)
 
@@ -96,7 +100,7 @@ def test_expired_messages_are_passed_over_and_counted_and_serials_stay_contiguou
     batch = far(5)
     for position in (0, 2, 3):
         batch[position] = batch[position]._replace(expires_at_ms=now_ms() - position)
-    assert session.save_messages(batch) == [b"saved", 1, 2, b"0,2,3"]
+    assert session.save_messages(batch) == stored(first_serial=1, references=2, expired=b"0,2,3")
     assert session.references() == [(session.payload(2), 1), (session.payload(5), 2)]
     assert session.state()["expired"] == "3"
     assert session.client.exists(session.payload(1)) == 0
@@ -112,7 +116,7 @@ def test_message_that_ends_within_the_second_is_stored(session: Session) -> None
             break
         # The machine stood still, so the life may have ended before the server saw the message: once more.
         session.client.flushall()
-    assert reply == [b"saved", 1, 1, b""]
+    assert reply == stored(first_serial=1, references=1)
 
 
 @pytest.mark.parametrize("off_ms", [-HOUR_MS + 60_000, -1, 0, 1, 24 * HOUR_MS, FAR_MS])
@@ -121,14 +125,16 @@ def test_callers_clock_does_not_decide_what_has_expired(session: Session, off_ms
         message._replace(expires_at_ms=now_ms() + life_ms)
         for message, life_ms in zip(far(4), (-1, 20_000, -20_000, 2 * HOUR_MS), strict=True)
     ]
-    assert session.save_messages(batch, callers_now_ms=now_ms() + off_ms) == [b"saved", 1, 2, b"0,2"]
+    assert session.save_messages(batch, callers_now_ms=now_ms() + off_ms) == stored(
+        first_serial=1, references=2, expired=b"0,2"
+    )
 
 
 def test_caller_whose_clock_is_hours_behind_leaves_a_reference_to_what_had_expired_and_no_message(
     session: Session,
 ) -> None:
     batch = [far(1)[0]._replace(expires_at_ms=now_ms() - 1), *far(1, first=2)]
-    assert session.save_messages(batch, callers_now_ms=now_ms() - 2 * HOUR_MS) == [b"saved", 1, 2, b""]
+    assert session.save_messages(batch, callers_now_ms=now_ms() - 2 * HOUR_MS) == stored(first_serial=1, references=2)
     assert session.client.exists(session.payload(1)) == 0
     assert session.remove_dead_references([1, 2]).removed == 1
     assert session.references() == [(session.payload(2), 2)]
@@ -173,7 +179,9 @@ def test_save_gives_the_server_no_more_commands_than_its_proof_asks_beside_those
 
 def test_save_of_expired_messages_only_makes_no_session(session: Session) -> None:
     batch = [message._replace(expires_at_ms=5) for message in far(2)]
-    assert session.save_messages(batch, source="a", packet_ids="1-2", refused=2) == [b"saved", 1, 0, b"0,1"]
+    assert session.save_messages(batch, source="a", packet_ids="1-2", refused=2) == stored(
+        first_serial=1, references=0, expired=b"0,1"
+    )
     assert contents(session.client) == {}
 
 
@@ -182,20 +190,20 @@ def test_save_of_expired_messages_only_changes_counters_and_the_source_of_a_sess
     before = session.state()
     batch = [message._replace(expires_at_ms=1) for message in far(2, first=3)]
     reply = session.save_messages(batch, expected=2, source="a", offset=7, packet_ids="3-4")
-    assert reply == [b"saved", 3, 2, b"0,1"]
+    assert reply == stored(first_serial=3, references=2, expired=b"0,1")
     assert session.state() == {**before, "source:a": "7;0:3:3-4:0,1", "expired": "2"}
     assert session.client.get(session.keys.last_packet_id) == b"2"
     again = session.save_messages(batch, expected=2, source="a", offset=7, packet_ids="3-4")
-    assert again == [b"replayed", 3, b"3-4", b"0,1"]
+    assert again == replayed(first_serial=3, packet_ids=b"3-4", expired=b"0,1")
     assert session.state()["expired"] == "2"
 
 
 def test_conflict_is_told_even_when_all_have_expired(session: Session) -> None:
     session.save_messages(far(2))
     batch = [message._replace(expires_at_ms=1) for message in far(1)]
-    assert session.save_messages(batch) == [b"conflict", b"2"]
+    assert session.save_messages(batch) == {"word": "conflict", "last_packet_id": b"2"}
     session.client.set(session.keys.last_packet_id, 9)
-    assert session.save_messages(batch, expected=2) == [b"conflict", b"9"]
+    assert session.save_messages(batch, expected=2) == {"word": "conflict", "last_packet_id": b"9"}
 
 
 def test_refused_messages_are_counted(session: Session) -> None:
@@ -211,17 +219,19 @@ def test_repeated_call_of_a_source_answers_what_the_first_one_did_and_writes_not
     batch = far(3)
     batch[1] = batch[1]._replace(expires_at_ms=1)
     options: dict[str, Any] = {"source": "kafka-3", "offset": 12, "packet_ids": "1-3"}
-    assert session.save_messages(batch, **options) == [b"saved", 1, 2, b"1"]
+    assert session.save_messages(batch, **options) == stored(first_serial=1, references=2, expired=b"1")
     before = contents(session.client)
-    assert session.save_messages(batch, **options) == [b"replayed", 1, b"1-3", b"1"]
-    assert session.save_messages(far(1, first=9), expected=3, **options) == [b"replayed", 1, b"1-3", b"1"]
+    assert session.save_messages(batch, **options) == replayed(first_serial=1, packet_ids=b"1-3", expired=b"1")
+    assert session.save_messages(far(1, first=9), expected=3, **options) == replayed(
+        first_serial=1, packet_ids=b"1-3", expired=b"1"
+    )
     assert contents(session.client) == before
 
 
 def test_repeated_call_is_known_after_its_messages_are_gone(session: Session) -> None:
     session.save_messages(far(2), source="a", packet_ids="1-2")
-    assert session.ack((1, 1), (2, 2)) == [1, 1]
-    assert session.save_messages(far(2), source="a", packet_ids="1-2") == [b"replayed", 1, b"1-2", b""]
+    assert session.ack((1, 1), (2, 2)).removed == (1, 1)
+    assert session.save_messages(far(2), source="a", packet_ids="1-2") == replayed(first_serial=1, packet_ids=b"1-2")
 
 
 def test_chunks_of_the_last_batch_are_all_known_and_an_older_batch_is_forgotten(session: Session) -> None:
@@ -229,21 +239,23 @@ def test_chunks_of_the_last_batch_are_all_known_and_an_older_batch_is_forgotten(
         reply = session.save_messages(
             far(1, first=chunk + 1), expected=chunk or "", source="a", offset=5, chunk=chunk, packet_ids=str(chunk + 1)
         )
-        assert (reply.word, reply.first_serial) == ("saved", chunk + 1)
+        assert reply == stored(first_serial=chunk + 1, references=chunk + 1)
     for chunk in range(12):
         reply = session.save_messages(far(1), source="a", offset=5, chunk=chunk)
-        assert reply == [b"replayed", chunk + 1, text(chunk + 1), b""]
-    assert session.save_messages(far(1), source="a", offset=4) == [b"forgotten"]
+        assert reply == replayed(first_serial=chunk + 1, packet_ids=text(chunk + 1))
+    assert session.save_messages(far(1), source="a", offset=4).word == "forgotten"
     session.save_messages(far(1, first=13), expected=12, source="a", offset=6, packet_ids="13")
     assert session.state()["source:a"] == "6;0:13:13:"
-    assert session.save_messages(far(1), source="a", offset=5) == [b"forgotten"]
+    assert session.save_messages(far(1), source="a", offset=5).word == "forgotten"
 
 
 def test_sources_do_not_know_each_other(session: Session) -> None:
     session.save_messages(far(1), source="a", offset=9, packet_ids="1")
-    assert session.save_messages(far(1, first=2), expected=1, source="b", packet_ids="2").word == "saved"
-    assert session.save_messages(far(1, first=3), expected=2).word == "saved"
-    assert session.save_messages(far(1), source="a", offset=9) == [b"replayed", 1, b"1", b""]
+    assert session.save_messages(far(1, first=2), expected=1, source="b", packet_ids="2") == stored(
+        first_serial=2, references=2
+    )
+    assert session.save_messages(far(1, first=3), expected=2) == stored(first_serial=3, references=3)
+    assert session.save_messages(far(1), source="a", offset=9) == replayed(first_serial=1, packet_ids=b"1")
 
 
 # Conflicts: nothing is written, and the true state is told.
@@ -253,7 +265,7 @@ def test_sources_do_not_know_each_other(session: Session) -> None:
 def test_other_last_packet_id_than_the_expected_one_is_a_conflict(session: Session, expected: int | str) -> None:
     session.save_messages(far(2))
     before = contents(session.client)
-    assert session.save_messages(far(1, first=4), expected=expected) == [b"conflict", b"2"]
+    assert session.save_messages(far(1, first=4), expected=expected) == {"word": "conflict", "last_packet_id": b"2"}
     assert contents(session.client) == before
 
 
@@ -261,7 +273,7 @@ def test_last_packet_id_that_another_program_has_moved_is_a_conflict(session: Se
     session.save_messages(far(2))
     session.client.set(session.keys.last_packet_id, 7, keepttl=True)
     before = contents(session.client)
-    assert session.save_messages(far(1, first=3), expected=2) == [b"conflict", b"7"]
+    assert session.save_messages(far(1, first=3), expected=2) == {"word": "conflict", "last_packet_id": b"7"}
     assert contents(session.client) == before
 
 
@@ -269,16 +281,20 @@ def test_last_packet_id_that_is_gone_is_a_conflict(session: Session) -> None:
     session.save_messages(far(2))
     session.client.delete(session.keys.last_packet_id)
     before = contents(session.client)
-    assert session.save_messages(far(1, first=3), expected=2) == [b"conflict", b""]
+    assert session.save_messages(far(1, first=3), expected=2) == {"word": "conflict", "last_packet_id": b""}
     assert contents(session.client) == before
-    assert session.save_messages(far(1, first=3)).pick("word", "first_serial") == ("saved", 3)
+    assert session.save_messages(far(1, first=3)) == stored(first_serial=3, references=3)
 
 
 def test_packet_ids_in_use_are_a_conflict_that_names_them_and_leaves_no_trace(session: Session) -> None:
     session.save_messages(far(6))
     session.ack((2, ""), (4, ""))
     before = contents(session.client)
-    assert session.save_messages(far(6), expected=6, last_packet_id=6) == [b"conflict", b"6", 0, 2, 4, 5]
+    assert session.save_messages(far(6), expected=6, last_packet_id=6) == {
+        "word": "conflict",
+        "last_packet_id": b"6",
+        "positions": (0, 2, 4, 5),
+    }
     assert contents(session.client) == before
 
 
@@ -288,14 +304,18 @@ def test_packet_ids_in_use_are_a_conflict_in_a_session_of_another_program_too(se
     client.zadd(session.keys.messages, {session.payload(6): 9})
     client.set(session.payload(6), "{}")
     before = contents(session.client)
-    assert session.save_messages(far(3, first=5), expected=4) == [b"conflict", b"4", 1]
+    assert session.save_messages(far(3, first=5), expected=4) == {
+        "word": "conflict",
+        "last_packet_id": b"4",
+        "positions": (1,),
+    }
     assert contents(session.client) == before
 
 
 def test_packet_id_of_a_dead_reference_is_free(session: Session) -> None:
     session.save_messages(far(3))
     session.client.delete(session.payload(1))
-    assert session.save_messages(far(1), expected=3) == [b"saved", 4, 3, b"", 1]
+    assert session.save_messages(far(1), expected=3) == stored(first_serial=4, references=3, replaced=[1])
     assert session.state()["expired"] == "1", "the reference that went with it is counted"
     assert session.references() == [(session.payload(2), 2), (session.payload(3), 3), (session.payload(1), 4)]
 
@@ -306,7 +326,7 @@ def test_packet_id_of_a_dead_reference_is_free(session: Session) -> None:
 def test_serials_go_on_after_the_set_was_empty(session: Session) -> None:
     session.save_messages(far(3))
     session.ack((1, ""), (2, ""), (3, ""))
-    assert session.save_messages(far(1, first=4), expected=3) == [b"saved", 4, 1, b""]
+    assert session.save_messages(far(1, first=4), expected=3) == stored(first_serial=4, references=1)
     assert expiry(session) == [UNTIL_MS] * 3
 
 
@@ -314,20 +334,20 @@ def test_serials_of_a_session_of_another_program_go_on_from_the_highest_score(se
     client: Any = session.client
     client.set(session.keys.last_packet_id, 7)
     client.zadd(session.keys.messages, {session.payload(6): 900_000, session.payload(7): 900_001})
-    assert session.save_messages(far(1, first=8), expected=7) == [b"saved", 900_002, 3, b""]
+    assert session.save_messages(far(1, first=8), expected=7) == stored(first_serial=900_002, references=3)
 
 
 def test_serials_of_a_session_without_messages_go_on_from_the_last_packet_id(session: Session) -> None:
     client: Any = session.client
     client.set(session.keys.last_packet_id, 7)
-    assert session.save_messages(far(1, first=8), expected=7) == [b"saved", 8, 1, b""]
+    assert session.save_messages(far(1, first=8), expected=7) == stored(first_serial=8, references=1)
 
 
 def test_serials_stay_above_what_was_delivered_from_an_import(session: Session) -> None:
     session.import_session(messages(2), last_packet_id=2)
     session.mark_delivered(1_002)
     session.ack((1, ""), (2, ""))
-    assert session.save_messages(far(1, first=3), expected=2) == [b"saved", 1_003, 1, b""]
+    assert session.save_messages(far(1, first=3), expected=2) == stored(first_serial=1_003, references=1)
 
 
 def test_serials_stay_above_those_of_a_program_that_saved_meanwhile(session: Session) -> None:
@@ -335,12 +355,12 @@ def test_serials_stay_above_those_of_a_program_that_saved_meanwhile(session: Ses
     client: Any = session.client
     client.zadd(session.keys.messages, {session.payload(4): 50})
     client.set(session.keys.last_packet_id, 4)
-    assert session.save_messages(far(1, first=5), expected=4).pick("word", "first_serial") == ("saved", 51)
+    assert session.save_messages(far(1, first=5), expected=4) == stored(first_serial=51, references=5)
     client.zadd(session.keys.messages, {session.payload(6): 20})
     client.set(session.keys.last_packet_id, 6)
     session.ack((5, ""))
     client.zrem(session.keys.messages, session.payload(4))
-    assert session.save_messages(far(1, first=7), expected=6).pick("word", "first_serial") == ("saved", 52)
+    assert session.save_messages(far(1, first=7), expected=6) == stored(first_serial=52, references=5)
 
 
 @pytest.mark.parametrize("score", [2**53 - 1, "inf"])
@@ -410,7 +430,7 @@ def test_messages_of_another_program_are_not_lost_with_the_keys_of_ours(session:
     client.set(session.payload(2), "{}")
     client.zadd(session.keys.messages, {session.payload(2): 2})
     client.set(session.keys.last_packet_id, 2)
-    assert session.save_messages(far(1, first=3), expected=2) == [b"saved", 3, 3, b""]
+    assert session.save_messages(far(1, first=3), expected=2) == stored(first_serial=3, references=3)
     assert expiry(session) == [-1] * 3
     assert session.state()["earliest_expiry_ms"] == ""
 
@@ -451,7 +471,7 @@ def test_session_whose_import_goes_on_takes_nothing(session: Session) -> None:
 def test_imported_session_counts_as_used_after_a_save(session: Session) -> None:
     session.import_session(messages(2), last_packet_id=2)
     session.save_messages(far(1, first=3), expected=2)
-    assert session.import_session(messages(2), last_packet_id=2) == [b"used", 0, 0]
+    assert session.import_session(messages(2), last_packet_id=2) == {"word": "used", "written": 0, "expired": 0}
 
 
 # Bad arguments are refused before anything is written.
@@ -510,7 +530,7 @@ def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: in
 
 def test_payload_key_that_comes_twice_stores_nothing(session: Session) -> None:
     batch = far(3)
-    assert session.save_messages([batch[0], batch[1], batch[0]]) == [b"conflict", b""]
+    assert session.save_messages([batch[0], batch[1], batch[0]]) == {"word": "conflict", "last_packet_id": b""}
     assert contents(session.client) == {}
 
 
@@ -531,6 +551,6 @@ def test_full_server_refuses_a_save_as_a_whole(own_server: Any) -> None:
             Session(client=client, client_id="fresh").save_messages(far(1))
         assert contents(client) == before
         client.config_set("maxmemory", 0)
-        assert (
-            session.save_messages(far(2, first=3), expected=2, source="a", offset=1, packet_ids="3-4").first_serial == 3
+        assert session.save_messages(far(2, first=3), expected=2, source="a", offset=1, packet_ids="3-4") == stored(
+            first_serial=3, references=4
         )

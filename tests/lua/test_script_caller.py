@@ -12,6 +12,7 @@ import pytest
 import redis
 from lua_sessions import Session, command, contents, messages
 from script_callers import APPEND, script
+from script_replies import reply_of
 
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
@@ -67,11 +68,16 @@ def test_script_survives_a_restart(own_server: Any) -> None:
         session = Session(client=client)
         session.import_session(messages(2), last=False)
         own_server.restart()
-        assert session.import_session(messages(2, first=3), chunk=1, last=False) == [b"imported", 2, 0]
+        assert session.import_session(messages(2, first=3), chunk=1, last=False) == {
+            "word": "imported",
+            "written": 2,
+            "expired": 0,
+        }
         own_server.kill()
         own_server.start()
         call = session.import_call(messages(2, first=5), chunk=2)
-        assert ScriptCaller(client).execute([call]) == [[b"imported", 2, 0]]
+        (reply,) = ScriptCaller(client).execute([call])
+        assert reply_of(call, reply) == {"word": "imported", "written": 2, "expired": 0}
         assert len(session.references()) == 6
 
 
@@ -211,7 +217,11 @@ def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
         session = Session(client=client)
         session.import_session(messages(3), last=False)
         with moved_slot(redis_cluster_url, session.client_id) as slot:
-            assert session.import_session(messages(3, first=4), chunk=1, last=False) == [b"imported", 3, 0]
+            assert session.import_session(messages(3, first=4), chunk=1, last=False) == {
+                "word": "imported",
+                "written": 3,
+                "expired": 0,
+            }
             assert slot.source.zcard(session.keys.messages) == 6
             assert command(slot.target, "CLUSTER COUNTKEYSINSLOT", slot.number) == 0
         last_chunk = session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
@@ -221,7 +231,7 @@ def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
                 scripts.sessions.export_messages(payloads=map(session.payload, range(1, 10)), max_bytes=""),
             ]
         )
-        assert replies[0] == [b"imported", 3, 0]
+        assert reply_of(last_chunk, replies[0]) == {"word": "imported", "written": 3, "expired": 0}
         assert b"" not in replies[1]
         assert len(session.references()) == 9
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lua_sessions import FAR_MS, Session, contents, messages, now_ms, readable, unchanged
+from lua_sessions import FAR_MS, Session, contents, messages, now_ms, readable, stored, unchanged
+from script_replies import reply_of
 
 from queuekeeper.access import redis_users
 from queuekeeper.errors import MovedOn, NotOwner, StaleEpoch
@@ -156,7 +157,9 @@ def test_save_looks_at_the_owner_once_a_session_was_taken_from_redis_and_came_ba
     session.set_owner("redis", epoch=3)
     with pytest.raises(StaleEpoch):
         replace(session, claims=1).save_messages(saved(session, 1, first=5), expected=4)
-    assert replace(session, claims=3).save_messages(saved(session, 1, first=5), expected=4).first_serial == 5
+    assert replace(session, claims=3).save_messages(saved(session, 1, first=5), expected=4) == stored(
+        first_serial=5, references=5
+    )
 
 
 # What is noted.
@@ -300,7 +303,7 @@ def test_purge_of_a_session_with_a_mirror_leaves_owner_and_note(session: Session
     mirrored(session)
     session.mark_delivered(2)
     version = int(session.state()["outbox_version"])
-    assert session.purge_session([1, 2, 3, 4], up_to_serial=4) == [4, 0]
+    assert session.purge_session([1, 2, 3, 4], up_to_serial=4) == {"removed": 4, "remaining": 0}
     state = session.state()
     assert int(state.pop("outbox_ms")) > 0
     assert state == {
@@ -317,14 +320,14 @@ def test_purge_of_a_session_with_a_mirror_leaves_owner_and_note(session: Session
 def test_purged_session_with_a_mirror_begins_anew(session: Session) -> None:
     mirrored(session)
     session.purge_session([1, 2, 3, 4], up_to_serial=4)
-    assert replace(session, claims=5).save_messages(saved(session, 1)).pick("word", "first_serial") == ("saved", 1)
+    assert replace(session, claims=5).save_messages(saved(session, 1)) == stored(first_serial=1, references=1)
     assert session.state()["outbox"] == "*"
 
 
 def test_purge_without_a_mirror_leaves_nothing(session: Session) -> None:
     mirrored(session)
     session.set_owner("redis", epoch=6)
-    assert session.purge_session([1, 2, 3, 4], up_to_serial=4) == [4, 0]
+    assert session.purge_session([1, 2, 3, 4], up_to_serial=4) == {"removed": 4, "remaining": 0}
     assert contents(session.client) == {}
 
 
@@ -352,9 +355,9 @@ def test_idle_session_with_a_mirror_is_not_given_an_expiry(client: RedisClient) 
     session.ack((1, ""))
     mirrored(session)
     call = scripts.maintenance.expire_idle_session(session.keys, keep_ms=60_000, said_ms=0, all_dead=0)
-    assert ScriptCaller(client).execute([call]) == [[b"held"]]
+    assert reply_of(call, ScriptCaller(client).call(*call)).word == "held"
     session.set_owner("fenced", epoch=6)
-    assert ScriptCaller(client).execute([call]) == [[b"held"]]
+    assert reply_of(call, ScriptCaller(client).call(*call)).word == "held"
 
 
 def test_session_that_moved_is_no_imports_any_more(client: RedisClient) -> None:
@@ -378,10 +381,10 @@ def test_full_server_confirms_and_notes(own_server: Any) -> None:
         session.save_messages(saved(session, 4))
         mirrored(session)
         client.config_set("maxmemory", 1)
-        assert session.ack((1, 1)) == [1]
+        assert session.ack((1, 1)).removed == (1,)
         assert session.mark_released(2) == b"released"
         assert session.mark_delivered(3) == 1
-        assert session.trim_messages([(2, 2)], limit=2) == [1, 0, 2]
+        assert session.trim_messages([(2, 2)], limit=2) == {"trimmed": 1, "dead": 0, "references": 2}
         assert session.state()["outbox"] == "1-2,2"
-        assert session.purge_session([3, 4], up_to_serial=9) == [2, 0]
+        assert session.purge_session([3, 4], up_to_serial=9) == {"removed": 2, "remaining": 0}
         assert session.state()["outbox"] == "*"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lua_sessions import Session, contents, messages, now_ms, unchanged
+from lua_sessions import Session, contents, messages, now_ms, stored, unchanged
 
 from queuekeeper.errors import NotOwner, UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -20,7 +20,7 @@ def test_expected_value_is_replaced_and_the_expiry_stays(client: RedisClient) ->
     assert session.set_last_packet_id(500, expected=2) == 1
     assert contents(client)[session.keys.last_packet_id] == (b"500", until)
     assert session.state()["saved_last_packet_id"] == "500"
-    assert session.save_messages(messages(1, first=501), expected=500) == [b"saved", 3, 3, b""]
+    assert session.save_messages(messages(1, first=501), expected=500) == stored(first_serial=3, references=3)
 
 
 @pytest.mark.parametrize("expected", ["", 1, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lua_sessions import FAR_MS, HOSTILE_IDS, Message, Session, contents, messages, now_ms, unchanged
+from lua_sessions import FAR_MS, HOSTILE_IDS, Message, Session, contents, messages, now_ms, stored, unchanged
 
 from queuekeeper.errors import MovedOn, NotOwner, StaleEpoch, StoreFull, UsageError
 from queuekeeper.lua import ScriptCaller
@@ -20,6 +20,8 @@ WHOLE: dict[str, Any] = {
     "delivered_serial": 1_001,
     "sources": [("partition-0", 41)],
 }
+FORGOTTEN = {"word": "forgotten"}
+SAVED = stored(first_serial=1_004, references=4)
 
 
 def members(session: Session) -> list[tuple[str, float]]:
@@ -29,7 +31,7 @@ def members(session: Session) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("client_id", HOSTILE_IDS)
 def test_session_that_redis_does_not_know_is_written_whole(client: RedisClient, client_id: str) -> None:
     session = Session(client=client, client_id=client_id)
-    assert session.sync_session(BATCH, **WHOLE) == [3, 0]
+    assert session.sync_session(BATCH, **WHOLE) == {"written": 3, "removed": 0}
     fields = {
         "owner": "postgres",
         "epoch": "1",
@@ -51,7 +53,7 @@ def test_repeated_call_leaves_the_same(client: RedisClient) -> None:
     session = Session(client=client)
     session.sync_session(BATCH, **WHOLE)
     before = contents(client)
-    assert session.sync_session(BATCH, **WHOLE) == [3, 0]
+    assert session.sync_session(BATCH, **WHOLE) == {"written": 3, "removed": 0}
     assert contents(client) == before
 
 
@@ -61,15 +63,15 @@ def test_calls_one_by_one_leave_what_one_call_does(client: RedisClient) -> None:
     whole = contents(client)
     for message in [*BATCH, *messages(4, first=10)]:
         session.sync_session([message], **WHOLE)
-    assert session.sync_session(removed=[10, 11], **WHOLE) == [0, 2]
-    assert session.sync_session(removed=[12, 13, 99], **WHOLE) == [0, 2]
+    assert session.sync_session(removed=[10, 11], **WHOLE) == {"written": 0, "removed": 2}
+    assert session.sync_session(removed=[12, 13, 99], **WHOLE) == {"written": 0, "removed": 2}
     assert contents(client) == whole
 
 
 def test_session_without_messages_leaves_its_fields_only(client: RedisClient) -> None:
     session = Session(client=client)
     session.sync_session(BATCH, **WHOLE)
-    assert session.sync_session(removed=[1, 2, 3]) == [0, 3]
+    assert session.sync_session(removed=[1, 2, 3]) == {"written": 0, "removed": 3}
     assert contents(client) == {
         session.keys.session: (
             {b"owner": b"postgres", b"epoch": b"1", b"import": b"done", b"source:partition-0": b"42"},
@@ -82,7 +84,7 @@ def test_packet_id_that_another_message_got_meanwhile_is_taken_over(client: Redi
     session = Session(client=client)
     session.sync_session(BATCH, **WHOLE)
     newer = Message(1, 2_000, FAR_MS + 9, '{"newer":1}')
-    assert session.sync_session([newer], **WHOLE) == [1, 0]
+    assert session.sync_session([newer], **WHOLE) == {"written": 1, "removed": 0}
     assert session.references()[-1] == (session.payload(1), 2_000)
     assert contents(client)[session.payload(1)] == (b'{"newer":1}', FAR_MS + 9)
 
@@ -90,7 +92,10 @@ def test_packet_id_that_another_message_got_meanwhile_is_taken_over(client: Redi
 def test_message_whose_life_is_over_is_removed_instead(client: RedisClient) -> None:
     session = Session(client=client)
     session.sync_session(BATCH, **WHOLE)
-    assert session.sync_session([BATCH[0]._replace(expires_at_ms=now_ms() - 1)], **WHOLE) == [0, 1]
+    assert session.sync_session([BATCH[0]._replace(expires_at_ms=now_ms() - 1)], **WHOLE) == {
+        "written": 0,
+        "removed": 1,
+    }
     assert session.references() == members(session)[1:]
     assert client.exists(session.payload(1)) == 0
 
@@ -108,10 +113,10 @@ def test_source_is_replaced_or_forgotten(client: RedisClient) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "reply"),
-    [(40, [b"forgotten"]), (41, [b"forgotten"]), (42, [b"saved", 1_004, 4, b""]), (43, [b"saved", 1_004, 4, b""])],
+    [(40, FORGOTTEN), (41, FORGOTTEN), (42, SAVED), (43, SAVED)],
 )
 def test_batch_that_was_saved_in_postgres_is_not_saved_again(
-    client: RedisClient, offset: int, reply: list[Any]
+    client: RedisClient, offset: int, reply: dict[str, Any]
 ) -> None:
     session = Session(client=client)
     session.sync_session(BATCH, **WHOLE)
@@ -126,7 +131,10 @@ def test_copy_goes_on_where_redis_has_owned_the_session(client: RedisClient) -> 
     session.set_owner("redis", epoch=2, mirror=1)
     session.set_owner("fenced", epoch=3)
     session.set_owner("postgres", epoch=4)
-    assert session.sync_session(BATCH, removed=[4], epoch=4, sources=[("a", "")], last_packet_id=3) == [3, 1]
+    assert session.sync_session(BATCH, removed=[4], epoch=4, sources=[("a", "")], last_packet_id=3) == {
+        "written": 3,
+        "removed": 1,
+    }
     assert session.state() == {"owner": "postgres", "epoch": "4", "import": "done"}
     assert [client.pexpiretime(key) for key in session.keys] == [-1, -1, -1]
 
@@ -219,8 +227,11 @@ def test_wrong_number_of_arguments_is_refused(client: RedisClient, change: Any) 
 def test_most_messages_and_sources_are_taken_at_once(client: RedisClient) -> None:
     session = Session(client=client)
     sources = [(f"s{n}", n) for n in range(256)]
-    assert session.sync_session(messages(256), sources=sources) == [256, 0]
-    assert session.sync_session(removed=range(1, 257), sources=[(name, "") for name, _ in sources]) == [0, 256]
+    assert session.sync_session(messages(256), sources=sources) == {"written": 256, "removed": 0}
+    assert session.sync_session(removed=range(1, 257), sources=[(name, "") for name, _ in sources]) == {
+        "written": 0,
+        "removed": 256,
+    }
     assert list(session.state()) == ["owner", "epoch", "import"]
 
 

@@ -111,7 +111,7 @@ def test_session_that_the_broker_has_used_is_never_written_again(client: RedisCl
     else:
         broker.add("new")
     before = contents(client)
-    assert session.import_session(batch, last_packet_id=3) == [b"used", 0, 0]
+    assert session.import_session(batch, last_packet_id=3) == {"word": "used", "written": 0, "expired": 0}
     with pytest.raises(MovedOn):
         session.drop_import([1, 2, 3, 65_534, 65_535])
     assert session.state()["used"] == "1"
@@ -173,7 +173,7 @@ def test_session_that_was_used_until_its_counts_were_the_same_again_is_left_alon
     assert view.imported is not None
     assert view.imported.touched
     assert contents(client) == before
-    assert session.import_session(batch, last_packet_id=5) == [b"used", 0, 0]
+    assert session.import_session(batch, last_packet_id=5) == {"word": "used", "written": 0, "expired": 0}
     client.hdel(session.keys.session, "used")
     assert contents(client) == before
 
@@ -205,15 +205,15 @@ def test_session_from_which_our_store_has_sent_messages_is_not_dropped(client: R
     session.mark_delivered(2)
     with pytest.raises(MovedOn):
         session.drop_import(range(1, 6))
-    assert session.import_session(batch, last_packet_id=5) == [b"used", 0, 0]
+    assert session.import_session(batch, last_packet_id=5) == {"word": "used", "written": 0, "expired": 0}
 
 
 def test_import_of_an_earlier_build_is_judged_by_count_and_last_packet_id(client: RedisClient) -> None:
     session, _, batch = imported_as_the_broker_counts(client)
     client.hdel(session.keys.session, "imported_until_ms")
     client.persist(session.keys.last_packet_id)
-    assert session.import_session(batch, last_packet_id=5) == [b"unchanged", 0, 0]
-    assert session.drop_import(range(1, 6)) == [5, 0]
+    assert session.import_session(batch, last_packet_id=5) == {"word": "unchanged", "written": 0, "expired": 0}
+    assert session.drop_import(range(1, 6)) == {"removed": 5, "remaining": 0}
     assert contents(client) == {}
 
 
@@ -226,7 +226,7 @@ def test_message_that_is_replayed_leaves_an_import_as_unused_as_it_was(client: R
     client.flushall()
     session.import_session([])
     session.replay_message(publish(1, 1, "meter-7"), last_packet_id=1)
-    assert session.drop_import([1]) == [1, 0]
+    assert session.drop_import([1]) == {"removed": 1, "remaining": 0}
     assert contents(client) == {}
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
+from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms, stored
 from tbmq_broker import Broker, record
 
 from queuekeeper.redis_client import RedisClient
@@ -68,9 +68,9 @@ def test_messages_of_the_broker_are_read_in_order_with_their_expiry(client: Redi
 def test_messages_of_the_broker_are_confirmed(broker: Broker, session: Session) -> None:
     for n in range(3):
         broker.add(f"site/{n}")
-    assert session.ack((2, 2), (1, 9)) == [1, 0]
+    assert session.ack((2, 2), (1, 9)).removed == (1, 0)
     assert [message["packetId"] for message in broker.fetch()] == [1, 3]
-    assert session.ack((1, ""), (3, "")) == [1, 1]
+    assert session.ack((1, ""), (3, "")).removed == (1, 1)
     assert list(contents(session.client)) == [session.keys.last_packet_id]
 
 
@@ -90,8 +90,8 @@ def test_message_that_the_broker_released_is_known_as_released(broker: Broker, s
     assert session.mark_released(1) == b"already"
     assert contents(session.client) == before
     assert session.fetch_messages([1]).records[0].pexpiretime == -1
-    assert session.remove_dead_references([1]) == [0, b""]
-    assert session.ack((1, 1)) == [1]
+    assert session.remove_dead_references([1]) == {"removed": 0, "earliest_expiry_ms": b""}
+    assert session.ack((1, 1)).removed == (1,)
 
 
 def test_dead_references_of_the_broker_are_swept(broker: Broker, session: Session) -> None:
@@ -105,7 +105,7 @@ def test_dead_references_of_the_broker_are_swept(broker: Broker, session: Sessio
 def test_messages_of_the_broker_are_trimmed(broker: Broker, session: Session) -> None:
     for n in range(4):
         broker.add(f"site/{n}")
-    assert session.trim_messages([(1, 1), (2, 2), (3, 3)], limit=2) == [2, 0, 2]
+    assert session.trim_messages([(1, 1), (2, 2), (3, 3)], limit=2) == {"trimmed": 2, "dead": 0, "references": 2}
     assert [message["packetId"] for message in broker.fetch()] == [3, 4]
 
 
@@ -113,7 +113,7 @@ def test_session_of_the_broker_is_purged_without_a_trace(broker: Broker, session
     for n in range(3):
         broker.add(f"site/{n}")
     session.mark_delivered(2)
-    assert session.purge_session([1, 2, 3], up_to_serial=3) == [3, 0]
+    assert session.purge_session([1, 2, 3], up_to_serial=3) == {"removed": 3, "remaining": 0}
     assert contents(session.client) == {}
 
 
@@ -128,16 +128,20 @@ def test_unreadable_record_of_the_broker_leaves_its_session(broker: Broker, sess
 def test_save_goes_behind_the_messages_of_the_broker(broker: Broker, session: Session) -> None:
     broker.add("site/1")
     broker.add("site/2")
-    assert session.save_messages([publish(3)]) == [b"conflict", b"2"]
-    assert session.save_messages([publish(3)], expected=2) == [b"saved", 3, 3, b""]
+    assert session.save_messages([publish(3)]) == {"word": "conflict", "last_packet_id": b"2"}
+    assert session.save_messages([publish(3)], expected=2) == stored(first_serial=3, references=3)
     assert [message["packetId"] for message in broker.fetch()] == [1, 2, 3]
 
 
 def test_save_steps_over_a_packet_id_that_the_broker_has_in_use(broker: Broker, session: Session) -> None:
     broker.add("site/1")
     session.client.set(session.keys.last_packet_id, 65_535)
-    assert session.save_messages([publish(1)], expected=65_535) == [b"conflict", b"65535", 0]
-    assert session.save_messages([publish(2)], expected=65_535).pick("word", "first_serial") == ("saved", 2)
+    assert session.save_messages([publish(1)], expected=65_535) == {
+        "word": "conflict",
+        "last_packet_id": b"65535",
+        "positions": (0,),
+    }
+    assert session.save_messages([publish(2)], expected=65_535) == stored(first_serial=2, references=2)
     assert [message["topicName"] for message in broker.fetch()] == ["site/1", "site/2"]
 
 
@@ -154,8 +158,8 @@ def test_broker_reads_saved_messages_in_order_and_whole(broker: Broker, session:
 def test_broker_goes_on_with_packet_ids_and_order_and_so_do_we(broker: Broker, session: Session) -> None:
     session.save_messages([publish(1), publish(2)])
     assert broker.add("broker/3") == 3
-    assert session.save_messages([publish(4)], expected=2) == [b"conflict", b"3"]
-    assert session.save_messages([publish(4)], expected=3) == [b"saved", 4, 4, b""]
+    assert session.save_messages([publish(4)], expected=2) == {"word": "conflict", "last_packet_id": b"3"}
+    assert session.save_messages([publish(4)], expected=3) == stored(first_serial=4, references=4)
     assert broker.add("broker/5") == 5
     assert [message["packetId"] for message in broker.fetch()] == [1, 2, 3, 4, 5]
 
@@ -167,7 +171,7 @@ def test_broker_confirms_and_releases_saved_messages(broker: Broker, session: Se
     assert broker.fetch() == [
         {**json.loads(publish(1).json), "packetType": "PUBREL", "time": broker.fetch()[0]["time"]}
     ]
-    assert session.ack((2, 2), (1, 1)) == [0, 1]
+    assert session.ack((2, 2), (1, 1)).removed == (0, 1)
 
 
 def test_broker_reads_what_we_released(broker: Broker, session: Session) -> None:
@@ -196,8 +200,8 @@ def test_session_that_the_broker_purged_begins_anew_with_greater_serials(broker:
     session.save_messages([publish(1), publish(2)])
     broker.purge()
     assert list(contents(session.client)) == [session.keys.session]
-    assert session.save_messages([publish(3)], expected=2) == [b"conflict", b""]
-    assert session.save_messages([publish(1)]) == [b"saved", 3, 1, b""]
+    assert session.save_messages([publish(3)], expected=2) == {"word": "conflict", "last_packet_id": b""}
+    assert session.save_messages([publish(1)]) == stored(first_serial=3, references=1)
     assert [message["packetId"] for message in broker.fetch()] == [1]
 
 
@@ -210,7 +214,7 @@ def test_save_goes_behind_what_the_broker_added_once_around_all_packet_ids(
     last = (2 + added) % 65_535 + 1
     assert broker.add_many("broker/", added, limit=5) == last
     saved = session.save_messages([publish(last + 1)], expected=last, session_expiry_ms=session_expiry_ms)
-    assert saved == [b"saved", added + 4, 6, b""]
+    assert saved == stored(first_serial=added + 4, references=6)
     assert [message["topicName"] for message in broker.fetch()] == [
         *(f"broker/{number}" for number in range(added - 4, added + 1)),
         f"site/{last + 1}",
@@ -224,7 +228,7 @@ def test_save_goes_behind_what_the_broker_added_before_it_set_the_counter_back(
     broker.add("broker/4")
     # As it does when it hands messages of a group over while others are added.
     session.client.set(session.keys.last_packet_id, 3)
-    assert session.save_messages([publish(5)], expected=3).pick("word", "first_serial") == ("saved", 5)
+    assert session.save_messages([publish(5)], expected=3) == stored(first_serial=5, references=5)
 
 
 def test_message_that_the_broker_added_to_a_session_that_it_purged_was_not_sent(
