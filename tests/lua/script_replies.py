@@ -13,13 +13,9 @@ class Reply(dict[str, Any]):
     A word or a list that is empty is left out. As an attribute, each part is what the package reads.
     """
 
-    def __init__(self, record: Any, values: Any) -> None:
+    def __init__(self, record: Any) -> None:
         super().__init__({name: part for name, part in _named(record).items() if part not in ("", ())})
         self._record = record
-        self._values = values
-
-    def __eq__(self, other: object) -> bool:
-        return self._values == other if isinstance(other, list) else super().__eq__(other)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._record, name)
@@ -32,7 +28,7 @@ class Reply(dict[str, Any]):
 def reply_of(call: lua.Call, found: Any) -> Any:
     """Return what a script has answered; a list or a text of several parts has the names of its header."""
     record = call.script.read(found)
-    return Reply(record, found) if hasattr(record, "_fields") else record
+    return Reply(record) if hasattr(record, "_fields") else record
 
 
 def _named(part: Any) -> Any:

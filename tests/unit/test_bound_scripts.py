@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from script_replies import Reply
 
 import queuekeeper
 from queuekeeper import lua
@@ -274,6 +275,7 @@ def test_reading_a_reply_by_position_is_found(text: str, lines: list[int]) -> No
 
 def test_tests_of_scripts_read_replies_by_the_names_of_the_header() -> None:
     """Their helpers answer a ``Reply``, which has names only; what a caller answers itself is compared as a whole."""
+    assert Reply.__eq__ is dict.__eq__
     read = {path.name: read_by_position(ast.parse(path.read_text("utf-8"))) for path in TESTS_OF_SCRIPTS.glob("*.py")}
     assert read
     assert {name: lines for name, lines in read.items() if lines} == {}
