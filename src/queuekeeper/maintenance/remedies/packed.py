@@ -61,7 +61,8 @@ class Reading(NamedTuple):
 
     :ivar text: its state as stored; empty for none.
     :ivar pexpiretime: when its key expires, -1 for never.
-    :ivar is_still: whether state and number of fields were the same from the first page to the last.
+    :ivar is_still: whether state and number of fields were the same from the first page to the last, and all fields
+        were read, which they are not when the server was started again meanwhile.
     """
 
     text: bytes
@@ -154,6 +155,7 @@ class PackedPart(ABC):
             cursor = reply.cursor
             if cursor == b"0":
                 in_order = [facts[serial] for serial in sorted(facts)]
+                is_still = is_still and len(facts) + others == reply.fields
                 return Reading(reply.state, reply.fields, reply.pexpiretime, reply.now_ms, is_still, others, in_order)
 
     def set_aside(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
