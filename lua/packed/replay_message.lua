@@ -54,8 +54,10 @@ end
 local text, fields = redis.call('HGET', session_key, 's'), redis.call('HLEN', session_key)
 local state, imported = unpacked(text), import_of(session_key)
 -- Serials that the session has given out since its import are those of later messages, acknowledged or not.
-local given_from = tonumber(string.match(imported[7] or '', '^%-?%d+') or -1) + 1
-if not state or (serial >= given_from and serial <= state.last) or redis.call('HEXISTS', session_key, ARGV[6]) == 1 then
+local imported_last, imported_ids = string.match(imported[7] or '-1:0:0', '^(%-?%d+)(:.*)$')
+if not state or (serial > imported_last + 0 and serial <= state.last)
+    or redis.call('HEXISTS', session_key, ARGV[6]) == 1
+then
     return redis.error_reply('MOVED_ON serial ' .. ARGV[6] .. ' has been given to a message that came later')
 end
 if text ~= ARGV[3] then
@@ -71,7 +73,7 @@ if expires_at_ms <= now_ms() then
 end
 
 local values = { 's', '', ARGV[6], record, 'replayed:' .. ARGV[6], string.format('%d', packet_id) }
-local was_used = used_since(imported, state, fields)
+local was_used, has_saved = used_since(imported, state, fields), state.last > imported_last + 0
 state.ids = last_packet_id and ids_up_to(state.ids, last_packet_id) or state.ids
 put(state, serial, packet_id, expires_at_ms, #record)
 state.bound, state.others = fields - state.others + 1, state.others + 1
@@ -81,6 +83,9 @@ if not was_used then
     if last_packet_id then
         values[9], values[10] = 'imported_last_packet_id', ARGV[4]
     end
+elseif not has_saved then
+    -- The serials up to this one are still given to no later message.
+    values[7], values[8] = 'imported_state', string.format('%.0f', state.last) .. imported_ids
 end
 local lives_longer = state.until_ms > 0 and expires_at_ms > state.until_ms
 if lives_longer then

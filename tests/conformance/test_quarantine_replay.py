@@ -221,6 +221,27 @@ def test_message_is_replayed_again_when_its_session_is_taken_out_and_copied_agai
 
 
 @in_each_layout
+def test_message_that_is_mended_later_than_one_behind_it_takes_its_place_in_a_session_in_use(
+    world: OnlineWorld,
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={9: 3})
+    world.at_redis.ack(C, [Ack(packet_id=1)])
+    assert replay_all(world).replayed == 1
+    (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
+    mended_later = [replace(row, serial_number=serial, packet_id=packet_id) for serial, packet_id in ((8, 5), (10, 6))]
+    world.ledger.replace_quarantine(PLAN_ID, [0], mended_later)
+    publish(world)
+
+    would, done = replay_all(world, dry_run=True), replay_all(world)
+
+    assert (would.replayed, would.moved_on) == (done.replayed, done.moved_on) == (1, 1)
+    assert [(packet_id, serial) for _, packet_id, serial in stored(world)] == [(2, 2), (5, 8), (3, 9), (4, 10)]
+    assert faults(world) == ()
+    drop = drop_imports(world.client, [C], plan_id=PLAN_ID, prefix="", layout=world.layout, dry_run=False)
+    assert drop.messages_dropped == 0
+
+
+@in_each_layout
 def test_message_at_its_place_that_is_not_noted_yet_does_not_come_back_as_a_new_one(
     world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
