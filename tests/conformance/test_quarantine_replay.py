@@ -12,7 +12,7 @@ import pytest
 from lua_sessions import Session, readable
 from tbmq_broker import Broker
 
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.keyspace import packed_keys
 from queuekeeper.lua import ScriptCaller
 from queuekeeper.lua.scripts import packed as scripts
@@ -196,6 +196,38 @@ def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_on
     (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
     assert row.assigned_packet_id == 4
     assert put_behind(world) == ReplayReport(plan_id=PLAN_ID, dry_run=False)
+
+
+def refuse_once(patched: pytest.MonkeyPatch) -> None:
+    """Have the first message that is to be put behind the others refused."""
+    of, asked = Stores.of, []
+
+    def refusing(self: Stores, client_id: str) -> Any:
+        asked.append(client_id)
+        if len(asked) == 1:
+            raise ServerUnavailable("the server is starting")
+        return of(self, client_id)
+
+    patched.setattr(Stores, "of", refusing)
+
+
+@in_each_layout
+def test_new_messages_keep_their_order_when_the_first_one_was_refused(
+    world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={3: 3, 4: 4})
+    publish(world)
+    publish(world)
+    before = stored(world)
+    with monkeypatch.context() as patched:
+        refuse_once(patched)
+        assert (put_behind(world).moved_on, stored(world)) == (2, before)
+
+    assert put_behind(world).as_new == 2
+
+    assert stored(world) == [*before, (b"aside", 5, 5), (b"aside", 6, 6)]
+    rows = world.ledger.quarantined(PLAN_ID, status="replayed")
+    assert [(row.serial_number, row.assigned_packet_id) for row in rows] == [(3, 5), (4, 6)]
 
 
 @in_each_layout
@@ -474,6 +506,20 @@ def test_message_that_comes_back_reaches_the_other_store_too(world: OnlineWorld)
 
 class _Killed(Exception):
     pass
+
+
+def test_message_behind_a_refused_one_of_its_client_waits_so_that_a_repetition_keeps_their_order(
+    aside: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mend(aside)
+    with aside.router() as router:
+        before = waiting(router)
+        with monkeypatch.context() as patched:
+            refuse_once(patched)
+            report = put_back(aside, router)
+        assert (report.refused, report.replayed, report.not_repaired, waiting(router)) == (2, 0, 1, before)
+        assert put_back(aside, router).replayed == 2
+        assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 5", b"aside 6"]
 
 
 @pytest.mark.parametrize("moves", [False, True])

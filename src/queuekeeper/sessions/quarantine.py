@@ -47,6 +47,7 @@ _SCATTERED = (
     "no cluster can hold its client, and PostgreSQL, where it would go, may be read by nobody any more: if the broker "
     f"reads PostgreSQL, name such messages, by row, --client or --reason {Reason.CLIENT_ID_SCATTERED}"
 )
+_IN_ORDER = "an earlier message of its client was refused, and comes back before it: try again"
 _NEW_RULES = (*CONTENT_RULES, *(rule for rule in RULES if isinstance(rule, OneOf)))
 """Rules of a message that gets a new serial and packet id: it must be a PUBLISH, and its old ids do not matter."""
 
@@ -316,6 +317,7 @@ def replay(
     :param dry_run: write nothing.
     """
     table = SessionQuarantine(connection)
+    way_back = WayBack(stores, default_ttl_s=default_ttl_s, dry_run=dry_run, clock=clock)
     are_named = any(choice is not None for choice in (quarantine_ids, reason, client_id))
     counts: dict[str, int] = {}
     why: dict[int, str] = {}
@@ -329,14 +331,7 @@ def replay(
         mended = row
         if drop_user_properties and not readable(row.user_properties):
             mended = replace(row, user_properties=None)
-        back = put_back(
-            stores,
-            mended,
-            source=f"quarantine:{row.quarantine_id}",
-            default_ttl_s=default_ttl_s,
-            dry_run=dry_run,
-            now_ms=clock(),
-        )
+        back = way_back.put(mended, source=f"quarantine:{row.quarantine_id}")
         if back.stored:
             table.mark_replayed(row.quarantine_id, serial=back.serial, packet_id=back.packet_id, person=person)
         counts[back.outcome] = counts.get(back.outcome, 0) + 1
@@ -362,16 +357,41 @@ class PutBack:
     packet_id: int | None = None
 
 
-def put_back(stores: Stores, row: Any, *, source: str, default_ttl_s: int, dry_run: bool, now_ms: int) -> PutBack:
-    """Append a message of a quarantine to its session, as a new message.
+@dataclass(eq=False, repr=False)
+class WayBack:
+    """Appends messages of a quarantine to their sessions, as new messages, in the order in which they are given.
 
-    :param row: see :func:`row_values`.
-    :param source: source of the save, unique to the row, so that a repeated save stores nothing twice.
+    When a store refuses a message, the later messages of the same client are refused too, so that a repetition keeps
+    their order. Messages of one client are given one after the other.
+
+    :param default_ttl_s: life in seconds of a message without an expiry interval; the same as in the stores.
+    :param dry_run: write nothing.
     """
-    outcome, words = _obstacle(row, default_ttl_s=default_ttl_s, now_ms=now_ms)
-    if outcome is not None:
-        return PutBack(outcome=outcome, words=words)
-    return _save(stores, row, source=source, dry_run=dry_run)
+
+    stores: Stores
+    _: KW_ONLY
+    default_ttl_s: int
+    dry_run: bool
+    clock: Clock = system_clock
+
+    def __post_init__(self) -> None:
+        self._refused: str | None = None
+
+    def put(self, row: Any, *, source: str) -> PutBack:
+        """Append a message.
+
+        :param row: see :func:`row_values`.
+        :param source: source of the save, unique to the row, so that a repeated save stores nothing twice.
+        """
+        outcome, words = _obstacle(row, default_ttl_s=self.default_ttl_s, now_ms=self.clock())
+        if outcome is not None:
+            return PutBack(outcome=outcome, words=words)
+        if row.client_id == self._refused:
+            return PutBack(outcome=Outcome.REFUSED, words=_IN_ORDER)
+        back = _save(self.stores, row, source=source, dry_run=self.dry_run)
+        if back.outcome is Outcome.REFUSED:
+            self._refused = row.client_id
+        return back
 
 
 def _obstacle(row: Any, *, default_ttl_s: int, now_ms: int) -> tuple[Outcome | None, str]:

@@ -116,6 +116,9 @@ def replay(
         assign=assign_packet_ids,
         dry_run=dry_run,
     )
+    way_back = None
+    if as_new is not None:
+        way_back = aside.WayBack(as_new, default_ttl_s=plan.parameters.default_ttl_s, dry_run=dry_run)
     counts: dict[str, int] = {}
     why: dict[int, str] = {}
     for row in ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=None):
@@ -123,8 +126,8 @@ def replay(
         unreadable = drop_user_properties and not readable(row.user_properties)
         mended = replace(row, user_properties=None) if unreadable else row
         outcome, packet_id = replayer.replay(mended)
-        if outcome == "moved_on" and as_new is not None:
-            outcome, packet_id, words = replayer.put_behind(mended, as_new)
+        if outcome == "moved_on" and way_back is not None:
+            outcome, packet_id, words = replayer.put_behind(mended, way_back)
             if words and len(why) < aside.WORDS_SHOWN:
                 why[row.quarantine_id] = words
         counts[outcome] = counts.get(outcome, 0) + 1
@@ -368,7 +371,7 @@ class _Replayer:
             return done.word, done.packet_id or packet_id
         return "moved_on", None
 
-    def put_behind(self, row: QuarantinedRow, stores: aside.Stores) -> tuple[str, int | None, str]:
+    def put_behind(self, row: QuarantinedRow, way_back: aside.WayBack) -> tuple[str, int | None, str]:
         """Save a message as a new one; return the outcome, its packet id, and why it was not saved.
 
         If another plan has imported the session since, it has read the same source: that plan's session or quarantine
@@ -386,20 +389,13 @@ class _Replayer:
         if by not in {"", self.plan_id}:
             words = f"plan {by} has imported the session since, with what it found of this message: look into that plan"
             return "moved_on", None, words
-        if stores.knows_owner(row.client_id):
+        if way_back.stores.knows_owner(row.client_id):
             words = (
                 "the session has moved with devices connected since, with what was found of this message: look into"
                 " `queuekeeper sessions quarantine`"
             )
             return "moved_on", None, words
-        back = aside.put_back(
-            stores,
-            row,
-            source=_source(row),
-            default_ttl_s=self.default_ttl_s,
-            dry_run=self.dry_run,
-            now_ms=system_clock(),
-        )
+        back = way_back.put(row, source=_source(row))
         return _AS_NEW.get(back.outcome, "moved_on"), back.packet_id, back.words
 
     def _noted(self, client_id: str, field: str) -> Any:
