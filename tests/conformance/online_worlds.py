@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+import lua_sessions
 import psycopg
 import pytest
 from psycopg import sql
@@ -17,6 +18,7 @@ from psycopg import sql
 from queuekeeper import keyspace, postgres, redis_async, redis_client, schema_migrations, sql_statements
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import client_slot, cohorts, packed_keys, payload_key, session_keys
+from queuekeeper.lua import ScriptCaller, scripts
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortPlan, MigrationPlan, code_version
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
@@ -209,6 +211,29 @@ class OnlineWorld:
             for client_id in queues.keys() | known.keys()
             if client_id
         }
+
+    def import_session(self, client_id: str, packet_ids: Mapping[int, int], *, counter: int | None) -> None:
+        """Put messages into a session in Redis as a plan's copy does.
+
+        :param packet_ids: packet id by serial.
+        """
+        end_ms = time.time_ns() // 1_000_000 + 3_600_000
+        if self.layout is Layout.TBMQ:
+            copies = [
+                lua_sessions.readable(client_id, packet_id)._replace(serial=serial, expires_at_ms=end_ms)
+                for serial, packet_id in packet_ids.items()
+            ]
+            session = lua_sessions.Session(client=self.client, client_id=client_id, plan=PLAN_ID)
+            session.import_session(copies, last_packet_id="" if counter is None else counter)
+            return
+        messages: list[Any] = []
+        for serial, packet_id in packet_ids.items():
+            messages += (serial, packed_record.record_of(message(b"copied"), packet_id=packet_id, end_ms=end_ms))
+        call = scripts.packed.import_session(
+            packed_keys(client_id), plan=PLAN_ID, epoch=1, owner="redis", chunk=0, last=1, last_packet_id=counter or 0,
+            last_serial="", until_ms="", messages=messages,
+        )  # fmt: skip
+        ScriptCaller(self.client).call(*call)
 
     # --- what Redis holds, read without the store ---------------------------------------------------------------
 

@@ -9,13 +9,10 @@ from functools import partial
 from typing import Any
 
 import pytest
-from lua_sessions import Session, readable
 from tbmq_broker import Broker
 
 from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.keyspace import packed_keys
-from queuekeeper.lua import ScriptCaller
-from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline import quarantine as quarantine_of_plans
@@ -23,7 +20,7 @@ from queuekeeper.migration.offline.quarantine import ReplayReport, reopen_lost, 
 from queuekeeper.migration.offline.undo import drop_imports
 from queuekeeper.sessions import quarantine
 from queuekeeper.sessions.model import Ack, SessionSave
-from queuekeeper.sessions.packed_record import expires_at_ms, record_of
+from queuekeeper.sessions.packed_record import expires_at_ms
 from queuekeeper.sessions.packed_state import PackedContent, PackedMessage, state_faults, state_of
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
@@ -56,27 +53,6 @@ def world(postgres_url: str, valkey_url: str, control_schema: None, layout: Layo
 in_each_layout = pytest.mark.parametrize("layout", Layout)
 
 
-def copied(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None) -> None:
-    """Put messages into a session as a plan's copy does; packet id by serial."""
-    if world.layout is Layout.PACKED:
-        end_ms = time.time_ns() // 1_000_000 + 3_600_000
-        messages: list[Any] = []
-        for serial, packet_id in waiting.items():
-            messages += (serial, record_of(message(b"copied"), packet_id=packet_id, end_ms=end_ms))
-        call = scripts.import_session(
-            packed_keys(C), plan=PLAN_ID, epoch=1, owner="redis", chunk=0, last=1, last_packet_id=counter or 0,
-            last_serial="", until_ms="", messages=messages,
-        )  # fmt: skip
-        ScriptCaller(world.client).call(*call)
-        return
-    copies = [
-        readable(C, packet_id)._replace(serial=serial, expires_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
-        for serial, packet_id in waiting.items()
-    ]
-    session = Session(client=world.client, client_id=C, plan=PLAN_ID)
-    session.import_session(copies, last_packet_id="" if counter is None else counter)
-
-
 def publish(world: OnlineWorld) -> int | None:
     """Add a message as the session's broker does, and return its packet id."""
     if world.layout is Layout.TBMQ:
@@ -104,7 +80,7 @@ def imported(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None
     """Put messages into a session as a plan's copy does, and others into its quarantine; both packet id by serial."""
     world.long_queue(C, 1)
     world.plan(count=1, mode=Mode.OFFLINE)
-    copied(world, waiting, counter=counter)
+    world.import_session(C, waiting, counter=counter)
     fields: dict[str, Any] = {"topic": "mended", "time": time.time_ns() // 1_000_000, "packet_type": "PUBLISH"}
     rows = [
         QuarantinedRow(
@@ -243,7 +219,7 @@ def test_message_is_replayed_again_when_its_session_is_taken_out_and_copied_agai
         == 4
     )
     assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 0
-    copied(world, waiting, counter=2)
+    world.import_session(C, waiting, counter=2)
 
     assert reopen_lost(world.ledger, world.client, plan, []) == 0
     assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 2
