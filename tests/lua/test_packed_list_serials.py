@@ -25,7 +25,7 @@ PLACES = range(1, 6_000, 10)
 
 
 @pytest.fixture
-def server(own_server: Any) -> Iterator[Any]:
+def server(own_server: Any) -> Any:
     """A server with a session that has far more places than messages, and more of those than a page."""
     with connect(own_server.url) as client:
         queue = PackedQueue(client=client, client_id=C)
