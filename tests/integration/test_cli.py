@@ -269,6 +269,11 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         (("online", "throttle", samples.PLAN_ID, "many"), "the rate is 'many': write clients per second"),
         (("cleanup", "throttle", samples.PLAN_ID, "9" * 10), "the rate is '9999999999': write operations per second"),
         (("run", "throttle", samples.PLAN_ID, "1.5"), "the rate is '1.5': write operations per second"),
+        (("run", "throttle", samples.PLAN_ID, "5,0"), "the rate is '5,0': write operations per second"),
+        (
+            ("migrate", "plan", "--quarantine-cap-percent", "1,5"),
+            "quarantine_cap_percent is '1,5': it must be a number",
+        ),
         (
             ("run", "throttle", samples.PLAN_ID, "0", "--kind", "partition_creation"),
             "the rate is '0': write rows per second",

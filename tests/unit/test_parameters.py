@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 from queuekeeper.cli.command import Plain, command
 from queuekeeper.cli.context import CommandGroup
 from queuekeeper.cli.options import takes
-from queuekeeper.errors import UsageError
-from queuekeeper.jobs.parameters import Parameters, Section, describe, parameter
+from queuekeeper.errors import InvalidPolicy, UsageError
+from queuekeeper.jobs.control import rate_of
+from queuekeeper.jobs.parameters import Parameters, Section, describe, digits_of, parameter
+from queuekeeper.maintenance.partitions.keys import KeyKind, parse_span
 
 pytestmark = pytest.mark.unit
 
@@ -58,12 +60,20 @@ class Renaming(Parameters):
         return self
 
 
+MISGROUPED = ("1,5", "1,,0", ",5,", "5,0", "1_5", "1,00", "1_000,000", "1,000_000", "1000,000", "0.1,000")
+"""Texts that are no number: their separators are not between thousands."""
+
 WRONG: list[tuple[dict[str, str], str]] = [
     ({"batch_size": "0"}, "batch_size is 0: it must be an integer from 1 to 1,000"),
     ({"batch_size": "1001"}, "batch_size is 1001: it must be an integer from 1 to 1,000"),
     ({"batch_size": "many"}, "batch_size is 'many': it must be an integer from 1 to 1,000"),
     ({"batch_size": ""}, "batch_size is '': it must be an integer from 1 to 1,000"),
     ({"rate_per_s": "0"}, "rate_per_s is 0: it must be an integer from 1 to 9,000, or none"),
+    *(
+        ({name: text}, f"{name} is {text!r}: it must be ")
+        for name in ("batch_size", "rate_per_s", "cap_percent")
+        for text in MISGROUPED
+    ),
     ({"cap_percent": "100.5"}, "cap_percent is 100.5: it must be a number from 0 to 100"),
     ({"cap": "1.5"}, "cap_percent is 150.0: it must be a number from 0 to 100"),
     ({"order": "any"}, "order is 'any': it must be oldest or newest"),
@@ -141,6 +151,26 @@ def test_record_of_parameters_is_read_back_as_it_was() -> None:
     assert replace(wish, batch_size=7).batch_size == 7
     with pytest.raises(Exception, match="frozen"):
         wish.batch_size = 8
+
+
+@pytest.mark.parametrize("text", MISGROUPED)
+def test_number_whose_separators_are_not_between_thousands_is_no_number(text: str) -> None:
+    assert digits_of(text) == text
+    with pytest.raises(UsageError, match=rf"^the rate is '{text}': write rows per second"):
+        rate_of(text, "rows")
+    with pytest.raises(InvalidPolicy, match=rf"^step is '{text}': write a number of keys"):
+        parse_span(text, kind=KeyKind.INTEGER, what="step")
+
+
+def test_separators_of_thousands_may_be_commas_or_underscores() -> None:
+    assert (rate_of("2,500", "rows"), rate_of("1_000_000", "rows"), rate_of("none", "rows")) == (2_500, 1_000_000, None)
+    assert [describe(Renaming)["batch_size"].of_text(text) for text in ("1,000", "-1_000", " 999 ")] == [
+        1000,
+        -1000,
+        999,
+    ]
+    assert describe(Renaming)["cap_percent"].of_text("1,000.5") == 1_000.5
+    assert parse_span("1,000,000", kind=KeyKind.INTEGER, what="step").size == 1_000_000
 
 
 app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.kinds import RunKind
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, no_rate
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, digits_of, no_rate
 from queuekeeper.jobs.registry import kind_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def rate_of(text: str, what: str) -> int | None:
     """
     if text == "none":
         return None
-    digits = text.replace(",", "").replace("_", "")
+    digits = digits_of(text)
     # Python refuses to read thousands of digits.
     if not digits.isdecimal() or len(digits) > _SHOWN or not 1 <= int(digits) <= MAX_RATE_PER_S:
         raise no_rate(text[:_SHOWN], what)

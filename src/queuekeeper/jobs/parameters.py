@@ -55,6 +55,19 @@ MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name; the column of the run holds no more."""
 
 
+_GROUPED = re.compile(r"(-?\d{1,3}(?:(?:,\d{3})+|(?:_\d{3})+))((?:[.eE].*)?)")
+
+
+def digits_of(text: str) -> str:
+    """Return the text of a number without its separators of thousands, as ``1,000,000`` and ``1_000_000`` have them.
+
+    A text with commas or underscores in other places is returned with them: ``1,5`` is no number.
+    """
+    text = text.strip()
+    grouped = _GROUPED.fullmatch(text)
+    return re.sub("[,_]", "", grouped[1]) + grouped[2] if grouped else text
+
+
 def no_rate(rate: object, unit: str) -> UsageError:
     """Return the error that refuses a value as the throttle of a run.
 
@@ -232,7 +245,7 @@ class Described:
             return tuple(line for line in text.split("\n") if line)
         if self.optional and (not text or (text == "none" and self.kind is not Kind.TEXT)):
             return None
-        digits = text.strip().replace(",", "").replace("_", "")
+        digits = digits_of(text)
         if self.kind is Kind.FLAG:
             return {"true": True, "false": False}.get(text.strip().lower(), text)
         if self.kind is Kind.INTEGER and re.fullmatch(rf"-?\d{{1,{_DIGITS}}}", digits):

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from queuekeeper.clock import EPOCH, MICROSECOND
 from queuekeeper.errors import InvalidPolicy, UsageError
+from queuekeeper.jobs.parameters import digits_of
 
 _DAY = 86_400_000_000
 _UNITS = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": _DAY, "week": 7 * _DAY}
@@ -138,7 +139,7 @@ def parse_span(text: str, *, kind: KeyKind, what: str) -> Span:
     :raises InvalidPolicy: when the text is no span, or the span is not positive.
     """
     if kind is KeyKind.INTEGER:
-        digits = text.strip().replace(",", "").replace("_", "")
+        digits = digits_of(text)
         if not _INTEGER.fullmatch(digits):
             raise InvalidPolicy(f"{what} is {text!r}: write a number of keys, such as 1000000: the key is an integer")
         amount, found = int(digits), Span(size=int(digits), scale=0)
