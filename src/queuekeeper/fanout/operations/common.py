@@ -165,12 +165,12 @@ class CommonOperations:
         reply = yield from ask(scripts.list_consumers(keys))
         members: dict[str, Member] = {}
         publish_args: list[str] = []
-        for raw_name, text, last_seen_ms in reply.members:
-            name = raw_name.decode()
-            own = fanout_consumer_keys(queue, name, lanes=_lanes(text), prefix=self._prefix)
-            member = members[name] = Member(read_options(text), last_seen_ms, own)
+        for each in reply.members:
+            name = each.consumer.decode()
+            own = fanout_consumer_keys(queue, name, lanes=_lanes(each.options), prefix=self._prefix)
+            member = members[name] = Member(read_options(each.options), each.last_seen_ms, own)
             if member.options is not None:
-                publish_args += (name, text.decode())
+                publish_args += (name, each.options.decode())
         joined = [member for member in members.values() if member.options is not None]
         is_plain = all(len(member.keys.ready) == 1 for member in joined)
         publish_keys = [key for member in joined for key in publish_keys_of(member)] if is_plain else None
