@@ -161,7 +161,9 @@ def disturbed(world: OnlineWorld, server: RedisServer, victim: Victim, rows: lis
     else:
         server.kill()
         server.start()
-    print(victim, [replay.end() for replay in replays], [len(each.open_rows(world)) for each in QUARANTINES])
+    ends = [replay.end() for replay in replays]
+    assert "unforeseen" not in "".join(ends)
+    print(victim, ends, [len(each.open_rows(world)) for each in QUARANTINES])
 
 
 def puts_the_rest_back(quarantine: Quarantine, world: OnlineWorld) -> bool:

@@ -220,7 +220,9 @@ class OnlineWorld:
         end_ms = time.time_ns() // 1_000_000 + 3_600_000
         if self.layout is Layout.TBMQ:
             copies = [
-                lua_sessions.readable(client_id, packet_id)._replace(serial=serial, expires_at_ms=end_ms)
+                lua_sessions.readable(client_id, packet_id, topicName="plant/7")._replace(
+                    serial=serial, expires_at_ms=end_ms
+                )
                 for serial, packet_id in packet_ids.items()
             ]
             session = lua_sessions.Session(client=self.client, client_id=client_id, plan=PLAN_ID)

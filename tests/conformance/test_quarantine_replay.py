@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
+import redis
 from tbmq_broker import Broker
 
 from queuekeeper.errors import RefusedError, ServerUnavailable
@@ -17,7 +18,7 @@ from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline import quarantine as quarantine_of_plans
 from queuekeeper.migration.offline.quarantine import ReplayReport, reopen_lost, replay
-from queuekeeper.migration.offline.undo import drop_imports
+from queuekeeper.migration.offline.undo import drop_import, drop_imports
 from queuekeeper.sessions import quarantine
 from queuekeeper.sessions.model import Ack, SessionSave
 from queuekeeper.sessions.packed_record import expires_at_ms
@@ -318,6 +319,30 @@ def test_message_of_a_session_that_was_copied_again_is_left_to_that_copy(
     (row,) = world.ledger.quarantined(PLAN_ID)
     assert (report.moved_on, report.as_new, stored(world)) == (1, 0, before)
     assert words in report.why[row.quarantine_id or 0]
+
+
+@in_each_layout
+def test_replay_and_undo_say_in_words_that_redis_is_lost(world: OnlineWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={9: 3})
+    assert replay_all(world).replayed == 1
+    (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
+    world.ledger.replace_quarantine(PLAN_ID, [0], [replace(row, serial_number=10)])
+    plan = world.ledger.load_plan(PLAN_ID)
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise redis.ConnectionError("connection reset by peer")
+
+    for name in ("hget", "hmget"):
+        monkeypatch.setattr(world.client, name, lost)
+    steps: list[Callable[[], object]] = [
+        lambda: replay_all(world),
+        lambda: reopen_lost(world.ledger, world.client, plan, plan.chosen),
+        lambda: drop_imports(world.client, [C], plan_id=PLAN_ID, prefix="", layout=world.layout, dry_run=False),
+        lambda: drop_import(world.client, C, prefix="", layout=world.layout),
+    ]
+    for step in steps:
+        with pytest.raises(ServerUnavailable):
+            step()
 
 
 @in_each_layout

@@ -27,7 +27,7 @@ from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.offline.undo import keys_of
 from queuekeeper.migration.preflight import check_same_target
 from queuekeeper.postgres import Connection
-from queuekeeper.redis_client import RedisClient, is_cluster
+from queuekeeper.redis_client import RedisClient, address_of, is_cluster, redis_errors
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
@@ -121,18 +121,21 @@ def replay(
         way_back = aside.WayBack(as_new, default_ttl_s=plan.parameters.default_ttl_s, dry_run=dry_run)
     counts: dict[str, int] = {}
     why: dict[int, str] = {}
-    for row in ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=None):
-        assert row.quarantine_id is not None
-        unreadable = drop_user_properties and not readable(row.user_properties)
-        mended = replace(row, user_properties=None) if unreadable else row
-        outcome, packet_id = replayer.replay(mended)
-        if outcome == "moved_on" and way_back is not None:
-            outcome, packet_id, words = replayer.put_behind(mended, way_back)
-            if words and len(why) < aside.WORDS_SHOWN:
-                why[row.quarantine_id] = words
-        counts[outcome] = counts.get(outcome, 0) + 1
-        if outcome in {"replayed", "as_new", "unchanged"} and not dry_run:
-            ledger.mark_replayed(row.quarantine_id, packet_id if packet_id != row.packet_id else None, system_clock())
+    with redis_errors(address_of(client)):
+        for row in ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=None):
+            assert row.quarantine_id is not None
+            unreadable = drop_user_properties and not readable(row.user_properties)
+            mended = replace(row, user_properties=None) if unreadable else row
+            outcome, packet_id = replayer.replay(mended)
+            if outcome == "moved_on" and way_back is not None:
+                outcome, packet_id, words = replayer.put_behind(mended, way_back)
+                if words and len(why) < aside.WORDS_SHOWN:
+                    why[row.quarantine_id] = words
+            counts[outcome] = counts.get(outcome, 0) + 1
+            if outcome in {"replayed", "as_new", "unchanged"} and not dry_run:
+                ledger.mark_replayed(
+                    row.quarantine_id, packet_id if packet_id != row.packet_id else None, system_clock()
+                )
     return ReplayReport(plan_id=plan_id, dry_run=dry_run, why=why, **counts)
 
 
@@ -144,14 +147,15 @@ def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPla
     """
     wanted = set(cohorts)
     lost: list[int] = []
-    for row in ledger.quarantined(plan.plan_id, status="replayed", limit=None):
-        if row.cohort not in wanted or row.quarantine_id is None:
-            continue
-        parameters = plan.parameters
-        session = keys_of(row.client_id, prefix=parameters.key_prefix, layout=parameters.layout).session
-        notes = ["plan", "import", f"replayed:{row.serial_number}", f"source:{_source(row)}"]
-        if client.hmget(session, notes) == [plan.plan_id.encode(), b"done", None, None]:
-            lost.append(row.quarantine_id)
+    with redis_errors(address_of(client)):
+        for row in ledger.quarantined(plan.plan_id, status="replayed", limit=None):
+            if row.cohort not in wanted or row.quarantine_id is None:
+                continue
+            parameters = plan.parameters
+            session = keys_of(row.client_id, prefix=parameters.key_prefix, layout=parameters.layout).session
+            notes = ["plan", "import", f"replayed:{row.serial_number}", f"source:{_source(row)}"]
+            if client.hmget(session, notes) == [plan.plan_id.encode(), b"done", None, None]:
+                lost.append(row.quarantine_id)
     ledger.reopen_quarantine(lost)
     return len(lost)
 

@@ -10,7 +10,7 @@ from queuekeeper import lua
 from queuekeeper.errors import MovedOn
 from queuekeeper.keyspace import PackedKeys, SessionKeys, packed_keys, session_keys
 from queuekeeper.lua import scripts
-from queuekeeper.redis_client import RedisClient
+from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 from queuekeeper.sessions.pages import Layout
 
 PAGE = 500
@@ -88,12 +88,13 @@ def drop_import(client: RedisClient, client_id: str, *, prefix: str, layout: Lay
     :returns: how many messages were removed.
     :raises MovedOn: when the session has been used since it was imported.
     """
-    plan_id: Any = client.hget(keys_of(client_id, prefix=prefix, layout=layout).session, "plan")
-    if plan_id is None:
-        return 0
-    drop = _Drop(lua.ScriptCaller(client), client, prefix, layout)
-    drop.run(client_id, plan_id.decode())
-    return drop.messages
+    with redis_errors(address_of(client)):
+        plan_id: Any = client.hget(keys_of(client_id, prefix=prefix, layout=layout).session, "plan")
+        if plan_id is None:
+            return 0
+        drop = _Drop(lua.ScriptCaller(client), client, prefix, layout)
+        drop.run(client_id, plan_id.decode())
+        return drop.messages
 
 
 def drop_imports(
@@ -112,15 +113,16 @@ def drop_imports(
     """
     drop = _Drop(lua.ScriptCaller(client, counts_only=dry_run), client, prefix, layout)
     dropped = moved_on = absent = 0
-    for client_id in client_ids:
-        if client.hget(keys_of(client_id, prefix=prefix, layout=layout).session, "plan") != plan_id.encode():
-            absent += 1
-            continue
-        try:
-            drop.run(client_id, plan_id)
-            dropped += 1
-        except MovedOn:
-            moved_on += 1
+    with redis_errors(address_of(client)):
+        for client_id in client_ids:
+            if client.hget(keys_of(client_id, prefix=prefix, layout=layout).session, "plan") != plan_id.encode():
+                absent += 1
+                continue
+            try:
+                drop.run(client_id, plan_id)
+                dropped += 1
+            except MovedOn:
+                moved_on += 1
     return DropReport(
         plan_id=plan_id,
         dry_run=dry_run,
