@@ -15,10 +15,10 @@ class RenamingParameters(RunParameters):
 
 @add_job
 class Renaming(KeyJob[RenamingParameters]):
-    """Renames keys one by one; a key whose new name is taken is left alone."""
+    """Rename keys one by one; a key whose new name is taken is left alone."""
 
     kind = "rename_keys"
-    words = Words(noun="renaming of keys", title="Renaming", about="keys", command="keys rename")
+    words = Words(noun="renaming of keys", title="Renaming", about="keys")
     asks = undoes = True
 
     def pattern(self) -> str:

@@ -20,8 +20,6 @@ from queuekeeper.airflow.plugin.security import may_steer
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.cli import app
 from queuekeeper.config import Settings
-from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.redis_client import connect
 from tests.dags.test_plugin_pages import FORM, OPEN, Browser
@@ -69,10 +67,10 @@ def test_its_runs_are_listed_steered_reported_and_taken_back_by_command_and_page
         client: Any = opened
         client.mset({f"old:{number}": number for number in range(20)})
         schema_migrations.migrate(connection)
-        runs, job = MaintenanceRuns(connection), job_of(KIND)
-        engine = Engine(job=job, client=client, undo_directory=tmp_path / "undo")
-        plan = engine.plan(job.Parameters())
-        run_id = engine.save(runs, plan).maintenance_run_id
+        runs = MaintenanceRuns(connection)
+        planned = called("start", KIND, "--dry-run", "--new", "elsewhere:")
+        assert planned["plan"]["counts"] == {"keys": 20, "changed": 20}
+        run_id = planned["maintenance_run_id"]
 
         assert [each["run"] for each in called("list", "--kind", KIND)] == [run_id]
         assert called("pause", run_id)["paused"] is True
@@ -83,10 +81,8 @@ def test_its_runs_are_listed_steered_reported_and_taken_back_by_command_and_page
         assert browser.send("POST", f"{address}/pause", data={"paused": "no"}, headers=FORM).status_code == 303
         assert not runs.control(run_id).paused
 
-        runs.approve(run_id, "ada")
-        for share in plan.share_names():
-            engine.apply(runs, run_id, share)
-        assert client.keys("old:*") == []
+        assert called("start", KIND, "--go-on", run_id, "--yes")["clean"] is True
+        assert (client.keys("old:*"), len(client.keys("elsewhere:*"))) == ([], 20)
         assert called("report", run_id)["clean"] is True
         assert called("undo", run_id, "--yes")["taken_back"] == 20
         assert len(client.keys("old:*")) == 20

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 from airflow.dag_processing import dagbag
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 from airflow.providers.standard.operators.hitl import HITLOperator
@@ -22,9 +21,7 @@ from queuekeeper import audit, postgres, schema_migrations
 from queuekeeper.airflow.defaults import Pool, connections
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, ReportJobOperator, plan_do_report
-from queuekeeper.cli import jobs, runs
-from queuekeeper.cli.context import CommandGroup
-from queuekeeper.cli.options import JobCommand
+from queuekeeper.cli import app
 from queuekeeper.jobs import pace
 from queuekeeper.jobs.common import Approval, Connections, DryRun
 from queuekeeper.jobs.engine import Engine
@@ -37,6 +34,8 @@ from tests.dags.runs import states
 from tests.sample_job import Renaming, RenamingParameters
 
 pytestmark = pytest.mark.dags
+
+RENAME = ("run", "start", "rename_keys")
 
 
 @pytest.fixture
@@ -54,9 +53,6 @@ def names(client: Any) -> set[str]:
 
 
 def called(*arguments: str) -> Result:
-    app = typer.Typer(cls=CommandGroup)
-    app.command("rename", cls=JobCommand)(jobs.command_of("rename_keys", "Rename keys."))
-    app.add_typer(runs.app, name="run")
     return CliRunner().invoke(app, [*arguments, "--json"])
 
 
@@ -87,11 +83,11 @@ def acts_of(connection: Any, run_id: str) -> list[str]:
 
 
 def test_command_plans_does_and_takes_back_and_the_audit_tells(client: Any, postgres_url: str) -> None:
-    planned = command("rename", "--dry-run", "--old", "old:")
+    planned = command(*RENAME, "--dry-run", "--old", "old:")
     assert planned["plan"]["counts"] == {"keys": 50, "changed": 49}
     assert len(client.keys("old:*")) == 50
 
-    done = command("rename", "--yes")
+    done = command(*RENAME, "--yes")
     assert (done["counts"]["changed"], done["clean"], client.keys("old:*")) == (49, True, [b"old:7"])
     run_id = done["maintenance_run_id"]
     assert command("run", "status", run_id)["state"] == "done"
@@ -108,9 +104,9 @@ def test_command_plans_does_and_takes_back_and_the_audit_tells(client: Any, post
 def test_report_that_is_written_again_or_of_a_plan_alone_is_no_work_in_the_audit(
     client: Any, postgres_url: str
 ) -> None:
-    planned = command("rename", "--dry-run", "--new", "other:")["maintenance_run_id"]
+    planned = command(*RENAME, "--dry-run", "--new", "other:")["maintenance_run_id"]
     command("run", "report", planned, code=1)
-    done = command("rename", "--yes")["maintenance_run_id"]
+    done = command(*RENAME, "--yes")["maintenance_run_id"]
     for _ in range(2):
         command("run", "report", done)
 
@@ -120,7 +116,7 @@ def test_report_that_is_written_again_or_of_a_plan_alone_is_no_work_in_the_audit
 
 
 def test_undo_leaves_a_key_alone_that_the_run_did_not_make(client: Any) -> None:
-    run_id = command("rename", "--yes")["maintenance_run_id"]
+    run_id = command(*RENAME, "--yes")["maintenance_run_id"]
     client.delete("old:7")  # whose new name was taken, so the run left it
 
     told = command("run", "undo", run_id, "--yes")
@@ -140,7 +136,7 @@ def test_undo_leaves_a_key_alone_that_came_between_the_note_and_the_change(
 
     with monkeypatch.context() as patched:
         patched.setattr(Writer, "note", noted)
-        done = command("rename", "--yes")
+        done = command(*RENAME, "--yes")
     assert done["counts"]["changed"] == 48
     client.delete("old:3")
 
@@ -153,14 +149,14 @@ def test_undo_leaves_a_key_alone_that_came_between_the_note_and_the_change(
 def test_keys_of_another_prefix_are_left_alone(client: Any) -> None:
     client.set("mine:old:1", "1")
 
-    done = command("rename", "--yes", "--key-prefix", "mine:")
+    done = command(*RENAME, "--yes", "--key-prefix", "mine:")
 
     assert done["counts"] == {"keys": 1, "changed": 1}
     assert (client.get("mine:new:1"), len(client.keys("old:*"))) == (b"1", 50)
 
 
 def test_run_that_goes_on_takes_neither_a_dry_run_nor_parameters(client: Any) -> None:
-    run_id = command("rename", "--yes")["maintenance_run_id"]
+    run_id = command(*RENAME, "--yes")["maintenance_run_id"]
 
     for words, said in {
         (
@@ -168,7 +164,7 @@ def test_run_that_goes_on_takes_neither_a_dry_run_nor_parameters(client: Any) ->
         ): f"run {run_id} would go on with what is left of its plan, which `queuekeeper run status {run_id}`",
         ("--old", "zzz", "--max-operations-per-s", "5"): "as it was planned: leave out --old, --max-operations-per-s",
     }.items():
-        assert said in " ".join(refused("rename", "--go-on", run_id, "--yes", *words).split())
+        assert said in " ".join(refused(*RENAME, "--go-on", run_id, "--yes", *words).split())
     assert command("run", "report", run_id)["dry_run"] is False
 
 

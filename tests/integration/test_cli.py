@@ -75,8 +75,8 @@ def test_version_and_help_need_no_server() -> None:
         assert result.exit_code == 0
     groups = (
         "migrate", "migrate trigger", "online", "sessions", "quality", "quality known", "quality incidents", "run",
-        "cleanup", "repair", "partitions", "events", "compacted", "fanout", "fanout dead", "database", "acl",
-        "audit",
+        "run start", "cleanup", "repair", "partitions", "events", "compacted", "fanout", "fanout dead", "database",
+        "acl", "audit",
     )  # fmt: skip
     for group in ((), *(name.split() for name in groups)):
         # One line says what a command does, and is not cut off.
@@ -169,6 +169,13 @@ def test_commands_that_ask_postgresql_alone_load_no_client_of_redis(recorded: st
 
 def test_help_on_users_and_roles_loads_no_client() -> None:
     assert loaded_by(["acl --help"], "psycopg", "redis") == {"acl --help": []}
+
+
+def test_help_on_the_jobs_that_can_be_started_loads_none_of_them() -> None:
+    modules = ("psycopg", "redis", "rich", "queuekeeper.jobs.model", "queuekeeper.maintenance.fanout.repair", *HEAVY)
+    # The help of one job loads that one.
+    lines = {"run start --help": [], "run start event_upkeep --help": ["psycopg", "queuekeeper.jobs.model"]}
+    assert loaded_by(lines, *modules) == lines
 
 
 def test_commands_without_spark_load_neither_it_nor_what_it_brings(recorded: str, valkey_url: str) -> None:

@@ -129,6 +129,13 @@ def test_queues_of_a_quality_run_are_mended(servers: Faulty) -> None:
     assert servers.lasting("meter-18") == 0
     assert as_json("unlink_orphans", "--quality-run", "q1", "--dry-run", *servers.options)["looked_at"] == 0
 
+    # `run start` takes no session: a quality run chooses them, by default the newest, and the record keeps its id.
+    for words in ((), ("--quality-run-id", "latest")):
+        call = ["run", "start", "unlink_orphans", "--dry-run", *words, *servers.options]
+        assert CliRunner().invoke(app, call).exit_code == 0
+    kept = MaintenanceRuns(servers.connection).newest(kind="unlink_orphans", limit=2)
+    assert [each.parameters["quality_run_id"] for each in kept] == ["q1", "q1"]
+
     fails("repair_ttl", "--quality-run", "q2", "--yes", *servers.options, code=2, words="there is no quality run 'q2'")
     fails(
         "repair_ttl", "--quality-run", "q1", "--cohorts", "4", *servers.options, code=2, words="cohort 4 is out of"

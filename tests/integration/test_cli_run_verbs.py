@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +14,14 @@ from typer.testing import CliRunner
 
 from queuekeeper import audit, postgres
 from queuekeeper.cli import app, context
+from queuekeeper.jobs.parameters import describe
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
 from queuekeeper.migration.ledger.model import PlanState
 from queuekeeper.postgres import Connection
 from queuekeeper.report.files import report_name
-from tests.run_kinds import KINDS, PARTITIONS, planned, rejected
+from tests.run_kinds import JOBS, KINDS, PARTITIONS, planned, rejected
 
 pytestmark = pytest.mark.integration
 
@@ -165,6 +167,36 @@ def test_a_script_gets_the_newest_run_of_a_job_by_its_id_alone(control: Connecti
     listed = CliRunner().invoke(app, ["run", "list", "--kind", "repair_ttl", "--limit", "1", "--ids"])
 
     assert listed.stdout == f"{newest}\n"
+
+
+def test_every_job_is_started_with_what_its_model_declares_and_help_says_in_a_sentence_what_it_is_for() -> None:
+    said = " ".join(CliRunner().invoke(app, ["run", "start", "--help"]).stdout.split())
+    for kind in JOBS:
+        job = job_of(kind)
+        words = " ".join((job.__doc__ or "").split("\n\n")[0].split())
+        assert f"{kind} {words}" in said
+        options = CliRunner().invoke(app, ["run", "start", kind, "--help"]).stdout
+        names = {"--go-on", "--dry-run", "--yes", "--json"} | {
+            f"--{name.replace('_', '-')}" for name in describe(job.Parameters)
+        }
+        assert {*re.findall(r"--[a-z-]+", options)} >= names - {"--shares"}
+        assert ("--redis-url" in options) == job.on_redis
+    assert not [kind for kind in {*KINDS} - {*JOBS} if f" {kind} " in said]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in JOBS])
+def test_who_starts_a_run_that_is_no_job_s_is_told_the_command_that_does(kind: str) -> None:
+    code, _, said = called("start", kind, "--dry-run")
+
+    assert (code, f"{kind} is no job of the engine: `queuekeeper " in said) == (2, True)
+    words = said.split("`")[1].removeprefix("queuekeeper ").split()
+    assert CliRunner().invoke(app, [*words, "--help"]).stdout.startswith(f"Usage: queuekeeper {' '.join(words)} ")
+
+
+def test_job_of_no_name_is_refused_with_the_names_there_are() -> None:
+    code, _, said = called("start", "fanout_repairs")
+
+    assert (code, "there is no job 'fanout_repairs': there are compacted_queue_gc, event_upkeep" in said) == (2, True)
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)

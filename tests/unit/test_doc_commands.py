@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+import tests.sample_job  # noqa: F401 - which CONTRIBUTING starts
 from tests.command_parser import COMMAND, check
 
 ROOT = Path(__file__).parents[2]

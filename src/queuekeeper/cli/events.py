@@ -287,4 +287,4 @@ It plans first, and asks. Exit code 1 when something must not wait.
 
 Example: `queuekeeper events upkeep --dry-run`
 """
-app.command("upkeep", cls=JobCommand)(jobs.command_of("event_upkeep", UPKEEP, on=OnPostgres, fixed={}))
+app.command("upkeep", cls=JobCommand)(jobs.command_of("event_upkeep", UPKEEP, on=OnPostgres))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -163,13 +162,11 @@ def command_of(
     *,
     argument: str = "",
     on: type[Call] = OnServers,
-    fixed: Mapping[str, Any] = MappingProxyType(ALONE),
 ) -> Callable[..., None]:
     """Return the command that plans and carries out a job; its model says which options it has.
 
     :param argument: the parameter that is given by position.
     :param on: kind of its calls, which says what servers it works on.
-    :param fixed: values of parameters that are no options.
     """
 
     def job(
@@ -178,7 +175,7 @@ def command_of(
         return carry_out(call, kind, parameters, go_on=go_on, report_directory=report_directory)
 
     job.__doc__, job.__annotations__["call"] = help_text, on
-    return with_call(job, also=PLANS, asks=takes(lambda: model_of(kind), argument=argument, fixed=fixed))
+    return with_call(job, also=PLANS, asks=takes(lambda: model_of(kind), argument=argument, fixed=ALONE))
 
 
 def model_of(kind: str) -> type[Parameters]:

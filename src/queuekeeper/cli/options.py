@@ -31,7 +31,7 @@ class Taken:
 
     :param model: imports and returns it.
     :param argument: the parameter that is given by position; the others are options.
-    :param fixed: values of parameters that the command decides, which are no options.
+    :param fixed: values of parameters that the command decides where the model has them; they are no options.
     :param only: the parameters that the command asks for, where it does not ask for all.
     :param names: of parameters, the options besides those of their own names.
     """
@@ -79,7 +79,8 @@ class Taken:
                 raise each.refuse("")
         if "key_prefix" in self.described():
             said.setdefault("key_prefix", context.settings().key_prefix)
-        return self.model().of_texts({**said, **self.fixed})
+        model = self.model()
+        return model.of_texts(said | {name: self.fixed[name] for name in self.fixed if name in model.model_fields})
 
     def _annotations(self, each: Described) -> Iterator[tuple[str, Any]]:
         """Yield the parameter, and its names of earlier releases, which the help leaves out."""

@@ -15,9 +15,6 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import hash_key
 from queuekeeper.maintenance.remedies.model import PURPOSES, Purpose, Queue, RemedyParameters
 
-NEWEST = "latest"
-"""Stands for the newest quality run."""
-
 app = group()
 
 
@@ -87,6 +84,4 @@ def _chosen(client_ids: list[str], asked: RemedyParameters) -> tuple[RemedyParam
 
         queues = named_queues(client_ids, key=hash_key(context.settings()))
         return RemedyParameters(**given | {"client_hashes": tuple(each.client_hash for each in queues)}), queues
-    if asked.quality_run_id == NEWEST:
-        given["quality_run_id"] = ""
-    return RemedyParameters(**given), None
+    return asked, None

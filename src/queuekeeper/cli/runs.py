@@ -1,4 +1,4 @@
-"""``queuekeeper run``: list the runs of all jobs, steer them, tell what they did, and take them back."""
+"""``queuekeeper run``: start and list the runs of all jobs, steer them, tell what they did, and take them back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import context, start
 from queuekeeper.cli.command import PLANS, OnPostgres, OnServers, command, group, with_call
 from queuekeeper.cli.jobs import ReportDirectory, UndoDirectory, engine_for, looked_again, store_of
 from queuekeeper.cli.output import Shown, headed, instant, listing, pairs, picked, record, table
@@ -21,6 +21,7 @@ from queuekeeper.jobs.undo import read_undo_file, undo_paths
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
 
 app = group()
+app.add_typer(start.app, name="start")
 
 
 @command(app, "list")

@@ -71,7 +71,8 @@ class Engine:
 
         :raises RefusedError: when a server or the user's rights on it do not suffice.
         """
-        parameters = self.job.settled(parameters, self.database)
+        if self.given is None:
+            parameters = self.job.settled(parameters, self.database)
         self.job.check(self.client, parameters, writing=False)
         now_ms = self._now_ms()
         rate: int | None = parameters.max_operations_per_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +42,7 @@ class Words:
     :param noun: a run, such as "repair of fan-out queues".
     :param title: the same as a heading.
     :param about: what runs work on, in the plural.
-    :param command: command that makes a plan.
+    :param command: command that makes a plan; ``run start`` with the job's name where it is empty.
     :param go_on: command that continues a stopped run.
     :param unit: what a run goes through, in the singular.
     :param units: what a run goes through, in the plural.
@@ -61,7 +61,7 @@ class Words:
     noun: str
     title: str
     about: str
-    command: str
+    command: str = ""
     go_on: str = "{command} --go-on {run_id}"
     unit: str = "key"
     units: str = "keys"
@@ -367,7 +367,7 @@ class Job(ABC, Generic[P, C, F]):
     proof_steps: ClassVar[int | None] = None
 
     def __init_subclass__(cls) -> None:
-        """Set the classes that a job names as type arguments, and its kind of reports."""
+        """Set the classes that a job names as type arguments, its command, and its kind of reports."""
         super().__init_subclass__()
         for base in vars(cls).get("__orig_bases__", ()):
             origin = get_origin(base)
@@ -376,6 +376,8 @@ class Job(ABC, Generic[P, C, F]):
                 for name, kind in zip(("Parameters", "Counts", "Found"), get_args(base), strict=False):
                     if kind is not Any and not isinstance(kind, TypeVar):
                         setattr(cls, name, kind)
+        if "kind" in vars(cls) and not cls.words.command:
+            cls.words = replace(cls.words, command=f"run start {cls.kind}")
         if "kind" in vars(cls) and "report" not in vars(cls):
             cls.report = ReportKind(cls.kind, f"Report of the {cls.words.noun}")
 
@@ -462,7 +464,10 @@ class Job(ABC, Generic[P, C, F]):
 
     @classmethod
     def settled(cls, parameters: P, database: Connection | None) -> P:
-        """Return the parameters of a plan: those that were given, completed with values from the database."""
+        """Return the parameters of a plan, completed with values from the database.
+
+        It is not called where :attr:`World.given` says what the job works on.
+        """
         return parameters
 
     @classmethod

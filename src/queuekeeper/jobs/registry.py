@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from queuekeeper import assets
@@ -77,8 +79,51 @@ def job_of(kind: str) -> type[AnyJob]:
     """
     found = _found(kind)
     if isinstance(found, RunKind):
-        raise UsageError(f"{kind} is no job of the engine")
+        how = f": `queuekeeper {found.command}` starts its runs" if found.command else ""
+        raise UsageError(f"{kind} is no job of the engine{how}")
     return found
+
+
+def jobs_in_short() -> dict[str, str]:
+    """Return the first sentence about each job of the engine, by kind; importing the jobs would take half a second."""
+    added = {kind: _sentence(job.__doc__) for kind, job in _added.items()}
+    return dict(sorted({**_declared_in_short(tuple(sys.path)), **added}.items()))
+
+
+@cache
+def _declared_in_short(path: tuple[str, ...]) -> Mapping[str, str]:
+    declared = _declared_on(path)
+    sources = {module: _statements(module) for module in {place.module for place in declared.values()}}
+    found = {kind: _in_short(kind, place, sources[place.module]) for kind, place in declared.items()}
+    return {kind: words for kind, words in found.items() if words is not None}
+
+
+def _in_short(kind: str, place: EntryPoint, source: list[ast.stmt]) -> str | None:
+    """Return the first sentence about a job as its module's source has it; none for runs outside the engine."""
+    for node in source:
+        if isinstance(node, ast.ClassDef) and node.name == place.attr:
+            return _sentence(ast.get_docstring(node))
+        if isinstance(node, ast.Assign) and place.attr in map(ast.unparse, node.targets):
+            return None
+    try:
+        found = _found(kind)
+    except UsageError as error:
+        return str(error)
+    return None if isinstance(found, RunKind) else _sentence(found.__doc__)
+
+
+def _statements(module: str) -> list[ast.stmt]:
+    """Return the statements of a module's source; none where it cannot be read."""
+    try:
+        source = find_spec(module).loader.get_source(module)  # type: ignore[union-attr]
+        return ast.parse(source or "").body
+    except (ImportError, AttributeError, SyntaxError):
+        return []
+
+
+def _sentence(text: str | None) -> str:
+    words = " ".join((text or "").split("\n\n")[0].split())
+    return f"{words.partition('. ')[0].rstrip('.')}."
 
 
 def _found(kind: str) -> RunKind | type[AnyJob]:
@@ -87,6 +132,6 @@ def _found(kind: str) -> RunKind | type[AnyJob]:
     check_kind(kind)
     try:
         found: RunKind | type[AnyJob] = _declared()[kind].load()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise UsageError(f"{kind} cannot be loaded: {error}") from error
     return found

@@ -54,7 +54,7 @@ CleanupPlan = Plan[CleanupParameters, CleanupCounts, CleanupFound]
 
 
 class Cleanup(KeyPages[CleanupParameters, CleanupCounts, CleanupFound]):
-    """The job."""
+    """Remove expired messages and orphaned references from sessions."""
 
     kind = KIND
     asks = True

@@ -60,7 +60,7 @@ CollectionOutcome = Outcome[CollectionParameters, CollectionCounts, CollectionFo
 
 
 class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
-    """The job."""
+    """Remove from compacted queues what retention no longer keeps."""
 
     kind = KIND
     report = ReportKind("compacted", "Collection report")

@@ -170,25 +170,25 @@ class EventMend(BrokerJob):
 
 
 class ReenqueueEvents(EventMend):
-    """Dispatches events that were never dispatched."""
+    """Dispatch events that were never dispatched."""
 
     kind = "reenqueue_events"
 
 
 class QuarantineSubscription(EventMend):
-    """Quarantines subscriptions that would hold up every poll."""
+    """Quarantine subscriptions that would hold up every poll."""
 
     kind = "quarantine_subscription"
 
 
 class FreezePartition(EventMend):
-    """Freezes tables that autovacuum has not frozen."""
+    """Freeze tables that autovacuum has not frozen."""
 
     kind = "freeze_partition"
 
 
 class EventUpkeep(BrokerJob):
-    """Day-to-day upkeep; at its end it checks the broker and reports what must not wait."""
+    """Keep the event broker in order, and say what must not wait."""
 
     kind = "event_upkeep"
     report = REPORT

@@ -39,7 +39,7 @@ FanoutRepairOutcome = Outcome[FanoutRepairParameters, FanoutRepairCounts, Fanout
 
 
 class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairFound]):
-    """The job."""
+    """Find and repair faults in fan-out queues."""
 
     kind = "fanout_repair"
     report = ReportKind("fanout", "Fan-out report")

@@ -37,6 +37,7 @@ def _kind(purpose: Purpose, way_back: str, **others: Any) -> RunKind:
         name=kind_name(purpose),
         dag="partition_maintenance",
         noun=noun,
+        command=f"partitions {_VERBS.get(purpose, 'reattach')}",
         go_on=_again,
         no_pace=_no_pace,
         no_undo=lambda _: f"The {noun} has no undo: {way_back}.",

@@ -155,8 +155,6 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         The run is fixed when the plan is made, since a newer one may exist by the time of the approval.
         """
         given = parameters.model_fields_set
-        if "quality_run_id" not in given:
-            return parameters
         if database is None:
             raise UsageError("judgements of quality are kept in PostgreSQL: name the database by --postgres-url")
         judged = failed_queues(database, remedy=cls.kind, selection=parameters)

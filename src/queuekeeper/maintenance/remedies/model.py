@@ -101,14 +101,18 @@ class QueueRefused(Exception):
     """The queue cannot be mended; other queues are not affected."""
 
 
+NEWEST = "latest"
+"""Stands for the newest quality run."""
+
+
 class Selection(Parameters):
     """A choice among the queues of a quality run."""
 
     quality_run_id: str = parameter(
         "",
         title="Quality run",
-        help="Treat the queues that failed the remedy's check in this quality run. The newest run is taken where a "
-        "form leaves this empty, or where a command says latest.",
+        help="Treat the queues that failed the remedy's check in this quality run. Write latest for the newest run; a "
+        "form may leave this empty.",
         form_pattern=r"^[0-9A-Za-z_.:+\-]*$",
         rule="it must be the id of a quality run, at most 200 characters; a form takes letters, digits and _ . : + -",
         longest=200,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import check_client_id, parse_cohorts
-from queuekeeper.maintenance.remedies.model import Queue, Selection
+from queuekeeper.maintenance.remedies.model import NEWEST, Queue, Selection
 from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.sql_statements import statement
 
@@ -45,12 +45,11 @@ def failed_queues(connection: Connection, *, remedy: str, selection: Selection) 
     :raises UsageError: when there is no such quality run, cohort or client hash.
     :raises RefusedError: when the run's queues have been dropped since.
     """
+    named = "" if selection.quality_run_id == NEWEST else selection.quality_run_id
     with translated_errors(connection):
-        run = connection.execute(
-            statement("quality/judged_profiles"), {"quality_run_id": selection.quality_run_id or None}
-        ).fetchone()
+        run = connection.execute(statement("quality/judged_profiles"), {"quality_run_id": named or None}).fetchone()
         if run is None:
-            wanted = f"quality run {selection.quality_run_id!r}" if selection.quality_run_id else "quality run yet"
+            wanted = f"quality run {named!r}" if named else "quality run yet"
             raise UsageError(f"there is no {wanted} with a profile of Redis: run `queuekeeper quality run` first")
         quality_run_id, profile_ids, cohort_count, limit, default_ttl_s, is_forgotten = run
         if is_forgotten:
