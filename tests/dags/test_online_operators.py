@@ -30,7 +30,7 @@ from queuekeeper.airflow.plugin.migration import online_texts
 from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.jobs.parameters import describe
-from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, Source, steps_of
+from queuekeeper.migration.ledger.parameters import MigrationParameters, Mode, OnlineWish, Source, steps_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.status import online_status
 from queuekeeper.sessions.model import SessionSave
@@ -400,12 +400,14 @@ def test_with_the_broker_stopped_there_is_nothing_to_do(
 
 @pytest.mark.parametrize("text", ["", "100,1", "1,1,100", "0,100", "1,50", "1,101", "a", "1;100"])
 def test_steps_are_rising_percentages_that_end_with_all(text: str) -> None:
-    assert steps_of("1, 10,50,100") == (1, 10, 50, 100)
-    with pytest.raises(UsageError, match="write rising percentages that end with 100, such as 1,10,50,100"):
-        steps_of(text)
+    assert steps_of("1,10,50,100") == (1, 10, 50, 100)
+    with pytest.raises(UsageError, match=rf"^canary_steps_percent is '{text}': it must be rising percentages that end"):
+        OnlineWish(canary_steps_percent=text)
 
 
 def test_plan_is_not_made_for_steps_that_the_cut_over_refuses() -> None:
     given = {"params": {"canary_steps_percent": "10,5,100"}}
-    with pytest.raises(UsageError, match=r"the steps are '10,5,100': write rising percentages that end with 100"):
+    with pytest.raises(
+        UsageError, match=r"^canary_steps_percent is '10,5,100': it must be rising percentages that end"
+    ):
         PlanMigrationOperator(task_id="plan", spark_jobs="jobs").wishes(context() | given)

@@ -120,7 +120,8 @@ class Declaration:
     :param shortest: fewest characters of an entry of a list.
     :param needed: whether a person has to give a value; the form then begins without a valid one.
     :param rule: the rule in words, where type and bounds do not say it: "it must ...".
-    :param check: refuses a text, or an entry of a list, with its own :class:`UsageError`.
+    :param check: refuses a text, or an entry of a list: with a :class:`UsageError` of its own, or with a
+        :class:`ValueError`, which is told in the words of ``rule``.
     :param examples: values that a form proposes.
     :param noun: name of a list's entry in the command's usage.
     :param aliases: names of the parameter in earlier releases, each with a function that converts an old value.
@@ -303,7 +304,10 @@ class Described:
                 raise self.refuse(text)
             # Last: a form can tell of a pattern, so whatever breaks one is refused in its words.
             if said.check is not None and (text or self.kind is Kind.LIST):
-                said.check(text)
+                try:
+                    said.check(text)
+                except ValueError:
+                    raise self.refuse(text) from None
 
     @property
     def _may_be_empty(self) -> bool:

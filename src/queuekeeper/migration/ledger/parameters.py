@@ -208,14 +208,11 @@ def in_minutes(value: Any) -> Any:
 def steps_of(text: str) -> tuple[int, ...]:
     """Return the percentages that a text such as ``1,10,50,100`` names.
 
-    :raises UsageError: when they do not rise or do not end with 100.
+    :raises ValueError: when they do not rise or do not end with 100.
     """
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or list(found) != sorted(set(found)) or not 1 <= found[0] <= found[-1] == 100:
-        raise UsageError(f"the steps are {text!r}: write rising percentages that end with 100, such as 1,10,50,100")
+    found = tuple(int(part) for part in text.split(","))
+    if list(found) != sorted(set(found)) or not 1 <= found[0] <= found[-1] == 100:
+        raise ValueError(text)
     return found
 
 
