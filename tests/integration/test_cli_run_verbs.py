@@ -26,7 +26,7 @@ from tests.run_kinds import JOBS, KINDS, PARTITIONS, planned, rejected
 pytestmark = pytest.mark.integration
 
 CALLS = (
-    ("pause",), ("resume",), ("throttle", "250"), ("undo", "--dry-run"), ("undo", "--yes"), ("report",),
+    ("status",), ("pause",), ("resume",), ("throttle", "250"), ("undo", "--dry-run"), ("undo", "--yes"), ("report",),
 )  # fmt: skip
 
 
