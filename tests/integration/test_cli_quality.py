@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from queuekeeper import assets
 from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
-from queuekeeper.jobs.checks import CHECKS
+from queuekeeper.jobs.checks import CHECKS, Check
 from queuekeeper.keyspace import payload_key
 from queuekeeper.postgres import connect
 from queuekeeper.quality.judge import parquet
@@ -172,6 +172,13 @@ def test_checks_are_explained_without_any_server() -> None:
     told = run("checks").stdout
     assert [each for each in CHECKS if each not in told] == []
     assert "Remove the dead references." in run("checks", "Q9").stdout
+
+
+@pytest.mark.parametrize("check", [each for each in CHECKS.values() if each.command], ids=lambda check: check.id)
+def test_check_that_no_dag_mends_names_its_command(check: Check) -> None:
+    (line,) = [each for each in run("checks", check.id).stdout.splitlines() if each.startswith("remedy")]
+
+    assert (check.remedy, line.split(maxsplit=1)[1]) == (None, f"`queuekeeper {check.command}`")
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,8 @@ def checks(call: Plain, check_id: Annotated[str | None, typer.Argument(metavar="
     chosen = list(CHECKS.values()) if check_id is None else [check(check_id)]
 
     def remedy(each: Check) -> str | None:
-        return each.remedy.name if each.remedy else None
+        by_hand = f"`queuekeeper {each.command}`" if each.command else None
+        return each.remedy.name if each.remedy else by_hand
 
     def pretty() -> Iterator[Any]:
         if check_id is None:
