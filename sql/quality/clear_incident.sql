@@ -10,7 +10,14 @@ WITH looked_at AS (
             ELSE
                 array(
                     SELECT DISTINCT cohort
-                    FROM unnest(cohorts) AS cohort
+                    FROM
+                        unnest(
+                            CASE
+                                WHEN cohort_count = %(cohort_count)s THEN cohorts
+                                -- With another number of cohorts, their slots differ: it may be in any of them.
+                                ELSE array(SELECT generate_series(0, %(cohort_count)s - 1))
+                            END
+                        ) AS cohort
                     WHERE cohort <> all(%(cohorts)s::int[])
                 )
         END AS unseen
@@ -21,12 +28,12 @@ WITH looked_at AS (
         AND closed_at IS NULL
         AND last_seen_at <= %(at)s
         AND sample_percent <= %(sample_percent)s
-        AND (%(whole)s OR cohort_count = %(cohort_count)s)
     FOR UPDATE
 )
 
 UPDATE queuekeeper.incidents
 SET
+    cohort_count = %(cohort_count)s,
     cohorts = unseen,
     closed_at = CASE WHEN unseen = '{}' THEN %(at)s::timestamptz END,
     closed_run_id = CASE WHEN unseen = '{}' THEN %(quality_run_id)s END

@@ -87,17 +87,26 @@ def test_turns_close_an_incident_once_each_cohort_was_found_in_order_and_no_soon
     assert [each.cohorts_left for each in note(connection, 9, look(2, count=8), finding(Status.FAILED))] == [8]
 
 
+def test_turns_of_another_cut_close_an_incident_once_each_of_their_cohorts_was_found_in_order(
+    connection: Connection,
+) -> None:
+    note(connection, 0, look(0), finding(Status.FAILED))
+
+    assert [each.cohorts_left for each in note(connection, 1, look(0, count=2), finding(Status.PASSED))] == [1]
+    assert [each.cohorts_left for each in note(connection, 2, look(0, count=2), finding(Status.PASSED))] == [1]
+    assert note(connection, 3, look(1, count=2), finding(Status.PASSED)) == ()
+
+
 @pytest.mark.parametrize(
     ("where", "what", "not_judged"),
     [
         (look(0, 1, 2, 3, place="b:1/0"), finding(Status.PASSED), ()),
         (look(0, 1, 2, 3, sample=50), finding(Status.PASSED), ()),
-        (look(0, 1, 2, 3, count=8), finding(Status.PASSED), ()),
         (look(0, 1, 2, 3), finding(Status.BROKEN), ()),
         (look(0, 1, 2, 3), finding(Status.PASSED), ("Q1",)),
         (look(0, 1, 2, 3), finding(Status.PASSED, check_id="Q3", severity=Severity.WARNING), ()),
     ],
-    ids=["other servers", "smaller sample", "other cohorts", "broken check", "without contents", "other check"],
+    ids=["other servers", "smaller sample", "broken check", "without contents", "other check"],
 )
 def test_what_did_not_look_as_thoroughly_closes_nothing(
     connection: Connection, where: Look, what: Finding, not_judged: tuple[str, ...]
