@@ -13,11 +13,18 @@ VALUES (
 )
 ON CONFLICT (check_id, place) WHERE closed_at IS NULL
 DO UPDATE SET
-    severity = excluded.severity,
-    status = excluded.status,
-    unexpected_count = excluded.unexpected_count,
+    -- A run that is judged again, after a later one, is not the last.
+    severity = CASE
+        WHEN known.last_seen_at > excluded.last_seen_at THEN known.severity ELSE excluded.severity
+    END,
+    status = CASE WHEN known.last_seen_at > excluded.last_seen_at THEN known.status ELSE excluded.status END,
+    unexpected_count = CASE
+        WHEN known.last_seen_at > excluded.last_seen_at THEN known.unexpected_count ELSE excluded.unexpected_count
+    END,
     last_seen_at = greatest(known.last_seen_at, excluded.last_seen_at),
-    last_run_id = excluded.last_run_id,
+    last_run_id = CASE
+        WHEN known.last_seen_at > excluded.last_seen_at THEN known.last_run_id ELSE excluded.last_run_id
+    END,
     cohort_count = excluded.cohort_count,
     -- With another number of cohorts, their slots differ: then all cohorts have to be checked again.
     cohorts = CASE

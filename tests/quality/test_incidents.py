@@ -32,10 +32,10 @@ def connection(postgres_url: str, control_schema: None) -> Iterator[Connection]:
         yield opened
 
 
-def finding(status: Status, *, check_id: str = "Q1", severity: Severity = Severity.CRITICAL) -> Finding:
+def finding(status: Status, *, check_id: str = "Q1", severity: Severity = Severity.CRITICAL, count: int = 3) -> Finding:
     return Finding(
         suite="sessions_redis", expectation=1, check_id=check_id, severity=severity, status=status, description="d",
-        unexpected_count=0 if status is Status.PASSED else 3,
+        unexpected_count=0 if status is Status.PASSED else count,
     )  # fmt: skip
 
 
@@ -122,6 +122,17 @@ def test_a_judgement_that_is_made_again_of_an_older_time_closes_nothing(connecti
     note(connection, 2, look(0, 1, 2, 3), finding(Status.FAILED))
 
     assert len(note(connection, 1, look(0, 1, 2, 3), finding(Status.PASSED))) == 1
+
+
+def test_what_was_found_last_stays_when_a_run_of_an_older_time_is_judged_again(connection: Connection) -> None:
+    note(connection, 1, look(0, 1, 2, 3), finding(Status.KNOWN, severity=Severity.WARNING, count=7))
+    (last,) = note(connection, 2, look(0, 1, 2, 3), finding(Status.FAILED))
+
+    assert note(connection, 1, look(0), finding(Status.KNOWN, severity=Severity.WARNING, count=7)) == (last,)
+    KnownIssues(connection).add(
+        check_id="Q1", owner="ops", reason="r", ends_on=TODAY, today=TODAY, client_hash=hash_of("a")
+    )
+    assert [each.state for each in Incidents(connection).all(today=TODAY)] == [State.OPEN]
 
 
 def test_who_answers_for_an_incident_is_the_owner_of_the_known_issue(connection: Connection) -> None:
