@@ -114,6 +114,17 @@ INCIDENT = Incident(
     last_run_id=RUN_ID,
     cohorts_left=96,
     closed_at=None,
+    closed_by="",
+    closed_reason="",
+)
+
+CLOSED = replace(
+    INCIDENT,
+    incident_id=3,
+    state=State.CLOSED,
+    closed_at=NOW - timedelta(days=1),
+    closed_by="ann",
+    closed_reason="the server was switched off",
 )
 
 
@@ -263,7 +274,7 @@ def failed() -> Evidence:
         profiles=profiles,
         results=results,
         known_issues=issues,
-        incidents=(INCIDENT,),
+        incidents=(INCIDENT, CLOSED),
         trend=trend,
         queues={redis: _queues("redis"), postgres: _queues("postgres")},
         depths={redis: _depths(), postgres: _depths()},
@@ -282,7 +293,10 @@ def hostile() -> Evidence:
     )
     return replace(
         evidence,
-        incidents=(replace(INCIDENT, owner=HOSTILE, place=HOSTILE),),
+        incidents=(
+            replace(INCIDENT, owner=HOSTILE, place=HOSTILE),
+            replace(CLOSED, place=HOSTILE, closed_by=HOSTILE, closed_reason=HOSTILE),
+        ),
         results=results,
         known_issues=tuple(
             replace(issue, owner=FORMULA, reason=HOSTILE, client_hash=HOSTILE) for issue in evidence.known_issues

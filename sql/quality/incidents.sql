@@ -1,7 +1,7 @@
 -- Read incidents, open ones first, the one seen last first.
 -- params: closed, incident_id
 -- rows: (incident_id, check_id, place, severity, status, unexpected_count, first_seen_at, first_run_id, last_seen_at,
--- last_run_id, cohorts_left, closed_at)
+-- last_run_id, cohorts_left, closed_at, closed_by, closed_reason)
 -- index: incidents_pkey
 SELECT
     incident_id,
@@ -15,7 +15,9 @@ SELECT
     last_seen_at,
     last_run_id,
     (SELECT count(DISTINCT cohort) FROM unnest(cohorts) AS cohort) AS cohorts_left,
-    closed_at
+    closed_at,
+    closed_by,
+    closed_reason
 FROM queuekeeper.incidents
 WHERE
     (closed_at IS NULL OR %(closed)s)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from queuekeeper import audit
 from queuekeeper.cli.application import app
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
@@ -203,6 +204,46 @@ def test_an_incident_that_cannot_be_owned_is_refused(connection: Connection) -> 
         own(999)
 
 
+def test_who_closes_an_incident_is_on_record_and_a_run_that_finds_it_again_opens_a_new_one(
+    connection: Connection,
+) -> None:
+    incidents = Incidents(connection)
+    (gone,) = note(connection, 0, look(0), finding(Status.FAILED))
+
+    closed = incidents.close(gone.incident_id, reason=" switched off ", person="ann", today=TODAY)
+
+    assert (closed.state, closed.closed_by, closed.closed_reason) == (State.CLOSED, "ann", "switched off")
+    assert incidents.all(today=TODAY) == ()
+    assert incidents.all(today=TODAY, closed=True) == (closed,)
+    (entry,) = audit.latest(connection)
+    assert (entry.actor, entry.action, entry.subject) == ("ann", "close", f"incident {gone.incident_id}")
+    assert json.loads(entry.effect) == {"check": "Q1", "place": "a:1/0", "reason": "switched off"}
+
+    (again,) = note(connection, 1, look(0), finding(Status.FAILED))
+    assert again.incident_id != gone.incident_id
+
+
+def test_an_incident_that_cannot_be_closed_is_refused_and_nothing_is_on_record(connection: Connection) -> None:
+    incidents = Incidents(connection)
+    (by_hand,) = note(connection, 0, look(0, count=1), finding(Status.FAILED))
+
+    def close(number: int, reason: str = "r") -> None:
+        incidents.close(number, reason=reason, person="bob", today=TODAY)
+
+    with pytest.raises(UsageError, match="for a reason: give one"):
+        close(by_hand.incident_id, " ")
+    incidents.close(by_hand.incident_id, reason="gone", person="ann", today=TODAY)
+    with pytest.raises(UsageError, match=rf"incident {by_hand.incident_id} is closed, since [0-9-]+ by ann: gone"):
+        close(by_hand.incident_id)
+    (by_run,) = note(connection, 1, look(0, count=1), finding(Status.FAILED))
+    note(connection, 2, look(0, count=1), finding(Status.PASSED))
+    with pytest.raises(UsageError, match=rf"incident {by_run.incident_id} is closed, since [0-9-]+ by a run"):
+        close(by_run.incident_id)
+    with pytest.raises(UsageError, match="there is no incident 999"):
+        close(999)
+    assert [entry.actor for entry in audit.latest(connection)] == ["ann"]
+
+
 def test_runs_open_incidents_reports_and_commands_show_them_and_a_later_run_closes_them(
     connection: Connection, postgres_url: str
 ) -> None:
@@ -236,3 +277,25 @@ def test_runs_open_incidents_reports_and_commands_show_them_and_a_later_run_clos
     judge("redis-3", 3)
     assert command("list") == []
     assert [each["state"] for each in command("list", "--closed")] == ["closed"]
+
+    judge("redis-1", 4)
+    (again,) = command("list")
+    command("close", str(again["incident_id"]), "--reason", "the server was switched off")
+    closed = build_report(connection, quality_run_id="00000000000000a4", now_ms=AS_OF_MS + 5 * DAY_MS)
+    assert closed.incidents == ()
+    assert [(line.incident_id, line.closed_reason) for line in closed.closed_by_hand] == [
+        (again["incident_id"], "the server was switched off")
+    ]
+    assert "(command line)" in closed.closed_by_hand[0].closed_by
+    shown = CliRunner().invoke(
+        app, ("quality", "incidents", "list", "--closed", "--postgres-url", postgres_url), env={"COLUMNS": "400"}
+    )
+    assert "the server was switched off" in shown.stdout
+    answer = CliRunner().invoke(
+        app,
+        (
+            "quality", "incidents", "close", str(again["incident_id"]), "--reason", "r",
+            "--postgres-url", postgres_url,
+        ),
+    )  # fmt: skip
+    assert (answer.exit_code, "is closed, since" in answer.stderr) == (2, True)

@@ -93,6 +93,9 @@ def test_incident_says_since_when_it_stands_and_who_answers_for_it(failed: Publi
     assert [(line.incident_id, line.state, line.days(samples.NOW_MS)) for line in failed.incidents] == [(4, "known", 9)]
     assert "4 P0 Q11 Last packet id known until" in text_of(page)
     assert "platform team 9 days" in text_of(page)
+    assert [line.incident_id for line in failed.closed_by_hand] == [3]
+    assert "2026-02-28" in text_of(page)
+    assert "ann the server was switched off redis.example.org:6379/0" in text_of(page)
     assert "Incidents There are none." in text_of(rendered(compose_report(samples.passed(), now_ms=samples.NOW_MS)))
 
 

@@ -5,7 +5,7 @@ CREATE TABLE queuekeeper.audit (
     at timestamptz NOT NULL,
     actor text NOT NULL,
     action text NOT NULL,
-    subject text NOT NULL, -- plan, run, or keyed hash of a client id
+    subject text NOT NULL, -- plan, run, incident, or keyed hash of a client id
     report_hash text, -- SHA-256 of the report that it is about
     effect json NOT NULL, -- as it was written, to the byte: the hash is over this text
     previous_hash text NOT NULL, -- empty in the first entry

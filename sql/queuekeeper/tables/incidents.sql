@@ -15,9 +15,12 @@ CREATE TABLE queuekeeper.incidents (
     sample_percent int NOT NULL, -- of the slots that the runs had read which found it
     closed_at timestamptz,
     closed_run_id text, -- run that found the last of its cohorts in order
+    closed_by text, -- person who closed it instead of a run
+    closed_reason text, -- why that person closed it
     CONSTRAINT incidents_pkey PRIMARY KEY (incident_id),
     CONSTRAINT incidents_status_check CHECK (status IN ('failed', 'known')),
-    CONSTRAINT incidents_closed_check CHECK ((closed_at IS NULL) = (closed_run_id IS NULL))
+    CONSTRAINT incidents_closed_check CHECK ((closed_at IS NULL) = (closed_run_id IS NULL AND closed_by IS NULL)),
+    CONSTRAINT incidents_reason_check CHECK ((closed_by IS NULL) = (closed_reason IS NULL))
 );
 
 -- Serves the statements note_incident and clear_incident.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli.command import OnPostgres, command, group
-from queuekeeper.cli.output import Columns, Shown, cell, listing
+from queuekeeper.cli.context import person
+from queuekeeper.cli.output import Column, Columns, Shown, cell, listing
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 from queuekeeper.facts import plain
@@ -132,14 +133,35 @@ def incidents_own(
     return Shown(incident, lambda: [_incidents([incident])])
 
 
+@command(app, "close")
+def incidents_close(
+    call: OnPostgres,
+    incident_id: Annotated[int, typer.Argument(metavar="NUMBER")],
+    *,
+    reason: Annotated[str, typer.Option(help="Why no run will find it in order, such as a server that is gone.")],
+) -> Shown:
+    """Close an incident that no run closes: its server is gone, or no suite has its check any more.
+
+    The audit records who closed it and why. A run that finds it again opens a new one.
+
+    Example: `queuekeeper quality incidents close 4 --reason "the server was switched off"`
+
+    :param incident_id: Number that `incidents list` shows.
+    """
+    incident = Incidents(call.connection).close(incident_id, reason=reason, person=person(), today=_today())
+    return Shown(incident, lambda: [_incidents([incident])])
+
+
 def _incidents(found: Sequence[Incident]) -> Any:
     now_ms = system_clock()
-    columns: Columns = {
+    columns: dict[str, Column] = {
         "number": "incident_id", "check": "check_id", "": priority, "title": "title", "state": "state",
         "owner": lambda each: each.owner or "nobody", "until": "known_until",
         "age": lambda each: f"{each.days(now_ms)} d", "first seen": "first_seen_at", "last seen": "last_seen_at",
         "where": "place",
     }  # fmt: skip
+    if any(each.closed_by for each in found):
+        columns |= {"closed by": "closed_by", "reason": "closed_reason"}
     return listing("Incidents", found, columns)
 
 

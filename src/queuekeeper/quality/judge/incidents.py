@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Any
 
+from queuekeeper import audit
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Priority, Severity, check
 from queuekeeper.jobs.findings import Finding, Status
@@ -25,7 +26,7 @@ class State(StrEnum):
 
     OPEN = "open"
     KNOWN = "known"  # it has an owner until a day
-    CLOSED = "closed"  # later runs found everything in order where it was found
+    CLOSED = "closed"  # later runs found everything in order where it was found, or a person closed it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class Incident:
     :param owner: person who answers for the incident; empty if there is none.
     :param known_until: last day of the known issue that names the owner.
     :param cohorts_left: number of cohorts in which it was found and which no later run has found in order.
+    :param closed_by: person who closed it; empty where nobody did. ``closed_reason`` is what that person said.
     """
 
     incident_id: int
@@ -69,6 +71,8 @@ class Incident:
     last_run_id: str
     cohorts_left: int
     closed_at: datetime | None
+    closed_by: str
+    closed_reason: str
 
     def days(self, now_ms: int) -> int:
         """Return the number of whole days that the incident has lasted."""
@@ -126,20 +130,50 @@ class Incidents:
 
         :raises UsageError: when the incident does not exist or is closed, no owner is named, or the day has passed.
         """
-        found = self._read(today=today, closed=True, incident_id=incident_id)
-        if not found:
-            raise UsageError(f"there is no incident {incident_id}: `queuekeeper quality incidents list` shows them")
-        if found[0].state is State.CLOSED:
+        found = self._one(incident_id, today=today)
+        if found.state is State.CLOSED:
             raise UsageError(f"incident {incident_id} is closed: it needs no owner")
         KnownIssues(self._connection).add(
-            check_id=found[0].check_id,
-            place=found[0].place,
+            check_id=found.check_id,
+            place=found.place,
             owner=owner,
             reason=reason,
             ends_on=ends_on,
             today=today,
         )
-        return self._read(today=today, closed=True, incident_id=incident_id)[0]
+        return self._one(incident_id, today=today)
+
+    def close(self, incident_id: int, *, reason: str, person: str, today: date) -> Incident:
+        """Close an incident that no run will find in order, such as one of a server that is gone.
+
+        A run that finds it again opens a new one.
+
+        :param person: person who closes it; the audit has it with the reason.
+        :raises UsageError: when the incident does not exist or is closed, or no reason is given.
+        """
+        if not reason.strip():
+            raise UsageError("an incident is closed for a reason: give one")
+        values = {"incident_id": incident_id, "closed_by": person, "closed_reason": reason.strip()}
+        with translated_errors(self._connection), self._connection.transaction():
+            closed = rows_of(self._connection, "quality/close_incident", values)
+            found = self._one(incident_id, today=today)
+            if not closed:
+                how = f"by {found.closed_by}: {found.closed_reason}" if found.closed_by else "by a run"
+                raise UsageError(f"incident {incident_id} is closed, since {found.closed_at:%F} {how}")
+            audit.record(
+                self._connection,
+                actor=person,
+                action=audit.Action.CLOSE,
+                subject=f"incident {incident_id}",
+                effect={"check": found.check_id, "place": found.place, "reason": found.closed_reason},
+            )
+        return found
+
+    def _one(self, incident_id: int, *, today: date) -> Incident:
+        found = self._read(today=today, closed=True, incident_id=incident_id)
+        if not found:
+            raise UsageError(f"there is no incident {incident_id}: `queuekeeper quality incidents list` shows them")
+        return found[0]
 
     def _read(self, *, today: date, closed: bool, incident_id: int | None) -> tuple[Incident, ...]:
         issues = KnownIssues(self._connection).all()
@@ -153,7 +187,7 @@ class Incidents:
 
 _COLUMNS = (
     "incident_id", "check_id", "place", "severity", "status", "unexpected_count", "first_seen_at", "first_run_id",
-    "last_seen_at", "last_run_id", "cohorts_left", "closed_at",
+    "last_seen_at", "last_run_id", "cohorts_left", "closed_at", "closed_by", "closed_reason",
 )  # fmt: skip
 
 
@@ -169,6 +203,8 @@ def _incident(row: tuple[Any, ...], *, issues: Sequence[KnownIssue], today: date
         and not issue.is_overdue(today)
         and (issue.client_hash is None or was_known)
     ]
+    for name in ("closed_by", "closed_reason"):
+        values[name] = values[name] or ""
     state = State.CLOSED if values["closed_at"] else State.KNOWN if answering else State.OPEN
     return Incident(
         **values,

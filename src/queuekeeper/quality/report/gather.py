@@ -17,7 +17,7 @@ from queuekeeper.clock import DAY_MS, HOUR_MS
 from queuekeeper.jobs.checks import CHECKS, Check, Severity
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, translated_errors
-from queuekeeper.quality.judge.incidents import Incident, Incidents
+from queuekeeper.quality.judge.incidents import Incident, Incidents, State
 from queuekeeper.quality.judge.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.judge.store import (
     RUNS_SHOWN,
@@ -59,6 +59,7 @@ from queuekeeper.sql_statements import statement
 T = TypeVar("T")
 
 QUEUES_SHOWN = 20
+CLOSED_SHOWN = 20
 POINTS_SHOWN = 170
 """Largest number of points of a timeline: a week by the hour. In a longer timeline, a point spans several hours."""
 
@@ -82,6 +83,7 @@ class Evidence:
     """Records from the control schema of which a report is composed.
 
     :param trend: the latest finished runs on the same servers, oldest first.
+    :param incidents: all incidents, those that have closed, too.
     :param queues: profile id -> its worst queues.
     :param depths: profile id -> its histogram of queue lengths.
     :param expiry: profile id -> its messages by the hour in which they expire.
@@ -134,7 +136,7 @@ def build_report(
         profiles=profiles,
         results=store.results(quality_run_id),
         known_issues=KnownIssues(connection).all(),
-        incidents=Incidents(connection).all(today=datetime.fromtimestamp(now_ms / 1_000, UTC).date()),
+        incidents=Incidents(connection).all(today=datetime.fromtimestamp(now_ms / 1_000, UTC).date(), closed=True),
         trend=store.trend(runs=RUNS_SHOWN, same_servers_as=quality_run_id),
         queues={profile_id: store.worst_queues(profile_id, n=QUEUES_SHOWN) for profile_id in ids},
         depths={profile_id: store.depth_histogram(profile_id) for profile_id in ids},
@@ -179,7 +181,8 @@ def compose_report(
             senseless=dict(each.split(" ", 1) for each in run.numbers.get("senseless", ())),
         ),
         known_issues=known,
-        incidents=evidence.incidents,
+        incidents=tuple(each for each in evidence.incidents if each.state is not State.CLOSED),
+        closed_by_hand=tuple(each for each in evidence.incidents if each.closed_by)[:CLOSED_SHOWN],
         heat=heat_map(evidence.trend),
         worst_queues=_worst(evidence),
         depths=tuple(

@@ -241,6 +241,7 @@ class PublishedReport(Report):
     :param results: every expectation, worst first.
     :param known_issues: all known issues, with those that have ended.
     :param incidents: all incidents that have not closed, of any run, the one seen last first.
+    :param closed_by_hand: the incidents that persons have closed last, the latest first.
     """
 
     quality_run_id: str
@@ -258,6 +259,7 @@ class PublishedReport(Report):
     not_run: tuple[NotRun, ...]
     known_issues: tuple[KnownIssueLine, ...]
     incidents: tuple[Incident, ...]
+    closed_by_hand: tuple[Incident, ...]
     heat: HeatMap
     worst_queues: tuple[QueueLine, ...]
     depths: tuple[Depths, ...]
