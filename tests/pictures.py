@@ -7,7 +7,7 @@ from pathlib import Path
 PICTURES = Path(__file__).parents[1] / "var" / "pictures"
 """Those of every page in every look; below it, in ``docs``, those that ``make pictures`` puts into ``docs/images``."""
 
-OF_DOCUMENTS = ("migration", "overview", "quality")
+OF_DOCUMENTS = ("migration-copies", "overview", "quality")
 """Names of the views."""
 
 PICTURE_PX = (1_280, 860)

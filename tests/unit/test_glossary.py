@@ -97,6 +97,15 @@ def test_word_of_the_glossary_is_used(entry: str) -> None:
         assert any(uses(word.strip())), word
 
 
+def test_steps_of_an_online_migration_stand_in_the_glossary() -> None:
+    """Its commands have the names of the steps, and nobody knows them from elsewhere."""
+    rows = {word.strip().replace("-", " ") for entry in words() for word in entry.split(",")}
+    (group,) = (page.text for page in reference.commands() if page.path == "commands/online.md")
+    steps = {name.replace("-", " ") for name in re.findall(r"^## ([\w-]+)$", group, re.MULTILINE)}
+    assert len(steps) > 8
+    assert steps - rows == {"status"}
+
+
 def test_the_glossary_has_one_word_for_each() -> None:
     rows = [word for entry in words() for word in re.sub(r"\(.*?\)", "", entry).split(", ")]
     assert len(UNUSED) > 30

@@ -22,7 +22,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.migration.ledger.ledger import MigrationLedger, QuarantineCount, StoredReport
-from queuekeeper.migration.ledger.model import CohortPlan, Difference, LedgerRow, PlanState
+from queuekeeper.migration.ledger.model import STEP_NOUNS, CohortPlan, Difference, LedgerRow, PlanState
 from queuekeeper.migration.ledger.parameters import Mode
 from queuekeeper.migration.ledger.status import (
     MigrationStatus,
@@ -60,7 +60,7 @@ class PlanPage:
     """Contents of the page of a plan.
 
     :param online: owners of the clients, when devices are connected; ``None`` with the broker stopped.
-    :param throughput: step -> its chart, wide and narrow.
+    :param throughput: noun of a step -> its chart, wide and narrow.
     """
 
     run: MaintenanceRun
@@ -244,7 +244,7 @@ def _plan_page(connection: Connection, plan_id: str, site: Site) -> PlanPage:
     for step in (status.copy, status.verify):
         summary = summarise_throughput(step.step, ledger.throughput(plan_id, step.step))
         if summary is not None:
-            throughput.append((step.step, _throughput_charts(summary)))
+            throughput.append((STEP_NOUNS[step.step], _throughput_charts(summary)))
     return PlanPage(
         run=ledger.load(plan_id),
         status=status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -38,6 +38,9 @@ class CohortState(StrEnum):
     VERIFIED = "verified"
     FAILED = "failed"
 
+
+STEP_NOUNS: Mapping[str, str] = {"copy": "copy", "verify": "verification"}
+"""Steps of a migration in sentences, by name."""
 
 HEAP_USABLE = 8 / 9
 """Share of a heap that objects may fill: the garbage collector of a copy keeps a ninth free to move them."""

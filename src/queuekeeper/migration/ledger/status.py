@@ -9,7 +9,7 @@ from functools import partial
 
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger.ledger import MigrationLedger, Step
-from queuekeeper.migration.ledger.model import CohortState, Difference, PlanState
+from queuekeeper.migration.ledger.model import STEP_NOUNS, CohortState, Difference, PlanState
 from queuekeeper.migration.ledger.throughput import RECENT_MS, Span, ThroughputSample, spans
 from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.report.figures import duration
@@ -214,13 +214,14 @@ def hold_words(
     step = verify if copy.is_done and (copy.total or verify.done) else copy
     if paused and step is copy:
         return "Paused by a person: queuekeeper run resume lets it go on."
+    noun = STEP_NOUNS[step.step]
     if step.silent_s is None:
-        return f"The {step.step} has not begun: Spark starts, or its task waits for a free slot."
+        return f"The {noun} has not begun: Spark starts, or its task waits for a free slot."
     if step.is_done:
         return ""
     if step.silent_s * 1_000 > SILENT_MS:
         return (
-            f"No word from the {step.step} for {duration(step.silent_s)}: it waits for a server, is tried again, or "
+            f"No word from the {noun} for {duration(step.silent_s)}: it waits for a server, is tried again, or "
             "has ended. Look at the run's tasks."
         )
     if step is copy and throttle is not None and step.messages_per_s and step.messages_per_s >= 0.8 * throttle:

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from queuekeeper.migration.ledger.model import STEP_NOUNS
 from queuekeeper.migration.report.model import MigrationReport, StepThroughput, Verdict
 from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, told
 from queuekeeper.report.figures import duration, number, size
@@ -144,8 +145,8 @@ def throughput_charts(step: StepThroughput) -> tuple[Markup, Markup]:
         return {"layer": [area, resumed, points], "height": 180 if width == WIDE_PX else 150}
 
     label = (
-        f"Speed of the {step.step} over time: {number(step.messages)} messages in {duration(step.seconds)}, "
-        f"{number(step.messages_per_s)} per second on average"
+        f"Speed of the {STEP_NOUNS[step.step]} over time: {number(step.messages)} messages "
+        f"in {duration(step.seconds)}, {number(step.messages_per_s)} per second on average"
     )
     return pictures(chart, label=label)
 
