@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from queuekeeper import redis_client
-from queuekeeper.airflow import retired
+from queuekeeper.airflow.operators import _retired
+from queuekeeper.airflow.operators._store_calls import CALLS
 from queuekeeper.airflow.operators.store_call import StoreCallOperator
-from queuekeeper.airflow.store_calls import CALLS
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.queue import FanoutQueues
 from tests.dags.runs import returned
@@ -67,11 +67,11 @@ def test_text_that_is_no_number_is_refused_in_the_words_of_every_surface(client:
         StoreCallOperator(task_id="task", call="fanout.register", arguments=arguments).execute({})
 
 
-@pytest.mark.parametrize(("name", "call"), retired.CALLS.items())
+@pytest.mark.parametrize(("name", "call"), _retired.CALLS.items())
 def test_old_name_makes_the_same_call_and_says_what_to_write(name: str, call: str) -> None:
     operator = getattr(importlib.import_module(f"queuekeeper.airflow.operators.{call.partition('.')[0]}"), name)
     arguments = needed(call) | {"key_prefix": "shop:"}
-    old = {retired.RENAMED.get(each, each): value for each, value in arguments.items()}
+    old = {_retired.RENAMED.get(each, each): value for each, value in arguments.items()}
 
     with pytest.warns(DeprecationWarning, match=f"^{name} is removed by the next release: write StoreCallOperator"):
         task = operator(task_id="task", redis_conn_id="other", **old)

@@ -22,7 +22,8 @@ from queuekeeper.jobs.registry import job_of
 
 if TYPE_CHECKING:
     from queuekeeper.jobs.engine import Engine
-    from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
+    from queuekeeper.jobs.kinds import Table
+    from queuekeeper.jobs.model import AnyJob, AnyPlan
     from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.redis_client import RedisClient
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from queuekeeper.cli.tables import Table
-    from queuekeeper.jobs.model import Table as ToldTable
+    from queuekeeper.jobs.kinds import Table as ToldTable
 
 PIPE_WIDTH = 120
 """Columns when nobody is looking: a table that is piped on is not squeezed into 80."""

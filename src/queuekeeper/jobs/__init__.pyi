@@ -11,12 +11,12 @@ from .keys import (
     KeyPages as KeyPages,
     Line as Line,
 )
+from .kinds import Table as Table
 from .model import (
     Job as Job,
     NothingBesides as NothingBesides,
     Plan as Plan,
     Step as Step,
-    Table as Table,
     Words as Words,
     World as World,
 )

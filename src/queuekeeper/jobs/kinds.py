@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from queuekeeper.jobs.model import Table
     from queuekeeper.jobs.store import MaintenanceRun
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
@@ -26,6 +25,27 @@ class Stores(Protocol):
     @property
     def client(self) -> RedisClient:
         """Connection to Redis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of what a plan has found, for reports and screens.
+
+    :param empty: sentence in place of a table without rows.
+    :param note: sentence below the table.
+    :param links: address that the last cell of each row leads to on a page; empty for none.
+    """
+
+    heading: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    empty: str
+    note: str = ""
+    links: tuple[str, ...] = ()
+
+    def is_text(self, column: int) -> bool:
+        """Return whether a column holds words, which stand on the left; figures stand on the right."""
+        return not self.rows[0][column][:1].isdigit()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get
 from queuekeeper.clock import Clock
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.kinds import RunKind
+from queuekeeper.jobs.kinds import RunKind, Table
 from queuekeeper.jobs.pace import Breaker
 from queuekeeper.jobs.parameters import Parameters, describe
 from queuekeeper.jobs.undo import changes
@@ -106,27 +106,6 @@ class Step:
 
     cursor: str
     work: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table of what a plan has found, for reports and screens.
-
-    :param empty: sentence in place of a table without rows.
-    :param note: sentence below the table.
-    :param links: address that the last cell of each row leads to on a page; empty for none.
-    """
-
-    heading: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    empty: str
-    note: str = ""
-    links: tuple[str, ...] = ()
-
-    def is_text(self, column: int) -> bool:
-        """Return whether a column holds words, which stand on the left; figures stand on the right."""
-        return not self.rows[0][column][:1].isdigit()
 
 
 @dataclass(frozen=True, kw_only=True)

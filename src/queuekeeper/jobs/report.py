@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from queuekeeper import __version__
 from queuekeeper.approvals import milliseconds
 from queuekeeper.jobs.engine import outcome_facts
-from queuekeeper.jobs.kinds import Told
-from queuekeeper.jobs.model import INEXACT, AnyJob, AnyOutcome, AnyPlan, Table, Words
+from queuekeeper.jobs.kinds import Table, Told
+from queuekeeper.jobs.model import INEXACT, AnyJob, AnyOutcome, AnyPlan, Words
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.wording import sentence

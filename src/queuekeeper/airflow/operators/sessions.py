@@ -1,5 +1,5 @@
-"""Old names of the operators of one session; see :mod:`queuekeeper.airflow.retired`."""
+"""Old names of the operators of one session; see :mod:`queuekeeper.airflow.operators._retired`."""
 
-from queuekeeper.airflow.retired import names_of
+from queuekeeper.airflow.operators._retired import names_of
 
 __getattr__ = names_of(__name__)

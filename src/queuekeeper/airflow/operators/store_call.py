@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.operators._store_calls import call_of
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.store_calls import call_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,7 +25,7 @@ class StoreCallOperator(StoresOperator):
 
     A call with the argument ``dry_run`` only counts, unless the argument is ``False``.
 
-    :param call: one of ``queuekeeper.airflow.store_calls.CALLS``, such as ``fanout.publish``.
+    :param call: such as ``fanout.publish``; any other name is refused with the names of all calls.
     :param arguments: arguments of the call by name, as values or texts (templated). All calls take ``key_prefix``, the
         prefix of every Redis key; calls of sessions also take ``store``, ``redis`` (the default) or ``postgres``.
     :param postgres_conn_id: connection of the database with sessions of TBMQ 1.x (templated).

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from queuekeeper.errors import NotAllowed
 from queuekeeper.jobs.keys import KeyPages
-from queuekeeper.jobs.model import Plan, Step, Table, Words, World
+from queuekeeper.jobs.kinds import Table
+from queuekeeper.jobs.model import Plan, Step, Words, World
 from queuekeeper.jobs.shares import check_rights, check_servers
 from queuekeeper.keyspace import session_scan_pattern
 from queuekeeper.maintenance.cleanup.model import (

@@ -20,7 +20,8 @@ from typing import Any
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.compacted.reports import CollectReport, DuePage, DueRow
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, UsageError
-from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.kinds import Table
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Words, World
 from queuekeeper.jobs.shares import parts_of
 from queuekeeper.keyspace import COMPACTED_REGISTRIES
 from queuekeeper.maintenance.compacted.model import (

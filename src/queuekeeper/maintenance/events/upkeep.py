@@ -10,7 +10,8 @@ from queuekeeper.errors import UsageError
 from queuekeeper.events.schema import INSTALL
 from queuekeeper.jobs.common import Pacing
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.kinds import Table
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Words, World
 from queuekeeper.maintenance.events.remedies import REMEDIES
 from queuekeeper.maintenance.events.watch import UpkeepLimits, watch_broker
 from queuekeeper.postgres import Connection, translated_errors

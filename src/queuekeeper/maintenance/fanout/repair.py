@@ -13,7 +13,8 @@ from heapq import nlargest
 
 from queuekeeper.errors import StoreFull, UnknownConsumer, UnknownQueue
 from queuekeeper.fanout.reports import ConsumerView, QueueView
-from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.kinds import Table
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Words, World
 from queuekeeper.jobs.shares import parts_of
 from queuekeeper.keyspace import fanout_part
 from queuekeeper.maintenance.fanout.model import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from shlex import quote
 from typing import Any
 
-from queuekeeper.jobs.kinds import RunKind, Stores, Told
-from queuekeeper.jobs.model import Table
+from queuekeeper.jobs.kinds import RunKind, Stores, Table, Told
 from queuekeeper.jobs.report import run_told
 from queuekeeper.jobs.store import MaintenanceRun
 from queuekeeper.maintenance.partitions.model import Purpose, report_of

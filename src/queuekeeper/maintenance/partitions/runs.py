@@ -9,7 +9,7 @@ from queuekeeper.audit import Action
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MaintenanceRunning
 from queuekeeper.facts import plain
-from queuekeeper.jobs.model import Table
+from queuekeeper.jobs.kinds import Table
 from queuekeeper.jobs.pace import run_pace
 from queuekeeper.jobs.progress import Narrator
 from queuekeeper.jobs.store import MaintenanceRuns, RunState, ShardProgress

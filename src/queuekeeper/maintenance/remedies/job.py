@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, UsageError
-from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.kinds import Table
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Words, World
 from queuekeeper.jobs.shares import check_rights, check_servers
 from queuekeeper.jobs.undo import read_undo_file
 from queuekeeper.maintenance.remedies.model import (

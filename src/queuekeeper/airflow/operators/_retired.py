@@ -8,8 +8,8 @@ from inspect import Parameter, Signature
 from typing import Any
 from warnings import warn
 
+from queuekeeper.airflow.operators._store_calls import call_of
 from queuekeeper.airflow.operators.store_call import StoreCallOperator
-from queuekeeper.airflow.store_calls import call_of
 
 CALLS = {
     "InspectSessionOperator": "sessions.inspect",
