@@ -279,7 +279,7 @@ def test_page_of_a_run_shows_its_undo_files_and_until_when_they_are_kept(
     browser = Browser(pages(settings=settings, guards=OPEN, stores=stores))
     run_id, other = (planned(control, "expired_reference_cleanup", own_home / name) for name in ("one", "other"))
     page = shown(browser, "expired_reference_cleanup", run_id)
-    assert f"run {run_id} has no undo file in {settings.undo}: it changed nothing, ran on another machine" in page
+    assert f"Run {run_id} has no undo file in {settings.undo}: it changed nothing, ran on another machine" in page
 
     begun_ms = system_clock()
     path = undo_path(settings.undo, run_id=run_id, shard="127.0.0.1:6379")
