@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -396,6 +397,22 @@ def test_drain_waits_for_its_moment_and_copies_once(spilled: Connection, connect
     assert total(spilled)[0] == 28_001
     copied = [each for each in copies if each.endswith("blocks")]
     assert len(copied) == len(set(copied)) > 1
+
+
+def test_a_drain_copies_fewer_blocks_at_once_while_postgresql_is_slow(
+    spilled: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queuekeeper.jobs.pace.SLOW_S", -1.0)
+    monkeypatch.setattr("queuekeeper.maintenance.partitions.apply._COPIED_BLOCKS", 16)
+    said: list[str] = []
+    before = total(spilled)
+
+    assert apply_plan(spilled, plan=plan_creation(spilled, policy=POLICY, now_ms=NOW), now_ms=NOW, say=said.append).done
+
+    copied = [line.split(" rows copied, ")[1] for line in said if " rows copied, " in line]
+    ends = [int(each.split(" of ")[0].replace(",", "")) for each in copied]
+    assert [end - first for first, end in pairwise([0, *ends])][:4] == [16, 16, 16, 8]
+    assert total(spilled) == before
 
 
 def test_rows_are_in_sight_all_the_while(spilled: Connection, connect: Connect) -> None:

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
+from queuekeeper.jobs.pace import Breaker
 from queuekeeper.maintenance.partitions import broker
 from queuekeeper.maintenance.partitions import plan as planning
 from queuekeeper.maintenance.partitions.catalog import (
@@ -366,9 +367,12 @@ class _Work:
         try:
             self._run(write.drain_preparation(step))
             blocks = block_count(self._connection, default.oid)
-            for first in range(0, blocks, _COPIED_BLOCKS):
-                end = first + _COPIED_BLOCKS
+            breaker, end = Breaker(self._say), 0
+            while end < blocks:
+                first, end = end, end + breaker.size(_COPIED_BLOCKS)
+                breaker.sent()
                 copied = self._connection.execute(write.drain_copy(step, str(first), str(end)).sql.encode())
+                breaker.answered()
                 tries.rows = (tries.rows or 0) + copied.rowcount
                 self._say(f"{step.partition}: {tries.rows:,} rows copied, {min(end, blocks):,} of {blocks:,} blocks")
                 began_s = self._monotonic()
