@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from queuekeeper import audit
 from queuekeeper.cli.application import app
+from queuekeeper.embedded import RedisCluster
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
@@ -242,6 +244,28 @@ def test_an_incident_that_cannot_be_closed_is_refused_and_nothing_is_on_record(c
     with pytest.raises(UsageError, match="there is no incident 999"):
         close(999)
     assert [entry.actor for entry in audit.latest(connection)] == ["ann"]
+
+
+def test_a_cluster_is_one_place_whichever_of_its_nodes_was_named(
+    connection: Connection, postgres_url: str, redis_cluster: RedisCluster, redis_cluster_url: str
+) -> None:
+    addresses = sorted(f"127.0.0.1:{node.port}" for node in redis_cluster.nodes)
+
+    def judged(address: str, day: int) -> None:
+        run_quality(
+            postgres_url=postgres_url, profile_ids=[], suites=["redis_servers"], key_prefix="p",
+            redis_url=re.sub(r"127\.0\.0\.1:\d+", address, redis_cluster_url),
+            quality_run_id=f"q-{day}", now=NOW + timedelta(days=day),
+        )  # fmt: skip
+
+    judged(addresses[-1], 0)
+    first = Incidents(connection).all(today=TODAY)
+    judged(addresses[0], 1)
+    second = Incidents(connection).all(today=TODAY)
+
+    assert {each.place for each in first} == {f"{addresses[0]}/0 p"}
+    assert {each.incident_id for each in second} == {each.incident_id for each in first}
+    assert {each.last_run_id for each in second} == {"q-1"}
 
 
 def test_runs_open_incidents_reports_and_commands_show_them_and_a_later_run_closes_them(

@@ -181,12 +181,13 @@ def run_quality(
         profiles = {Store(profile.store): profile for profile in store.profiles(profile_ids)}
         chosen = check_suites(suites, stores=profiles, servers=redis_url is not None)
         _check_choice(chosen, profiles, profile_ids)
+        redis, servers = ("", []) if redis_url is None else _servers(redis_url, key_prefix=key_prefix)
         is_fast = turn is not None or any(profile.mode == "fast" for profile in profiles.values())
         mode = "fast" if is_fast else "full"
         numbers: dict[str, Any] = {
             "queues": sum(profile.queues or 0 for profile in profiles.values()),
             "messages": sum(profile.messages or 0 for profile in profiles.values()),
-            "servers": [] if redis_url is None else _servers(redis_url),
+            "servers": servers,
             "events": list(read_event_broker(connection)) if "events" in suites else [],
             "partitions": list(read_partitioned_tables(connection, now_ms=round(1_000 * now.timestamp())))
             if "partitions" in suites
@@ -238,7 +239,6 @@ def run_quality(
         show_client_ids=show_client_ids,
         data_docs=data_docs,
     )
-    redis = "" if redis_url is None else redis_target(redis_url, key_prefix=key_prefix)
     looks = {suite.name: _look(suite, profiles=profiles, redis=redis, turn=turn) for suite in chosen}
     by_suite = {suite.name: judge.judge(suite, place=looks[suite.name].place) for suite in chosen}
     results = sorted((result for found in by_suite.values() for result in found), key=lambda result: result.urgency)
@@ -337,10 +337,11 @@ def _share(profile: Profile) -> tuple[object, ...]:
     return profile.cohort_count, profile.cohorts, profile.sample_percent
 
 
-def _servers(redis_url: str) -> list[dict[str, Any]]:
+def _servers(redis_url: str, *, key_prefix: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return the place of the servers, and the settings of each."""
     client = connect_redis(redis_url)
     try:
-        return list(read_servers(client))
+        return redis_target(client, redis_url=redis_url, key_prefix=key_prefix), list(read_servers(client))
     finally:
         client.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError
 
-from queuekeeper.redis_client import RedisClient, facts, nodes, read_url, redis_errors
+from queuekeeper.redis_client import RedisClient, facts, nodes, read_url, redis_errors, through_failover
 
 
 def read_servers(client: RedisClient) -> tuple[dict[str, Any], ...]:
@@ -46,7 +46,25 @@ def _text(configured: dict[Any, Any]) -> str | None:
     return None
 
 
-def redis_target(redis_url: str, *, key_prefix: str) -> str:
-    """Return address, database and prefix of keys, which identify the target of profiles; never a password."""
+def redis_target(client: RedisClient, *, redis_url: str, key_prefix: str) -> str:
+    """Return address, database and prefix of keys, which identify the target of profiles; never a password.
+
+    A cluster's address is the smallest of all its nodes, whichever of them the URL names, and whichever are masters.
+    """
     place, _, options = read_url(redis_url)
+    if isinstance(client, redis.RedisCluster):
+        place = _smallest_address(client)
     return f"{place}/{options.get('db', 0)} {key_prefix}".rstrip()
+
+
+def _smallest_address(client: redis.RedisCluster) -> str:
+    def ask() -> str:
+        address, node = nodes(client)[0]
+        with redis_errors(address):
+            # It names nodes that are down, too.
+            known: dict[str, Any] = node.execute_command("CLUSTER NODES")  # type: ignore[no-untyped-call]
+        named = ((*place.rpartition(":")[::2], each["hostname"]) for place, each in known.items())
+        # A node has no host while the others have not met it.
+        return min((f"{name or host}:{port}" for host, port, name in named if name or host), default=address)
+
+    return through_failover(client, ask)

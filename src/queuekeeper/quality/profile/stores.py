@@ -100,7 +100,7 @@ def profile_redis(
         profile = _begin(
             spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
             now_ms=now_ms, as_of_ms=max(clocks_ms(client)), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
-            target=redis_target(redis_url, key_prefix=parameters.key_prefix),
+            target=redis_target(client, redis_url=redis_url, key_prefix=parameters.key_prefix),
         )  # fmt: skip
         share = len(profile.wanted) / len(cohorts)
         placement = layout(
