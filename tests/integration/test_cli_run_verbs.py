@@ -172,7 +172,7 @@ def test_a_script_gets_the_newest_run_of_a_job_by_its_id_alone(control: Connecti
 def test_every_job_is_started_with_what_its_model_declares_and_help_says_in_a_sentence_what_it_is_for() -> None:
     said = " ".join(CliRunner().invoke(app, ["run", "start", "--help"]).stdout.split())
     for kind in JOBS:
-        job = job_of(kind)
+        job: Any = job_of(kind)
         words = " ".join((job.__doc__ or "").split("\n\n")[0].split())
         assert f"{kind} {words}" in said
         options = CliRunner().invoke(app, ["run", "start", kind, "--help"]).stdout
