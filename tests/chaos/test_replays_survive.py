@@ -36,8 +36,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
 
-Victim: TypeAlias = Literal["processes", "server"]
-"""What is killed: of two commands one that has put a message back and not noted it, and one anywhere; or the server."""
+Victim: TypeAlias = Literal["command", "server"]
+"""What is killed after a command that has put a message back and not noted it: the other command, or the server."""
 
 CLIENTS = ("{brace} first", "смарт-😀", "device-1", "device-2")
 COPIED = range(10, 200, 10)
@@ -70,6 +70,10 @@ class Quarantine:
             yield lambda: [pid for (pid,) in world.sql(waiting, connection.info.backend_pid)]
 
 
+AT_NIGHT = [
+    pytest.param(kind, ["command", "server"] * 4, id=kind, marks=pytest.mark.nightly)
+    for kind in ("packed-asyncio", "asyncio")
+]
 QUARANTINES = (
     Quarantine(table="quarantine", command=("migrate", "replay", PLAN_ID, "--assign-packet-ids", "--as-new")),
     Quarantine(table="session_quarantine", command=("sessions", "replay")),
@@ -143,7 +147,7 @@ def fill(world: OnlineWorld) -> None:
 
 
 def disturbed(world: OnlineWorld, server: RedisServer, victim: Victim, rows: list[int], dice: random.Random) -> None:
-    """Start all commands, kill something, and wait until the commands have ended.
+    """Start both commands, kill one that is held, then the other or the server, and wait until they have ended.
 
     :param rows: row at which each command is held until all have come so far.
     """
@@ -151,12 +155,11 @@ def disturbed(world: OnlineWorld, server: RedisServer, victim: Victim, rows: lis
         waiting = [holds.enter_context(each.held(world, row)) for each, row in zip(QUARANTINES, rows, strict=True)]
         replays = [Replay(each, world) for each in QUARANTINES]
         until(lambda: all(pids() for pids in waiting), what="commands that have put a message back")
-        if victim == "processes":
-            held = dice.randrange(len(replays))
-            replays.pop(held).kill()
-            world.sql("SELECT pg_terminate_backend(%s, 60000)", *waiting[held]())
+        held = dice.randrange(len(replays))
+        replays.pop(held).kill()
+        world.sql("SELECT pg_terminate_backend(%s, 60000)", *waiting[held]())
     time.sleep(dice.uniform(0, 0.02))
-    if victim == "processes":
+    if victim == "command":
         replays.pop().kill()
     else:
         server.kill()
@@ -183,24 +186,18 @@ def put_all_back(world: OnlineWorld, server: RedisServer, victims: list[Victim],
         until(partial(puts_the_rest_back, each, world), what="all messages")
 
 
-@pytest.mark.parametrize(
-    ("kind", "kills"),
-    [
-        ("packed-asyncio", 1),
-        *(pytest.param(kind, 4, marks=pytest.mark.nightly) for kind in ("packed-asyncio", "asyncio")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "victims"), [("packed-asyncio", ["server"]), *AT_NIGHT])
 def test_each_mended_message_is_in_its_session_once_and_nothing_else_has_changed(
     redis_server_factory: Callable[..., RedisServer],
     postgres_url: str,
     control_schema: None,
     own_home: Path,
     kind: Kind,
-    kills: int,
+    victims: list[Victim],
     dice: random.Random,
 ) -> None:
     server = redis_server_factory(appendfsync="always")
-    victims: list[Victim] = ["processes", "server"] * kills
+    victims = [*victims]
     dice.shuffle(victims)
 
     async def run(world: OnlineWorld) -> None:
