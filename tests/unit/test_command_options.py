@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,8 @@ from queuekeeper.cli import app
 from queuekeeper.cli.command import Plain, command, group, options
 from queuekeeper.cli.output import Shown
 from queuekeeper.cli.stores import StoreCommands
+from queuekeeper.jobs.registry import kind_of
+from tests.run_kinds import KINDS
 
 pytestmark = pytest.mark.unit
 
@@ -61,6 +64,22 @@ def test_every_option_and_argument_of_every_command_says_what_it_is_for() -> Non
 
     assert len(found) > 500
     assert [f"{name}: {each.name}" for name, each in found if not each.help] == []
+
+
+def test_no_help_holds_marks_of_a_page_of_the_library() -> None:
+    every = dict(commands(get_command(app)))
+
+    assert len(every) > 100
+    marked = re.compile(r":[a-z]+:`|``")
+    helps = [(name, words) for name, one in every.items() for words in (one.help, *(each.help for each in one.params))]
+    assert [(name, words) for name, words in helps if marked.search(words or "")] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_command_that_makes_a_run_of_a_kind_is_one_of_the_command_line(kind: str) -> None:
+    words = kind_of(kind).command
+
+    assert [name for name, _ in commands(get_command(app)) if f"{words} ".startswith(f"{name} ")] != []
 
 
 def test_docstring_is_the_help_of_what_the_signature_declares() -> None:
@@ -179,7 +198,7 @@ def test_command_takes_and_says_what_its_method_does_and_asks_with_what_the_dry_
     (_, take), (_, tell) = commands(get_command(of))
 
     assert take.help == (
-        "Take books from a shelf.\n\nIt asks first, and says how much it is about.\n\n"
+        "Take books from a shelf.\n\nIt says how much would change, and asks first.\n\n"
         "Examples: `things take novels`\n\n`things take novels emma`"
     )
     assert {each.name: (each.metavar, each.default, each.help) for each in take.params if each.name != "as_json"} == {

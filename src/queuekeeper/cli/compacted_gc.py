@@ -76,8 +76,8 @@ def gc(
     Example: `queuekeeper compacted gc --dry-run`
 
     :param undo: Bring back what this run has removed, and collect nothing.
-    :param gc_interval: Collect now and then at this interval, such as 1h, until SIGTERM or Ctrl-C. The interval counts
-        from the beginning of a collection. Needs --yes or --dry-run. Without it, collect once.
+    :param gc_interval: Collect now, and again whenever this time, such as 1h, has passed since a collection began;
+        SIGTERM or Ctrl-C ends it. Needs --yes or --dry-run. Without it, collect once.
     """
     if undo is not None and go_on is not None:
         raise UsageError("name a run to go on with, or one to take back, not both")

@@ -31,7 +31,8 @@ GoOn = Annotated[
     str | None, typer.Option("--go-on", metavar="RUN", help="Go on with a run that was stopped or killed.")
 ]
 ReportDirectory = Annotated[
-    Path | None, typer.Option("--report-directory", help="Folder for a report as HTML and JSON, too.")
+    Path | None,
+    typer.Option("--report-directory", help="Folder into which a report is written, too, as HTML and JSON."),
 ]
 UndoDirectory = Annotated[
     Path | None,

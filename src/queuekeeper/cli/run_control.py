@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Undone = TypeVar("Undone")
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id that the plan has shown.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, as `queuekeeper run list` shows it.")]
 RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
 Rate = Annotated[str, typer.Argument(metavar="RATE", help="Operations per second, or none.")]
 

@@ -95,7 +95,7 @@ class StoreCommands:
         written: Any = called
         name = name or method.__name__.replace("_", "-")
         if asks:
-            words = f"{words} It asks first{', and says how much it is about' if plans else ''}.".strip()
+            words = f"{words} {'It says how much would change, and asks first' if plans else 'It asks first'}.".strip()
         calls = "\n\n".join(f"`{self.path} {name} {each}`" for each in examples)
         written.__name__ = name
         written.__doc__ = f"{words}\n\nExample{'s' if len(examples) > 1 else ''}: {calls}".strip()

@@ -284,8 +284,8 @@ _ALL = (
         cost="one GET per queue", remedy=_repair("repair_counter"), advice="Move the counter forward, never back."),
     Check(id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
         computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages. "
-        "Where PostgreSQL's breaks Q11, a migration has written another; where the next one waits, one that has "
-        "passed it.",
+        "If PostgreSQL's breaks Q11, Redis has the one that a migration puts in its place: moved forward, past packet "
+        "ids in use.",
         cost=_JOIN,
         advice="Undo the import of these sessions and copy them again, before the broker starts."),
     Check(id="Q13", title="Payload without TTL", stores=_REDIS, priority=Priority.P2,

@@ -86,7 +86,7 @@ class RunKind:
     :param fact_names: instants in the record's report, each with its label.
     :param alike: kinds that a command for this kind accepts; only this kind when empty.
     :param page: page of the site that shows a run, with ``{run_id}``; empty for the page of all jobs.
-    :param looks_again: whether a run whose work is done is still at work until its report exists.
+    :param looks_again: whether a run counts as at work after its work is done, until its report exists.
     :param no_pace: returns why a throttle has no effect on a run, as sentences; empty where it has.
     :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does, as sentences; empty where
         it does.

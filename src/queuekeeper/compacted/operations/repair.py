@@ -52,8 +52,7 @@ class RepairOperations(LookOperations):
     def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
         """Make the keys of a queue consistent again.
 
-        What :meth:`verify` found is mended: keys are put back into their places, those without a value removed, and
-        counts corrected.
+        Keys are put back into their places, keys without a value are removed, and counts are corrected.
 
         :param dry_run: change nothing, and report the violations; true by default.
         """

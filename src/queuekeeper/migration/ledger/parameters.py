@@ -191,8 +191,8 @@ class Lease(Parameters):
     lease_ms: int = parameter(
         1_000,
         title="Lease of a fence (milliseconds)",
-        help="Online: longest time for which nobody can write to a client while it changes over. A client whose queue "
-        "takes longer stays where it is, and the report names it.",
+        help="Longest time in milliseconds for which nobody can write to a client while an online migration moves it. "
+        "A client whose queue takes longer stays where it is, and the report names it.",
         section=Section.PACE,
         least=50,
         most=1_000,
