@@ -104,6 +104,22 @@ def test_every_module_says_in_its_docstring_what_it_is_for() -> None:
     } == {}
 
 
+def test_every_docstring_of_a_value_stands_below_one() -> None:
+    orphans = [
+        f"{shown(path)}:{here.lineno}"
+        for path in under("src", "*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Module | ast.ClassDef)
+        for before, here in itertools.pairwise(node.body)
+        if isinstance(here, ast.Expr)
+        and isinstance(here.value, ast.Constant)
+        and isinstance(here.value.value, str)
+        and not isinstance(before, ast.Assign | ast.AnnAssign)
+    ]
+
+    assert orphans == []
+
+
 @pytest.mark.parametrize("folder", CODE)
 def test_python_files_postpone_annotations(folder: str) -> None:
     missing = [

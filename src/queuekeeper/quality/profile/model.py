@@ -23,8 +23,6 @@ from queuekeeper.sessions.pages import STORES
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
 
-"""Width of the spans by which a profile sums what expires."""
-
 TURNS = 96
 """Number of turns in a day; a fast profile reads one turn of the cohorts, so one each 15 minutes reads all in a day."""
 
