@@ -169,6 +169,18 @@ def test_no_operator_takes_a_number_or_a_flag_that_may_also_be_its_text() -> Non
     assert own == []
 
 
+def test_every_argument_of_an_operator_says_its_type() -> None:
+    arguments = [
+        (f"{path.name} {ast.unparse(node.target)}", ast.unparse(node.annotation))
+        for path, tree in _trees(SOURCE / "queuekeeper" / "airflow" / "operators")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and _is_call(node.value, "argument")
+    ]
+
+    assert len(arguments) > 20
+    assert [name for name, typed in arguments if typed == "Any"] == []
+
+
 def test_no_operator_reads_a_text_back_by_hand() -> None:
     own = [
         f"{path.name}: {ast.unparse(node)}"

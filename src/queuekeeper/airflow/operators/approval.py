@@ -80,7 +80,7 @@ class AnswerOperator(AsksOperator):
     :param decision: return value of :class:`ApprovePlanOperator` (templated).
     """
 
-    decision: Any = argument()
+    decision: Mapping[str, Any] | None = argument()
     four_eyes = Ask(FourEyes)
 
     def answer(self, context: Context, *, subject: str, note: Callable[[Answer], None], store: str = "Redis") -> Answer:

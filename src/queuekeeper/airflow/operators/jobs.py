@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -221,7 +221,7 @@ class ApplyPlannedShareOperator(ApplyJobShareOperator):
     """
 
     maintenance_run_id: str = argument("")
-    planned: Any = argument()
+    planned: Sequence[Mapping[str, Any]] | None = argument()
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return what was done."""
@@ -242,7 +242,7 @@ class ReportJobOperator(PausableOperator, JobOperator):
     """
 
     maintenance_run_id: str = argument()
-    given: Any = argument(None)
+    given: Mapping[str, Any] | None = argument(None)
     reports: ReportKind | None = None
     plan_only = Ask(DryRun, name="dry_run")
 

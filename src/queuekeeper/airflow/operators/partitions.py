@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskInstanceState
@@ -71,7 +71,7 @@ class PartitionOperator(DatabaseOperator):
     """
 
     table: str = argument("")
-    planned: Any = argument(None)
+    planned: Mapping[str, Any] = argument(None)
 
     def end_dry_run(self) -> None:
         """Skip this task and all later ones in a dry run."""
@@ -293,7 +293,7 @@ class AnsweredOperator(AnswerOperator, PartitionOperator):
     :param asked: id of the question that the person was shown (templated).
     """
 
-    asked: Any = argument()
+    asked: str = argument()
 
     def agreed(self, context: Context, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
         """Record the answer, and return the plan, the person and the run.
@@ -329,7 +329,7 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
     """
 
     job = "archive_partition.py"
-    retired: Any = argument()
+    retired: Mapping[str, Any] = argument()
     directory: str = argument(template("archive_directory"))
 
     def __init__(self, *, redis_conn_id: None = None, **kwargs: Any) -> None:
@@ -389,7 +389,7 @@ class ReportPartitionsOperator(PartitionOperator):
     """
 
     operator_extra_links = (ReportLink(ReportKind.PARTITIONS),)
-    tables: Any = argument()
+    tables: Sequence[str] | None = argument()
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and the places of the files."""

@@ -197,7 +197,7 @@ class PublishQualityOperator(AsksOperator):
     """
 
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
-    judgement: Any = argument()
+    judgement: Mapping[str, Any] = argument()
     postgres_conn_id: str = argument(POSTGRES_CONNECTION)
 
     def __init__(self, **kwargs: Any) -> None:
@@ -207,8 +207,7 @@ class PublishQualityOperator(AsksOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict that dependents get."""
-        judgement: Mapping[str, Any] = self.judgement
-        verdict, findings = Verdict(judgement["verdict"]), judgement["findings"]
+        verdict, findings = Verdict(self.judgement["verdict"]), self.judgement["findings"]
         if verdict is Verdict.FAILED:
             worst = [
                 f"{finding['check']} {finding['status']}, {finding['unexpected']:,} found; it expects: "
@@ -220,7 +219,7 @@ class PublishQualityOperator(AsksOperator):
                 f"The queues are not in order; dependents of {SESSION_QUALITY.uri} wait. "
                 f"{' '.join(worst)} The report of this run says how to repair them"
             )
-        if not judgement["stores"]:
+        if not self.judgement["stores"]:
             raise AirflowSkipException(f"this run has not judged sessions: {SESSION_QUALITY.uri} stays as it is")
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
@@ -233,7 +232,7 @@ class PublishQualityOperator(AsksOperator):
                 "run of all queues with the same stores, contents and comparison"
             )
         told = {
-            "quality_run_id": judgement["quality_run_id"],
+            "quality_run_id": self.judgement["quality_run_id"],
             "verdict": str(verdict),
             "warnings": sum(finding["priority"] == "P1" for finding in findings),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -19,7 +20,7 @@ class CheckReportOperator(AsksOperator):
     :param report: return value of the report's task: ``trouble``, a sentence, and ``html`` (templated).
     """
 
-    report: Any = argument()
+    report: Mapping[str, Any] | None = argument()
 
     def execute(self, context: Context) -> None:
         """Fail with the trouble that the report names, if it names any."""
