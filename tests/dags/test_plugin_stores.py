@@ -25,6 +25,9 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.jobs import registry
+from queuekeeper.jobs.kinds import RunKind
+from queuekeeper.jobs.registry import kind_of, overview_of
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.migration.ledger.model import CohortState, PlanState
@@ -36,6 +39,7 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import report_samples
 from tests.dags.test_plugin_pages import FORM, OPEN, Browser
 from tests.plugin_world import RUN_ID, fill_all, fill_migration, fill_quality
+from tests.run_kinds import KINDS
 
 pytestmark = pytest.mark.dags
 
@@ -706,6 +710,23 @@ def test_tabs_of_a_run_lead_to_its_plan_and_to_what_it_left_on_record(servers: W
     assert "approve" in task.text
     quality = servers.browser.get("/run/progress", params={"dag_id": "queue_quality", "run_id": "x"})
     assert quality.headers["location"] == "/queuekeeper/quality"
+
+
+@pytest.mark.parametrize("dag", sorted({kind_of(kind).dag for kind in KINDS} - {"session_migration"}))
+def test_progress_of_a_run_leads_to_the_page_that_its_kinds_name(
+    servers: World, monkeypatch: pytest.MonkeyPatch, dag: str
+) -> None:
+    overview = overview_of(dag)
+    assert overview == ("partitions" if dag == "partition_maintenance" else "")
+    answer = servers.browser.get("/run/progress", params={"dag_id": dag, "run_id": "x"})
+    assert answer.headers["location"] == f"/queuekeeper/{overview or f'started?dag_id={dag}&run_id=x'}"
+
+    # A kind of another distribution brings its own.
+    kind = RunKind(name="other", dag="dag_of_others", noun="run", overview="elsewhere")
+    monkeypatch.setattr(registry, "kinds", lambda: [kind.name])
+    monkeypatch.setattr(registry, "kind_of", lambda _: kind)
+    answer = servers.browser.get("/run/progress", params={"dag_id": "dag_of_others", "run_id": "x"})
+    assert answer.headers["location"] == "/queuekeeper/elsewhere"
 
 
 class ExpiredCredentials:

@@ -86,6 +86,7 @@ class RunKind:
     :param fact_names: instants in the record's report, each with its label.
     :param alike: kinds that a command for this kind accepts; only this kind when empty.
     :param page: page of the site that shows a run, with ``{run_id}``; empty for the page of all jobs.
+    :param overview: page of the site that shows what all runs of the kind's DAG have led to; empty for none.
     :param looks_again: whether a run counts as at work after its work is done, until its report exists.
     :param no_pace: returns why a throttle has no effect on a run, as sentences; empty where it has.
     :param no_undo: returns why ``queuekeeper run undo`` does not undo a run, and what does, as sentences; empty where
@@ -109,6 +110,7 @@ class RunKind:
     fact_names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     alike: tuple[str, ...] = ()
     page: str = ""
+    overview: str = ""
     looks_again: bool = True
     no_pace: Callable[[MaintenanceRun], str] = _nothing
     no_undo: Callable[[MaintenanceRun], str] = _nothing

@@ -72,6 +72,14 @@ def kind_of(kind: str) -> RunKind:
     return found if isinstance(found, RunKind) else found.run_kind()
 
 
+def overview_of(dag: str) -> str:
+    """Return the page of the site that shows what runs of a DAG have led to; empty for none.
+
+    :raises UsageError: when a kind of runs cannot be loaded.
+    """
+    return next((of.overview for of in map(kind_of, kinds()) if of.dag == dag and of.overview), "")
+
+
 def job_of(kind: str) -> type[AnyJob]:
     """Return a job.
 

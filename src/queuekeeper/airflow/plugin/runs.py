@@ -18,16 +18,14 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.airflow.run_index import report_of
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.registry import overview_of
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from queuekeeper.report.files import report_name
 
 _ENTRIES = 50
-_PAGES = {
-    "queue_quality": "quality",
-    "partition_maintenance": "partitions",
-}
-"""DAG -> part of the site that shows the results of its runs."""
+_PAGES = {"queue_quality": "quality"}
+"""DAG whose runs are of no kind in the registry -> page that shows what they have led to."""
 
 
 def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports: Callable[[], Path]) -> APIRouter:
@@ -67,9 +65,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
             if plan_id is not None:
                 return leads_to(f"migration/{plan_id}")
             return site.page("no_plan.html.j2", http_status=404, dag_id=dag_id, run_id=run_id)
-        if dag_id in _PAGES:
-            return leads_to(_PAGES[dag_id])
-        return leads_to(f"started?{urlencode({'dag_id': dag_id, 'run_id': run_id})}")
+        return leads_to(_overview(dag_id) or f"started?{urlencode({'dag_id': dag_id, 'run_id': run_id})}")
 
     @router.get("/task", dependencies=[Depends(guards.audit)])
     async def task(request: Request, dag_id: str, run_id: str, task_id: str, map_index: str = "") -> Response:
@@ -90,10 +86,14 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
             report=await asyncio.to_thread(panel, lambda: report_of_run(dag_id, run_id)),
             found=found,
             entries=[(entry, effect_words(entry)) for entry in found.value or []],
-            page=_PAGES.get(dag_id),
+            page=await asyncio.to_thread(_overview, dag_id),
         )
 
     return router
+
+
+def _overview(dag_id: str) -> str:
+    return _PAGES.get(dag_id) or overview_of(dag_id)
 
 
 def _on_record(connection: Connection, run: audit.AirflowRun, plan_id: str | None) -> list[audit.AuditEntry]:

@@ -24,19 +24,19 @@ SignedIn = Annotated[BaseUser, Depends(get_user)]
 MIGRATION_DAG = kind_of("session_migration").dag
 
 REPORTING = (MIGRATION_DAG, "queue_quality")
-"""DAGs whose reports are shown."""
+"""DAGs that stand for all: who may see runs of both may read the report of each run, also of another DAG."""
 
 _STEER = "start runs of {}, so you may not steer one either."
 
 
 def may_read_runs(user: SignedIn) -> None:
-    """Require a signed-in user (401) who may see runs of every DAG that writes reports (403)."""
+    """Require a signed-in user (401) who may see runs of the DAGs that stand for all (403)."""
     for dag_id in REPORTING:
         _demand("GET", DagAccessEntity.RUN, dag_id, user, "see runs of {}.")
 
 
 def may_read_audit(user: SignedIn) -> None:
-    """Require a user who may read Airflow's own audit log of the DAGs that write reports (403)."""
+    """Require a user who may read Airflow's own audit log of the DAGs that stand for all (403)."""
     for dag_id in REPORTING:
         _demand("GET", DagAccessEntity.AUDIT_LOG, dag_id, user, "read the audit log of {}.")
 

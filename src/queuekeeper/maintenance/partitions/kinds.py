@@ -35,6 +35,7 @@ def _kind(purpose: Purpose, way_back: str, **others: Any) -> RunKind:
     return RunKind(
         name=kind_name(purpose),
         dag="partition_maintenance",
+        overview="partitions",
         noun=noun,
         command=f"partitions {_VERBS.get(purpose, 'reattach')}",
         go_on=_again,
