@@ -403,7 +403,7 @@ def test_a_drain_copies_fewer_blocks_at_once_while_postgresql_is_slow(
     spilled: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("queuekeeper.jobs.pace.SLOW_S", -1.0)
-    monkeypatch.setattr("queuekeeper.maintenance.partitions.apply._COPIED_BLOCKS", 16)
+    monkeypatch.setattr("queuekeeper.maintenance.partitions.drain._COPIED_BLOCKS", 16)
     said: list[str] = []
     before = total(spilled)
 

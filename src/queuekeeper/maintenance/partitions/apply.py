@@ -17,12 +17,10 @@ from psycopg import sql
 
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
-from queuekeeper.jobs.pace import Breaker
 from queuekeeper.maintenance.partitions import broker
 from queuekeeper.maintenance.partitions import plan as planning
 from queuekeeper.maintenance.partitions.catalog import (
     Partition,
-    block_count,
     blockers,
     clashing_names,
     highest_key,
@@ -31,6 +29,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     relations,
     schema_rights,
 )
+from queuekeeper.maintenance.partitions.drain import Drain
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
@@ -61,9 +60,6 @@ _LONG_TRANSACTION_S = 2.0
 """A concurrent detach does not begin while an older transaction holds the table, since it would stay half done."""
 
 _BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
-_COPIED_BLOCKS = 100
-_ROUNDS = 5
-_FEW_CHANGES = 1_000
 
 _STALE_ERRORS = (
     psycopg.errors.CheckViolation,
@@ -364,62 +360,30 @@ class _Work:
         self._written(seen, step)
         write = self._writer(seen)
         self._make_room(write)
-        try:
-            self._run(write.drain_preparation(step))
-            blocks = block_count(self._connection, default.oid)
-            breaker, end = Breaker(self._say), 0
-            while end < blocks:
-                first, end = end, end + breaker.size(_COPIED_BLOCKS)
-                breaker.sent()
-                copied = self._connection.execute(write.drain_copy(step, str(first), str(end)).sql.encode())
-                breaker.answered()
-                tries.rows = (tries.rows or 0) + copied.rowcount
-                self._say(f"{step.partition}: {tries.rows:,} rows copied, {min(end, blocks):,} of {blocks:,} blocks")
-                began_s = self._monotonic()
-                self._wait(copied.rowcount)
-                # The time limit covers waits for locks, not the copy.
-                self._waited_s += self._monotonic() - began_s
-            self._exchange(step, write, default)
-        except BaseException:
-            if not self._connection.closed:
-                self._clear(write, step)
-            raise
+        exchanges = _Tries()
 
-    def _exchange(self, step: PlannedStep, write: Writer, default: Partition) -> None:
-        """Repeat the changes since the copy, then exchange the tables; others wait only for the last few changes."""
-        tries = _Tries()
-        while True:
-            for _ in range(_ROUNDS):
-                with self._connection.transaction():
-                    changes = self._round(write, step)
-                if changes < _FEW_CHANGES:
-                    break
-            tries.attempts += 1
-            try:
-                with self._connection.transaction():
-                    self._send(write.drain_lock(step))
-                    self._round(write, step)
-                    self._compare(write, step)
-                    for each in write.drain_exchange(step):
-                        self._send(each)
-                    self._note_retired(step, default, drained=True)
-                return
-            except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-                # The copy stays up to date, so only the exchange is tried again.
-                if not self._pause(tries):
-                    raise
+        def copied(rows: int, blocks: str) -> None:
+            tries.rows = (tries.rows or 0) + rows
+            self._say(f"{step.partition}: {tries.rows:,} rows copied, {blocks}")
+            began_s = self._monotonic()
+            self._wait(rows)
+            # The time limit covers waits for locks, not the copy.
+            self._waited_s += self._monotonic() - began_s
 
-    def _round(self, write: Writer, step: PlannedStep) -> int:
-        counts = [self._connection.execute(each.sql.encode()).rowcount for each in write.drain_round(step)]
-        return counts[0]
+        def may_repeat() -> bool:
+            exchanges.attempts += 1
+            return self._pause(exchanges)
 
-    def _compare(self, write: Writer, step: PlannedStep) -> None:
-        row = self._connection.execute(write.drain_comparison(step).sql.encode()).fetchone()
-        if row is None or row[0]:
-            raise CheckFailed(
-                f"the copy would differ by {row[0] if row else 0:+,} rows, since some changes were not noted: nothing "
-                "was exchanged"
-            )
+        Drain(
+            connection=self._connection,
+            step=step,
+            write=write,
+            send=self._run,
+            copied=copied,
+            may_repeat=may_repeat,
+            note=lambda: self._note_retired(step, default, drained=True),
+            say=self._say,
+        ).carry_out()
 
     def _remove(self, seen: Survey, step: PlannedStep) -> None:
         """Remove what an interrupted drain has left; a drain at work would hold the table's maintenance lock."""
@@ -430,14 +394,6 @@ class _Work:
             raise _Already
         self._check_same(step, default)
         self._run(self._written(seen, step))
-
-    def _clear(self, write: Writer, step: PlannedStep) -> None:
-        try:
-            self._run(write.drain_removal(step))
-        except psycopg.Error as error:
-            self._say(
-                f"{step.partition}: the copy could not be removed, and the next plan removes it: {server_words(error)}"
-            )
 
     # --- retirement --------------------------------------------------------------------------------------------------
 
