@@ -140,9 +140,10 @@ def incidents_close(
     *,
     reason: Annotated[str, typer.Option(help="Why no run will find it in order, such as a server that is gone.")],
 ) -> Shown:
-    """Close an incident that no run closes: its server is gone, or no suite has its check any more.
+    """Close an incident that no run will close.
 
-    The audit records who closed it and why. A run that finds it again opens a new one.
+    Its server is gone, or no suite has its check any more. The audit records who closed it and why. A run that
+    finds it again opens a new one.
 
     Example: `queuekeeper quality incidents close 4 --reason "the server was switched off"`
 
