@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 SOURCE = Path(__file__).parents[2] / "src" / "queuekeeper"
 _NAMED = re.compile(r"`(queuekeeper [^`]+)`|(?:Next|by|it|them): (queuekeeper [^\"'`\n]+)")
-_OF_A_VALUE = re.compile(r"queuekeeper (?:\w+ )?17\b")
+_OF_A_VALUE = re.compile(r"queuekeeper (?:run start |\w+ )?17\b")
 """A command whose name is a value, as of a job or a step."""
 
 
