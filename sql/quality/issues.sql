@@ -10,11 +10,11 @@ RETURNING known_issue_id;
 -- name: remove_known_issue
 -- Delete a known issue.
 -- params: known_issue_id
--- rows: one: (known_issue_id), none when there is no such issue
+-- rows: one: (check_id, client_hash, place, owner), none when there is no such issue
 -- index: known_issues_pkey
 DELETE FROM queuekeeper.known_issues
 WHERE known_issue_id = %(known_issue_id)s
-RETURNING known_issue_id;
+RETURNING check_id, client_hash, place, owner;
 
 -- name: known_issues
 -- Read the known issues, those that have ended included.

@@ -31,6 +31,8 @@ class Action(StrEnum):
     PAUSE = "pause"  # let a run wait
     RESUME = "resume"  # let it go on
     CLOSE = "close"  # closed an incident, for a reason
+    EXCUSE = "excuse"  # answers for a failure until a day, for a reason
+    REMOVE = "remove"  # removed a known issue: its failure is excused no longer
     REVEAL = "reveal"  # saw a payload, for a reason
 
 
@@ -39,7 +41,7 @@ class AuditEntry:
     """One entry.
 
     :param seq: number, from 1 and without gaps.
-    :param subject: plan, run, incident, or keyed hash of a client id; never the id itself.
+    :param subject: plan, run, incident, known issue, or keyed hash of a client id; never the id itself.
     :param report_hash: SHA-256 of the report that it is about.
     :param effect: JSON text, as it was written; without payloads.
     :param previous_hash: of the entry before; empty in the first one.
@@ -170,7 +172,7 @@ def record(
     """Add an entry, in the caller's transaction where there is one: what is rolled back was not done.
 
     :param actor: person; none for the user of the database, where no person is known.
-    :param subject: plan, run, incident, or keyed hash of a client id.
+    :param subject: plan, run, incident, known issue, or keyed hash of a client id.
     :param effect: what JSON can hold; without payloads and client ids.
     """
     note_subject(connection, subject)

@@ -133,7 +133,7 @@ def test_what_was_found_last_stays_when_a_run_of_an_older_time_is_judged_again(c
 
     assert note(connection, 1, look(0), finding(Status.KNOWN, severity=Severity.WARNING, count=7)) == (last,)
     KnownIssues(connection).add(
-        check_id="Q1", owner="ops", reason="r", ends_on=TODAY, today=TODAY, client_hash=hash_of("a")
+        check_id="Q1", owner="ops", reason="r", ends_on=TODAY, person="ann", today=TODAY, client_hash=hash_of("a")
     )
     assert [each.state for each in Incidents(connection).all(today=TODAY)] == [State.OPEN]
 
@@ -142,15 +142,23 @@ def test_who_answers_for_an_incident_is_the_owner_of_the_known_issue(connection:
     (open_one,) = note(connection, 0, look(0), finding(Status.FAILED))
     until = TODAY + timedelta(days=7)
 
-    owned = Incidents(connection).own(open_one.incident_id, owner="ops", reason="Monday", ends_on=until, today=TODAY)
+    owned = Incidents(connection).own(
+        open_one.incident_id, owner="ops", reason="Monday", ends_on=until, person="ann", today=TODAY
+    )
 
     assert (owned.state, owned.owner, owned.known_until) == (State.KNOWN, "ops", until)
     (issue,) = KnownIssues(connection).all()
     assert (issue.check_id, issue.owner, issue.reason, issue.ends_on) == ("Q1", "ops", "Monday", until)
     assert issue.place == owned.place
+    (entry,) = audit.latest(connection)
+    assert (entry.actor, entry.action, entry.subject) == ("ann", "excuse", f"incident {owned.incident_id}")
+    assert json.loads(entry.effect) == {
+        "check": "Q1", "client_hash": None, "place": "a:1/0", "owner": "ops", "reason": "Monday",
+        "ends_on": str(until), "known_issue": issue.known_issue_id,
+    }  # fmt: skip
     (overdue,) = Incidents(connection).all(today=until + timedelta(days=1))
     assert (overdue.state, overdue.owner) == (State.OPEN, "")
-    KnownIssues(connection).remove(issue.known_issue_id)
+    KnownIssues(connection).remove(issue.known_issue_id, person="ann")
     assert [each.state for each in Incidents(connection).all(today=TODAY)] == [State.OPEN]
 
 
@@ -159,7 +167,9 @@ def test_who_answers_for_an_incident_answers_at_its_place_alone(connection: Conn
     other, here = look(0, place="b:1/0"), look(0)
     note(connection, 0, other, finding(Status.FAILED))
     incidents = {each.place: each for each in note(connection, 0, here, finding(Status.FAILED))}
-    Incidents(connection).own(incidents["a:1/0"].incident_id, owner="ops", reason="Monday", ends_on=until, today=TODAY)
+    Incidents(connection).own(
+        incidents["a:1/0"].incident_id, owner="ops", reason="Monday", ends_on=until, person="ann", today=TODAY
+    )
 
     assert {each.place: each.state for each in Incidents(connection).all(today=TODAY)} == {
         "a:1/0": State.KNOWN,
@@ -174,7 +184,9 @@ def test_who_answers_for_an_incident_answers_at_its_place_alone(connection: Conn
 
     elsewhere = judged("q-10")
     (failed,) = elsewhere.findings
-    KnownIssues(connection).add(check_id="Q1", place=failed.place, owner="day", reason="r", ends_on=TODAY, today=TODAY)
+    KnownIssues(connection).add(
+        check_id="Q1", place=failed.place, owner="day", reason="r", ends_on=TODAY, person="ann", today=TODAY
+    )
     excused, over = judged("q-11"), judged("q-12", NOW + timedelta(days=8))
 
     assert elsewhere.verdict is Verdict.FAILED
@@ -186,7 +198,7 @@ def test_who_answers_for_an_incident_answers_at_its_place_alone(connection: Conn
 
 def test_an_incident_is_not_known_while_only_one_of_its_queues_is(connection: Connection) -> None:
     KnownIssues(connection).add(
-        check_id="Q1", owner="ops", reason="r", ends_on=TODAY, today=TODAY, client_hash=hash_of("a")
+        check_id="Q1", owner="ops", reason="r", ends_on=TODAY, person="ann", today=TODAY, client_hash=hash_of("a")
     )
 
     assert [each.state for each in note(connection, 0, look(0), finding(Status.FAILED))] == [State.OPEN]
@@ -198,12 +210,13 @@ def test_an_incident_that_cannot_be_owned_is_refused(connection: Connection) -> 
     note(connection, 1, look(0, count=1), finding(Status.PASSED))
 
     def own(number: int) -> None:
-        Incidents(connection).own(number, owner="ops", reason="r", ends_on=TODAY, today=TODAY)
+        Incidents(connection).own(number, owner="ops", reason="r", ends_on=TODAY, person="ann", today=TODAY)
 
     with pytest.raises(UsageError, match=f"incident {incident.incident_id} is closed"):
         own(incident.incident_id)
     with pytest.raises(UsageError, match="there is no incident 999: `queuekeeper quality incidents list` shows them"):
         own(999)
+    assert audit.latest(connection) == []
 
 
 def test_who_closes_an_incident_is_on_record_and_a_run_that_finds_it_again_opens_a_new_one(

@@ -35,7 +35,12 @@ def test_what_a_run_found_is_on_the_page_and_no_client_id_is(postgres_url: str, 
             " VALUES ('topic_empty', 'meter <17>', 1, '', 1, 1, '')"
         )
         KnownIssues(connection).add(
-            check_id="Q9", owner="night shift", reason="moved on Monday", ends_on=NOW.date(), today=NOW.date()
+            check_id="Q9",
+            owner="night shift",
+            reason="moved on Monday",
+            ends_on=NOW.date(),
+            person="ann",
+            today=NOW.date(),
         )
     run_quality(
         postgres_url=postgres_url,

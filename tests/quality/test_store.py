@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import date, timedelta
 from typing import Any
 
 import pytest
 
+from queuekeeper import audit
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.checks import Priority, Severity
 from queuekeeper.jobs.findings import Finding, Status
@@ -219,18 +221,28 @@ def test_depths_and_expiry_are_counted(connection: Connection, postgres_url: str
 
 def test_known_issues_are_kept_listed_and_removed(connection: Connection) -> None:
     issues = KnownIssues(connection)
-    later = issues.add(check_id="Q9", owner="ops", reason="cleanup on Monday", ends_on=TODAY, today=TODAY)
-    one = issues.add(
-        check_id="Q11", owner="ops", reason="device lost", ends_on=TODAY, today=TODAY, client_hash=hash_of("a")
-    )
+    said: dict[str, Any] = {"owner": "ops", "ends_on": TODAY}
+    later = issues.add(check_id="Q9", reason="cleanup on Monday", person="ann", today=TODAY, **said)
+    one = issues.add(check_id="Q11", reason="device lost", person="ann", today=TODAY, client_hash=hash_of("a"), **said)
 
     assert issues.all() == (later, one)
     assert not one.is_overdue(TODAY)
     assert one.is_overdue(TODAY + timedelta(days=1))
-    issues.remove(later.known_issue_id)
-    assert issues.all() == (one,)
+    issues.remove(one.known_issue_id, person="bob")
+    assert issues.all() == (later,)
     with pytest.raises(UsageError, match="there is no known issue"):
-        issues.remove(later.known_issue_id)
+        issues.remove(one.known_issue_id, person="bob")
+
+    of_one, of_later = f"known issue {one.known_issue_id}", f"known issue {later.known_issue_id}"
+    removed, second, first = audit.latest(connection)
+    assert [(each.actor, each.action, each.subject) for each in (first, second, removed)] == [
+        ("ann", "excuse", of_later), ("ann", "excuse", of_one), ("bob", "remove", of_one),
+    ]  # fmt: skip
+    about = {"check": "Q11", "client_hash": hash_of("a"), "place": None, "owner": "ops"}
+    assert json.loads(removed.effect) == about
+    assert json.loads(second.effect) == about | {
+        "reason": "device lost", "ends_on": str(TODAY), "known_issue": one.known_issue_id,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -245,9 +257,10 @@ def test_known_issues_are_kept_listed_and_removed(connection: Connection) -> Non
 def test_a_known_issue_that_excuses_nothing_sensible_is_refused(
     connection: Connection, change: dict[str, object], message: str
 ) -> None:
-    given = {"check_id": "Q9", "owner": "ops", "reason": "r", "ends_on": TODAY, "today": TODAY}
+    given = {"check_id": "Q9", "owner": "ops", "reason": "r", "ends_on": TODAY, "person": "ann", "today": TODAY}
     with pytest.raises(UsageError, match=message):
         KnownIssues(connection).add(**{**given, **change})  # type: ignore[arg-type]
+    assert audit.latest(connection) == []
 
 
 def test_a_database_without_the_tables_is_refused_with_the_command_that_makes_them(postgres_url: str) -> None:

@@ -68,6 +68,7 @@ def known_add(
         owner=owner,
         reason=reason,
         ends_on=until,
+        person=person(),
         today=_today(),
         client_hash=client_hash,
         place=place,
@@ -96,7 +97,7 @@ def known_remove(call: OnPostgres, known_issue_id: Annotated[int, typer.Argument
 
     :param known_issue_id: Number that `known list` shows.
     """
-    KnownIssues(call.connection).remove(known_issue_id)
+    KnownIssues(call.connection).remove(known_issue_id, person=person())
     return Shown({"removed": known_issue_id}, lambda: [f"Known issue {known_issue_id} is forgotten."])
 
 
@@ -129,7 +130,9 @@ def incidents_own(
 
     :param incident_id: Number that `incidents list` shows.
     """
-    incident = Incidents(call.connection).own(incident_id, owner=owner, reason=reason, ends_on=until, today=_today())
+    incident = Incidents(call.connection).own(
+        incident_id, owner=owner, reason=reason, ends_on=until, person=person(), today=_today()
+    )
     return Shown(incident, lambda: [_incidents([incident])])
 
 

@@ -125,9 +125,10 @@ class Incidents:
         """
         return self._read(today=today, closed=closed, incident_id=None)
 
-    def own(self, incident_id: int, *, owner: str, reason: str, ends_on: date, today: date) -> Incident:
+    def own(self, incident_id: int, *, owner: str, reason: str, ends_on: date, person: str, today: date) -> Incident:
         """Give an incident an owner until a day: add a known issue of its check at its place.
 
+        :param person: person who does so; the audit has it with owner, reason and day.
         :raises UsageError: when the incident does not exist or is closed, no owner is named, or the day has passed.
         """
         found = self._one(incident_id, today=today)
@@ -139,7 +140,9 @@ class Incidents:
             owner=owner,
             reason=reason,
             ends_on=ends_on,
+            person=person,
             today=today,
+            incident_id=incident_id,
         )
         return self._one(incident_id, today=today)
 

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from datetime import date, datetime
 
+from queuekeeper import audit
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import check
-from queuekeeper.postgres import Connection, rows_of
+from queuekeeper.postgres import Connection, rows_of, translated_errors
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 
@@ -41,7 +42,7 @@ class KnownIssue:
 
 
 class KnownIssues:
-    """Reads and writes known issues; every method is one statement."""
+    """Reads and writes known issues; the audit has who adds and who removes one."""
 
     def __init__(self, connection: Connection) -> None:
         """Use the caller's connection."""
@@ -54,14 +55,18 @@ class KnownIssues:
         owner: str,
         reason: str,
         ends_on: date,
+        person: str,
         today: date,
         client_hash: str | None = None,
         place: str | None = None,
+        incident_id: int | None = None,
     ) -> KnownIssue:
         """Record an owner for the failures of a check.
 
+        :param person: person who adds it, on behalf of the owner.
         :param client_hash: hash of one client, as reports show it; ``None`` covers all queues.
         :param place: place, as incidents show it; ``None`` covers all places.
+        :param incident_id: incident that gets an owner by it; the entry of the audit is about that incident.
         :raises UsageError: when the check does not exist, no owner or no reason is given, or the day has passed.
         """
         check(check_id)
@@ -72,14 +77,21 @@ class KnownIssues:
         if client_hash is not None and _HASH.fullmatch(client_hash) is None:
             raise UsageError(f"{client_hash!r} is not a client hash: copy the 16 hex digits from a result")
         given = {
-            "check_id": check_id,
             "client_hash": client_hash,
             "place": place,
             "owner": owner.strip(),
             "reason": reason.strip(),
             "ends_on": ends_on,
         }
-        ((number,),) = rows_of(self._connection, "quality/add_known_issue", given)
+        with translated_errors(self._connection), self._connection.transaction():
+            ((number,),) = rows_of(self._connection, "quality/add_known_issue", given | {"check_id": check_id})
+            audit.record(
+                self._connection,
+                actor=person,
+                action=audit.Action.EXCUSE,
+                subject=f"known issue {number}" if incident_id is None else f"incident {incident_id}",
+                effect=given | {"check": check_id, "known_issue": number},
+            )
         return next(issue for issue in self.all() if issue.known_issue_id == number)
 
     def all(self) -> tuple[KnownIssue, ...]:
@@ -90,10 +102,23 @@ class KnownIssues:
             for row in rows_of(self._connection, "quality/known_issues")
         )
 
-    def remove(self, known_issue_id: int) -> None:
+    def remove(self, known_issue_id: int, *, person: str) -> None:
         """Remove a known issue.
 
+        :param person: person who removes it.
         :raises UsageError: when no issue has this number.
         """
-        if not rows_of(self._connection, "quality/remove_known_issue", {"known_issue_id": known_issue_id}):
-            raise UsageError(f"there is no known issue {known_issue_id}: `queuekeeper quality known list` shows them")
+        with translated_errors(self._connection), self._connection.transaction():
+            removed = rows_of(self._connection, "quality/remove_known_issue", {"known_issue_id": known_issue_id})
+            if not removed:
+                raise UsageError(
+                    f"there is no known issue {known_issue_id}: `queuekeeper quality known list` shows them"
+                )
+            names = ("check", "client_hash", "place", "owner")
+            audit.record(
+                self._connection,
+                actor=person,
+                action=audit.Action.REMOVE,
+                subject=f"known issue {known_issue_id}",
+                effect=dict(zip(names, removed[0], strict=True)),
+            )
