@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import CHECKS, Priority, Severity, check
+from queuekeeper.jobs.findings import Finding, Status
+from tests import command_parser
 
 
 def test_checks_are_numbered_without_a_gap_and_each_says_what_to_do() -> None:
@@ -29,6 +34,29 @@ def test_the_form_of_a_remedy_is_filled_in_and_begins_with_a_dry_run() -> None:
     assert remedy.filled(quality_run_id="q-1", cohorts="0-3", key_prefix=None) == {
         "remedy": "repair_counter", "quality_run_id": "q-1", "cohorts": "0-3", "key_prefix": None, "dry_run": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [each.command for each in CHECKS.values() if each.command])
+def test_the_command_of_a_check_is_one_that_can_be_run_as_it_is(words: str) -> None:
+    assert re.search(r"[A-Z]|[{<]", words) is None
+    command_parser.check(f"queuekeeper {words}")
+
+
+def test_the_command_of_a_finding_names_a_client_only_where_its_evidence_does() -> None:
+    found = Finding(
+        check_id="Q23", severity=Severity.CRITICAL, description="d", examples=({"client_hash": "0f3c29d1a4b5e687"},)
+    )
+    named = replace(found, examples=({"client_hash": "0f3c29d1a4b5e687", "client_id": "meter 17"},))
+
+    assert found.command() == "queuekeeper quality run --store compacted --show-client-ids"
+    assert named.command() == "queuekeeper compacted repair 'meter 17' --dry-run"
+    command_parser.check(named.command())
+    assert named.without_client_ids() == found
+
+
+@pytest.mark.parametrize("status", [Status.PASSED, Status.BROKEN])
+def test_what_nobody_found_has_no_command(status: Status) -> None:
+    assert Finding(check_id="Q33", severity=Severity.CRITICAL, description="d", status=status).command() == ""
 
 
 def test_an_unknown_check_is_refused() -> None:

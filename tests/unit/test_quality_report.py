@@ -76,6 +76,14 @@ def test_broken_check_offers_no_remedy_for_what_nobody_knows(failed: PublishedRe
     assert broken.advice.startswith("The check could not be made and proves nothing")
 
 
+def test_finding_that_no_dag_mends_shows_its_command() -> None:
+    evidence = replace(samples.failed(), results=(samples.result("Q32", Status.FAILED, suite="events"),))
+    html = rendered(compose_report(evidence, now_ms=samples.NOW_MS, forms_url=FORMS))
+
+    assert "queuekeeper events mend quarantine_subscription --dry-run" in text_of(html)
+    assert "airflow dags trigger" not in html
+
+
 def test_without_an_airflow_there_is_the_command_and_no_link() -> None:
     html = rendered(compose_report(samples.failed(), now_ms=samples.NOW_MS))
 

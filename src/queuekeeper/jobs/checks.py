@@ -190,7 +190,9 @@ class Check:
     :param remedy: remedy of the worst finding in Redis; none where a person has to look.
     :param milder_remedy: remedy of the milder finding.
     :param advice: what to do, in a sentence.
-    :param command: command of ``queuekeeper`` that mends the finding where no DAG does; empty for none.
+    :param command: command of ``queuekeeper`` that mends the finding where no DAG does; empty for none. It can be run
+        as it is.
+    :param command_of_client: command that mends the queue of one client instead, where the evidence names a client.
     :param senseless: layout of sessions in Redis for which the check makes no sense -> why.
     """
 
@@ -206,6 +208,7 @@ class Check:
     remedy: Remedy | None = None
     milder_remedy: Remedy | None = None
     command: str = ""
+    command_of_client: str = ""
     senseless: Mapping[Layout, str] = field(default_factory=dict)
 
     @property
@@ -332,8 +335,10 @@ _ALL = (
         computation="One value with one sequence number for each key, and none beside; acknowledged, sent and given "
         "out follow each other, and the cursor never comes back without a rewind.",
         cost="each key of the queue once, by pages of 200",
-        advice="Repair the queue: `queuekeeper compacted repair CLIENT --dry-run` says what it would do.",
-        command="compacted repair CLIENT --dry-run"),
+        advice="Repair each queue: `queuekeeper quality run --store compacted --show-client-ids` names their clients, "
+        "and `queuekeeper compacted repair` takes one.",
+        command="quality run --store compacted --show-client-ids",
+        command_of_client="compacted repair {client_id} --dry-run"),
     Check(id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,
         computation="No message is kept for longer than retention and interval, the collector knows of each queue and "
         "has finished lately.",
@@ -377,7 +382,7 @@ _ALL = (
         computation="Polling goes on, each condition can be evaluated on the latest events, and none is in quarantine.",
         cost="a hundred events per distinct condition",
         advice="See that `queuekeeper events dispatch` runs. Put what fails into quarantine, mend the condition, then "
-        "release the subscription.",
+        "release the subscription: `queuekeeper events subscriptions` shows its id for --release.",
         command="events mend quarantine_subscription --dry-run"),
     Check(id="Q33", title="Wraparound", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
         computation="Partitions and the broker's tables are far from the wraparound of transaction ids.",

@@ -30,6 +30,9 @@ class Status(StrEnum):
     BROKEN = "broken"  # the check could not be made: it proves nothing
 
 
+_FOUND = {Status.FAILED, Status.KNOWN}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """Result of one check.
@@ -128,7 +131,7 @@ class Finding:
     @property
     def is_mendable(self) -> bool:
         """Whether a DAG mends the fault; never for a broken check."""
-        return bool(self.remedy) and self.status in {Status.FAILED, Status.KNOWN}
+        return bool(self.remedy) and self.status in _FOUND
 
     @property
     def remedy_name(self) -> str:
@@ -148,8 +151,14 @@ class Finding:
 
         :param shell_prefix: key prefix that the shell's environment sets for commands.
         """
+        if self.status not in _FOUND:
+            return ""
         if self.check and self.check.command:
-            return f"queuekeeper {self.check.command}"
+            named = (str(row["client_id"]) for row in self.examples if "client_id" in row)
+            client_id = next(named, None) if self.check.command_of_client else None
+            if client_id is None:
+                return f"queuekeeper {self.check.command}"
+            return f"queuekeeper {self.check.command_of_client.format(client_id=shlex.quote(client_id))}"
         remedy = self._remedy if self.remedy else None
         return remedy.command_line(self.remedy_conf, shell_prefix=shell_prefix) if remedy else ""
 
