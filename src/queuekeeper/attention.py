@@ -24,7 +24,7 @@ QUIET = timedelta(minutes=15)
 class Matter:
     """Something that a person should know of or decide.
 
-    :param about: run or incidents, such as ``session_migration 0123456789abcdef``.
+    :param about: run or incidents, such as ``collection 0123456789abcdef``.
     :param words: what it is, such as "is paused".
     :param commands: what to call next.
     :param waits: whether it goes no further without a person.
@@ -92,4 +92,4 @@ def _matter(store: MaintenanceRuns, run: MaintenanceRun, *, now: datetime, quiet
     commands = [f"queuekeeper run {verb} {run_id}"]
     if verb == "status" and words != "is at work" and (go_on := run.of.go_on(run)):
         commands.append(f"queuekeeper {go_on}")
-    return Matter(about=f"{run.kind} {run_id}", words=words, commands=tuple(commands), waits=waits, run=run)
+    return Matter(about=f"{run.of.noun} {run_id}", words=words, commands=tuple(commands), waits=waits, run=run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Formatter
 from typing import Any
 
@@ -26,6 +27,16 @@ def number_of(count: int, noun: str) -> str:
     :param noun: in the singular; words before it stay as they are.
     """
     return f"1 {noun}" if count == 1 else f"{count:,} {plural(noun)}"
+
+
+def no_such(noun: str, name: str, *, newest: Sequence[str], makes: str) -> str:
+    """Return the refusal of a record that does not exist, with the names of the newest ones.
+
+    :param newest: names of those that exist, the newest first.
+    :param makes: what to do where there is none.
+    """
+    known = f"the newest are {', '.join(newest)}" if newest else f"there is none yet in this database; {makes}"
+    return f"there is no {noun} {name!r}: {known}"
 
 
 class _Sentence(Formatter):

@@ -675,7 +675,7 @@ def test_unknown_policy_run_and_share_are_named(valkey: World) -> None:
     run_id, [share] = valkey.planned()
     with pytest.raises(UsageError, match=f"run {run_id} has no share '00-01': it has {share}"):
         valkey.collect(run_id, "00-01")
-    with pytest.raises(UsageError, match="no maintenance run 'nothing'"):
+    with pytest.raises(UsageError, match="there is no run 'nothing'"):
         valkey.report("nothing")
 
 

@@ -173,7 +173,7 @@ def test_overview_names_what_waits_for_a_person_and_leads_there(servers: World) 
         run = MaintenanceRuns(connection).save_plan(kind="fanout_repair", parameters={}, plan={})
     try:
         answer = servers.browser.get("/", page=True)
-        assert f"! fanout_repair {run.maintenance_run_id} waits for an approval, planned" in text_of(answer)
+        assert f"! repair of fan-out queues {run.maintenance_run_id} waits for an approval, planned" in text_of(answer)
         assert f'href="/queuekeeper/runs/fanout_repair/{run.maintenance_run_id}"' in answer.text
     finally:
         with postgres.connect(servers.stores._postgres_url(), autocommit=True) as connection:

@@ -157,7 +157,7 @@ def test_queue_that_nobody_knows_is_found_by_quality_and_registered(world: World
         (("gc", "--gc-interval", "soon", "--yes"), "gc_interval is 'soon'"),
         (("gc", "--gc-interval", "0", "--yes"), "gc_interval is 0"),
         (("gc-status",), "there is no collection yet"),
-        (("gc-pause", "nothing"), "no maintenance run 'nothing'"),
+        (("gc-pause", "nothing"), "there is no run 'nothing'"),
     ],
 )
 def test_wrong_wishes_are_named(world: World, arguments: tuple[str, ...], words: str) -> None:

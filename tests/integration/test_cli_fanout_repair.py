@@ -80,7 +80,7 @@ def test_wrong_usage_is_named_and_a_broken_queue_fails(world: World) -> None:
     for arguments, words in (
         (("repair-all", "order"), "there is no queue 'order'"),
         (("repair-status",), "there is no repair of fan-out queues yet: make one by `queuekeeper fanout repair-all`"),
-        (("repair-status", "nothing"), "no maintenance run 'nothing'"),
+        (("repair-status", "nothing"), "there is no run 'nothing'"),
         (("repair-all", "--no-unregister", "--idle-expiry-s", "5"), "idle_expiry_s says which consumers to remove"),
         (("repair-all", "--max-operations-per-s", "few"), "few"),
     ):

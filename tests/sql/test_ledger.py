@@ -319,7 +319,7 @@ def test_latest_plan_is_the_one_asked_for_last(ledger: MigrationLedger) -> None:
 
 
 def test_unknown_plan_is_refused_with_the_known_ones(ledger: MigrationLedger) -> None:
-    with pytest.raises(UsageError, match=r"no plan 'nope' in this database: there are no plans yet; plan first"):
+    with pytest.raises(UsageError, match=r"there is no plan 'nope': there is none yet in this database; plan first"):
         ledger.load_plan("nope")
     ledger.save_plan(make_plan("plan-a"), run_id=None)
     ledger.save_plan(make_plan("plan-b"), run_id=None)
@@ -333,7 +333,7 @@ def test_unknown_plan_is_refused_with_the_known_ones(ledger: MigrationLedger) ->
         lambda: ledger.approve("nope", "Ada"),
     ]
     for call in calls:
-        with pytest.raises(UsageError, match=r"no plan 'nope' .* latest first: plan-b, plan-a"):
+        with pytest.raises(UsageError, match=r"there is no plan 'nope': the newest are plan-b, plan-a"):
             call()
 
 

@@ -136,11 +136,11 @@ def test_report_is_kept_and_the_newest_run_of_a_kind_is_found(runs: MaintenanceR
 
 
 def test_unknown_run_and_bad_throttle_are_refused(runs: MaintenanceRuns) -> None:
-    with pytest.raises(UsageError, match="no maintenance run 'x' in this database: there are none yet; plan first"):
+    with pytest.raises(UsageError, match="there is no run 'x': there is none yet in this database; plan first"):
         runs.load("x")
     run_id = save(runs).maintenance_run_id
     for call in (runs.control, lambda each: runs.set_paused(each, True), lambda each: runs.approve(each, "ada")):
-        with pytest.raises(UsageError, match=f"no maintenance run 'x' in this database: known, latest first: {run_id}"):
+        with pytest.raises(UsageError, match=f"there is no run 'x': the newest are {run_id}"):
             call("x")
     for bad in (0, -1, 2**31):
         words = f"^the rate is {bad}: write operations per second, 1 to 2,147,483,647, or none$"

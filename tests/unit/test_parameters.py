@@ -162,6 +162,24 @@ def test_number_whose_separators_are_not_between_thousands_is_no_number(text: st
         parse_span(text, kind=KeyKind.INTEGER, what="step")
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("9" * 31, KeyKind.INTEGER, "write a number of keys"),
+        ("9" * 5_000, KeyKind.INTEGER, "write a number of keys"),
+        (f"{'9' * 31} days", KeyKind.TIME, "write a number and a unit"),
+        (f"{'9' * 5_000} years", KeyKind.EVENT_ID, "write a number and a unit"),
+    ],
+    ids=["keys", "many keys", "time", "long time"],
+)
+def test_span_with_more_digits_than_a_number_may_have_is_refused(text: str, kind: KeyKind, words: str) -> None:
+    with pytest.raises(InvalidPolicy, match=rf"^step is '9{{30,200}}.*: {words}") as refusal:
+        parse_span(text, kind=kind, what="step")
+    assert len(str(refusal.value)) < 400
+    longest = "9" * 30 if kind is KeyKind.INTEGER else f"{'9' * 30} days"
+    assert parse_span(longest, kind=kind, what="step").size >= 10**29
+
+
 def test_separators_of_thousands_may_be_commas_or_underscores() -> None:
     assert (rate_of("2,500", "rows"), rate_of("1_000_000", "rows"), rate_of("none", "rows")) == (2_500, 1_000_000, None)
     assert [describe(Renaming)["batch_size"].of_text(text) for text in ("1,000", "-1_000", " 999 ")] == [

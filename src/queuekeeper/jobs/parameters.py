@@ -45,7 +45,7 @@ from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 P = ParamSpec("P")
 Part = TypeVar("Part", bound="Parameters")
 
-_DIGITS = 30
+MAX_DIGITS = 30
 """Most digits of a number that is read: Python refuses to read thousands, in words that name no parameter."""
 
 _SHOWN = 200
@@ -235,7 +235,7 @@ class Described:
 
     def refuse(self, value: Any) -> UsageError:
         """Return the error that refuses a value."""
-        return UsageError(f"{self.name} is {_shown(value)}: {self.rule}")
+        return UsageError(f"{self.name} is {shown(value)}: {self.rule}")
 
     def of_text(self, text: str) -> Any:
         """Return the value of a text; an empty text means no value, and so does ``none`` for a number.
@@ -249,9 +249,9 @@ class Described:
         digits = digits_of(text)
         if self.kind is Kind.FLAG:
             return {"true": True, "false": False}.get(text.strip().lower(), text)
-        if self.kind is Kind.INTEGER and re.fullmatch(rf"-?\d{{1,{_DIGITS}}}", digits):
+        if self.kind is Kind.INTEGER and re.fullmatch(rf"-?\d{{1,{MAX_DIGITS}}}", digits):
             return int(digits)
-        if self.kind is Kind.NUMBER and re.fullmatch(rf"-?\d{{1,{_DIGITS}}}(\.\d+)?([eE]-?\d+)?", digits):
+        if self.kind is Kind.NUMBER and re.fullmatch(rf"-?\d{{1,{MAX_DIGITS}}}(\.\d+)?([eE]-?\d+)?", digits):
             return float(digits)
         return text
 
@@ -267,7 +267,7 @@ class Described:
         """Return a value from JSON in the model's type."""
         if self.kind is Kind.LIST and isinstance(value, list):
             return tuple(value)
-        if self.kind is Kind.NUMBER and type(value) is int and abs(value) < 10**_DIGITS:
+        if self.kind is Kind.NUMBER and type(value) is int and abs(value) < 10**MAX_DIGITS:
             return float(value)
         if self.enum is not None and isinstance(value, str):
             return next((each for each in self.enum if each.value == value), value)
@@ -284,7 +284,7 @@ class Described:
         if said.needed and value in ("", ()):
             raise self.refuse(value)
         if self.kind in {Kind.INTEGER, Kind.NUMBER} and not (
-            _between(said.least, value, said.most) and abs(value) < 10**_DIGITS
+            _between(said.least, value, said.most) and abs(value) < 10**MAX_DIGITS
         ):
             raise self.refuse(value)
         if self.kind is Kind.LIST and said.most is not None and len(value) > said.most:
@@ -470,8 +470,9 @@ def _bounds(least: float | None, most: float | None) -> str:
     return f" from {least or 0:,} to {most:,}"
 
 
-def _shown(value: Any) -> str:
-    if type(value) is int and abs(value) >= 10**_DIGITS:
-        return f"a number of more than {_DIGITS} digits"
+def shown(value: Any) -> str:
+    """Return a value as a refusal shows it, cut where it is long."""
+    if type(value) is int and abs(value) >= 10**MAX_DIGITS:
+        return f"a number of more than {MAX_DIGITS} digits"
     text = repr(value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}.."

@@ -25,7 +25,7 @@ from queuekeeper.jobs.registry import kind_of
 from queuekeeper.jobs.shared_bucket import SharedBucket
 from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.sql_statements import statement
-from queuekeeper.wording import article
+from queuekeeper.wording import article, no_such
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
@@ -246,13 +246,13 @@ class Runs:
 
     :cvar kinds: only runs of these kinds; none for all.
     :cvar noun: word for a run.
-    :cvar none_known: sentence that says that there is no run.
+    :cvar made_by: what makes a run, for a person who has none.
     :ivar connection: none where no run is put on record.
     """
 
     kinds: ClassVar[Sequence[str]] = ()
-    noun: ClassVar[str] = "maintenance run"
-    none_known: ClassVar[str] = "there are none yet; plan first"
+    noun: ClassVar[str] = "run"
+    made_by: ClassVar[str] = "plan first"
     connection: Any = None
 
     def __init__(self, connection: Connection) -> None:
@@ -435,9 +435,8 @@ class Runs:
     def _known(self, run_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
         if row is not None:
             return row
-        known = self._known_ids([], limit=_KNOWN_RUNS)
-        names = f"known, latest first: {', '.join(known)}" if known else f"{self.none_known}"
-        raise UsageError(f"no {self.noun} {run_id!r} in this database: {names}")
+        newest = self._known_ids([], limit=_KNOWN_RUNS)
+        raise UsageError(no_such(self.noun, run_id, newest=newest, makes=self.made_by))
 
 
 class MaintenanceRuns(Runs):

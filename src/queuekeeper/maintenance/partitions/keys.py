@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from queuekeeper.clock import EPOCH, MICROSECOND
 from queuekeeper.errors import InvalidPolicy, UsageError
-from queuekeeper.jobs.parameters import digits_of
+from queuekeeper.jobs.parameters import MAX_DIGITS, digits_of, shown
 
 _DAY = 86_400_000_000
 _UNITS = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000, "day": _DAY, "week": 7 * _DAY}
@@ -28,7 +28,8 @@ _INFINITY = 10**24
 _CYCLE_YEARS = 400
 _CYCLE = 146_097 * _DAY
 
-_SPAN = re.compile(r"(-?\d+) (second|minute|hour|day|week|month|year)s?")
+_SPAN = re.compile(rf"(-?\d{{1,{MAX_DIGITS}}}) (second|minute|hour|day|week|month|year)s?")
+_SPAN_OF_KEYS = re.compile(rf"-?\d{{1,{MAX_DIGITS}}}")
 _INTEGER = re.compile(r"-?\d+")
 _INSTANT = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?: (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?:\+00(?::00)?)?( BC)?")
 _EVENT_ID = re.compile(r"pm([0-9a-f]{13,22})")
@@ -140,14 +141,16 @@ def parse_span(text: str, *, kind: KeyKind, what: str) -> Span:
     """
     if kind is KeyKind.INTEGER:
         digits = digits_of(text)
-        if not _INTEGER.fullmatch(digits):
-            raise InvalidPolicy(f"{what} is {text!r}: write a number of keys, such as 1000000: the key is an integer")
+        if not _SPAN_OF_KEYS.fullmatch(digits):
+            raise InvalidPolicy(
+                f"{what} is {shown(text)}: write a number of keys, such as 1000000: the key is an integer"
+            )
         amount, found = int(digits), Span(size=int(digits), scale=0)
     else:
         match = _SPAN.fullmatch(text.strip())
         if match is None:
             raise InvalidPolicy(
-                f"{what} is {text!r}: write a number and a unit (second, minute, hour, day, week, month, year), "
+                f"{what} is {shown(text)}: write a number and a unit (second, minute, hour, day, week, month, year), "
                 "such as 7 days"
             )
         amount, unit = int(match[1]), match[2]

@@ -134,7 +134,7 @@ class MigrationLedger(Runs):
 
     kinds = MIGRATIONS
     noun = "plan"
-    none_known = "there are no plans yet; plan first by `queuekeeper migrate plan`"
+    made_by = "plan first by `queuekeeper migrate plan`"
 
     # --- plans -------------------------------------------------------------------------------------------------
 

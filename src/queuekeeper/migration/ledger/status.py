@@ -14,6 +14,7 @@ from queuekeeper.migration.ledger.throughput import RECENT_MS, Span, ThroughputS
 from queuekeeper.postgres import Connection, records, translated_errors
 from queuekeeper.report.figures import duration
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import no_such
 
 _QUERIES = "queuekeeper/queries/"
 
@@ -129,9 +130,8 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
     with translated_errors(connection):
         row = connection.execute(statement(f"{_QUERIES}migration_status"), {"plan_id": plan_id}).fetchone()
     if row is None:
-        known = ", ".join(line.plan_id for line in list_plans(connection, limit=5))
-        known = known or "none; plan first by `queuekeeper migrate plan`"
-        raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
+        newest = [line.plan_id for line in list_plans(connection, limit=5)]
+        raise UsageError(no_such(ledger.noun, plan_id, newest=newest, makes=ledger.made_by))
     (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy, judged) = row
     # A verification counts the same messages as the copy: those that must be in Redis.
     copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)

@@ -16,12 +16,12 @@ from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.quality.profile.model import FAULTS
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import no_such
 
 RUNS_SHOWN = 30
 """Finished runs of a trend."""
 
 _KNOWN = 5
-_NONE = "there is none yet in this database"
 _STORED = tuple(each.name for each in fields(Finding) if each.name not in {"remedy_url", "kind", "subject"})
 
 _OF_QUEUE = ("client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "payload_bytes")
@@ -219,8 +219,8 @@ class QualityStore:
         rows = self._rows("load_run", {"quality_run_id": quality_run_id})
         if not rows:
             newest = [each.quality_run_id for each in self.runs(limit=_KNOWN)]
-            known = f"the newest are {', '.join(newest)}" if newest else f"{_NONE}; `queuekeeper quality run` makes one"
-            raise UsageError(f"there is no quality run {quality_run_id!r}: {known}")
+            makes = "`queuekeeper quality run` makes one"
+            raise UsageError(no_such("quality run", quality_run_id, newest=newest, makes=makes))
         return _run(rows[0])
 
     def runs(
@@ -284,9 +284,8 @@ class QualityStore:
         for profile_id in profile_ids:
             if profile_id not in found:
                 newest = self.newest_profiles(limit=_KNOWN, finished=False)
-                none = f"{_NONE}; `queuekeeper quality profile` makes one"
-                known = f"the newest are {', '.join(newest)}" if newest else none
-                raise UsageError(f"there is no profile {profile_id!r}: {known}")
+                makes = "`queuekeeper quality profile` makes one"
+                raise UsageError(no_such("profile", profile_id, newest=newest, makes=makes))
         return tuple(found[profile_id] for profile_id in profile_ids)
 
     def newest_profiles(self, *, store: str | None = None, limit: int = 1, finished: bool = True) -> tuple[str, ...]:
