@@ -2,7 +2,8 @@
 --[[
 Purpose
     Check a page of a queue for faults. All pages of all parts check the whole queue; changes by an append or a removal
-    between two pages may be missed, and the bytes of the pages add up only if the queue does not change meanwhile.
+    between two pages may be missed, and the bytes of the pages add up only if the queue does not change meanwhile. A
+    violation may be returned twice.
 KEYS
     [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
@@ -13,8 +14,9 @@ ARGV
     [5]  headed          kinds that are followed by a head, with its length in four bytes before it; empty: none
 Returns
     {next_cursor, looked_at, bytes, *violations(rule, key, sequence, head)}
-                         0 after the last page; members of this page; in part order, bytes of keys and values, and in
-                         part state, the bytes that the queue has recorded; then four per violation: name of the
+                         0 after the last page; members of this page, in part values those of the hash with cursor 0,
+                         else 0; in part order, bytes of keys and values, and in part state, the bytes that the queue
+                         has recorded; then four per violation: name of the
                          rule, key or empty, sequence or -1, empty. Rules of order: missing_time, missing_value,
                          wrong_sequence (the value has another), unreadable (the record begins with none of the kinds,
                          or is shorter than its head), wrong_tombstone, duplicate_sequence, sequence_too_high,
@@ -28,6 +30,7 @@ Cost
     O(L log N) for a limit of L and N keys; in parts order and values, about 256 KB of values are read, or one larger
     value; about 5 us per member of 1 KB.
 ]]
+--- @include "includes/hash_page"
 --- @include "includes/integers"
 
 local LIMIT = 500
@@ -36,7 +39,9 @@ local PAGE_BYTES = 262144
 local state_key, order_key, times_key, values_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local tombstones_key, in_flight_key = KEYS[5], KEYS[6]
 local part, cursor, limit, kinds, headed = ARGV[1], ARGV[2], integer(ARGV[3]), ARGV[4], ARGV[5]
-if #KEYS ~= 6 or #ARGV ~= 5 or not limit or limit < 1 or limit > LIMIT or not string.find(cursor, '^%d+$') then
+if #KEYS ~= 6 or #ARGV ~= 5 or not limit or limit < 1 or limit > LIMIT
+    or not string.find(cursor, part == 'values' and '^[%x/]+$' or '^%d+$')
+then
     return redis.error_reply(
         'INVALID 6 keys, a part, a cursor, a limit to ' .. LIMIT .. ' and two sets of kinds are expected'
     )
@@ -143,11 +148,11 @@ elseif part == 'values' then
     -- A page of a hash is bounded in the size of its values: with large values it has fewer members.
     local mean_bytes = math.max(0, tonumber(fields[4] or '0')) / math.max(1, redis.call('HLEN', values_key))
     local count = math.max(1, math.min(limit, math.floor(PAGE_BYTES / math.max(1, mean_bytes))))
-    local page = redis.call('HSCAN', values_key, cursor, 'COUNT', string.format('%.0f', count))
-    reply[1], reply[2] = page[1], #page[2] / 2
-    for place = 1, #page[2], 2 do
-        if not redis.call('ZSCORE', order_key, page[2][place]) then
-            violation('dangling_value', page[2][place])
+    local next_cursor, page = hash_page(values_key, cursor, string.format('%.0f', count))
+    reply[1], reply[2] = next_cursor, cursor == '0' and redis.call('HLEN', values_key) or 0
+    for place = 1, #page, 2 do
+        if not redis.call('ZSCORE', order_key, page[place]) then
+            violation('dangling_value', page[place])
         end
     end
 elseif part == 'times' or part == 'tombstones' then

@@ -9,8 +9,8 @@ ARGV
     [2]  limit           approximate number of ids, 1 to 1,000
     [3]  with_values     1: with the value of each id; else 0. Only hashes have some: references, details
 Returns
-    {cursor, *ids}       0 at the end. In a hash that changes meanwhile some may come twice; in a list or set some may
-                         be missed
+    {cursor, *ids}       0 at the end. In a hash what stays meanwhile comes, perhaps twice; in a list or set that
+                         changes some may be missed
     {"values", cursor, *entries(id, value)}  the same, with with_values
 Errors
     INVALID  an argument breaks the rules above
@@ -19,11 +19,12 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/fanout_ids"
+--- @include "includes/hash_page"
 
 local PER_CALL = 1000
 
 local limit = integer(ARGV[2])
-if #KEYS ~= 1 or #ARGV ~= 3 or not string.find(ARGV[1], '^%d+$') or (ARGV[3] ~= '0' and ARGV[3] ~= '1') then
+if #KEYS ~= 1 or #ARGV ~= 3 or not string.find(ARGV[1], '^[%x/]+$') or (ARGV[3] ~= '0' and ARGV[3] ~= '1') then
     return redis.error_reply('INVALID a key, a cursor, a limit, and 0 or 1 are expected')
 end
 if not limit or limit < 1 or limit > PER_CALL then
@@ -32,19 +33,19 @@ end
 local with_values = ARGV[3] == '1'
 local kind = redis.call('TYPE', KEYS[1])['ok']
 if kind == 'hash' or with_values then
-    local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', limit)
-    local reply = with_values and { 'values', page[1] } or { page[1] }
-    for index = 1, #page[2], 2 do
+    local cursor, page = hash_page(KEYS[1], ARGV[1], limit)
+    local reply = with_values and { 'values', cursor } or { cursor }
+    for index = 1, #page, 2 do
         -- The hash holds notes on ids, reasons of dead letters, and counters, whose names are words.
         if not with_values then
-            reply[#reply + 1] = string.match(page[2][index], '^e?(%d+)$')
-        elseif string.find(page[2][index], '^%d+$') then
-            reply[#reply + 1], reply[#reply + 2] = page[2][index], page[2][index + 1]
+            reply[#reply + 1] = string.match(page[index], '^e?(%d+)$')
+        elseif string.find(page[index], '^%d+$') then
+            reply[#reply + 1], reply[#reply + 2] = page[index], page[index + 1]
         end
     end
     return reply
 end
-local offset = tonumber(ARGV[1])
+local offset = tonumber(ARGV[1]) or 0
 local ids = {}
 if kind == 'list' then
     ids = redis.call('LRANGE', KEYS[1], offset, offset + limit - 1)

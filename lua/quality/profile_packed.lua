@@ -12,21 +12,22 @@ ARGV
     [3]  default_ttl_s  lifetime of a message without expiry interval
     [4]  fingerprints   1 to return hashes of contents, too; else 0
 Returns
-    {cursor, kind, pexpiretime, now_ms, state, fields, is_whole, others,
+    {cursor, kind, pexpiretime, now_ms, state, fields, is_whole,
      *page(serial, packet_id, expires_at_ms, bytes, faults, fingerprint, due_ms)}
                         of the next call, 0 after the last one; 1 for a hash, 0 for none, -1 for a key of another type;
                         expiry of the key in ms, -1 without one; the server's time; state as includes/packed_format
                         describes it, empty for none; fields of the hash; 0 while its import is not complete, else 1;
-                        fields of the page that are no messages; then seven numbers per message: packet id -1 for no
-                        record; expiry -1 when it is no instant; faults are a sum of 1 unreadable, 4 quality of
-                        service 3, 8 quality of service 0, 16 a PUBREL below quality of service 2, 32 expires over a
-                        minute later than it should, 64 a PUBREL, which is no fault; 48 bits of a hash over topic, time
-                        and payload, 0 when unreadable or not asked for; when it should expire, 0 when unreadable
+                        then seven numbers per message: packet id -1 for no record; expiry -1 when it is no instant;
+                        faults are a sum of 1 unreadable, 4 quality of service 3, 8 quality of service 0, 16 a PUBREL
+                        below quality of service 2, 32 expires over a minute later than it should, 64 a PUBREL, which is
+                        no fault; 48 bits of a hash over topic, time and payload, 0 when unreadable or not asked for;
+                        when it should expire, 0 when unreadable
 Errors
     INVALID  an argument breaks the rules above
 Cost
     O(B) for B bytes of the page; about 3 us per message of 300 B. Some 250 KB per call, or one message.
 ]]
+--- @include "includes/hash_page"
 --- @include "includes/integers"
 --- @include "includes/message_digest"
 --- @include "includes/packed_content"
@@ -40,7 +41,7 @@ local GRACE_MS = 60000
 
 local session_key = KEYS[1]
 local count, default_ttl_s = integer(ARGV[2]), integer(ARGV[3])
-if #KEYS ~= 1 or #ARGV ~= 4 or not string.find(ARGV[1], '^%d+$') or not count or count < 1 or count > 200
+if #KEYS ~= 1 or #ARGV ~= 4 or not string.find(ARGV[1], '^[%x/]+$') or not count or count < 1 or count > 200
     or not default_ttl_s or default_ttl_s < 1 or (ARGV[4] ~= '0' and ARGV[4] ~= '1')
 then
     return redis.error_reply('INVALID 1 key, a cursor, a count of 1 to 200, a default life and 0 or 1 are expected')
@@ -72,7 +73,7 @@ end
 local found = redis.call('TYPE', session_key).ok
 local expiry = redis.call('PEXPIRETIME', session_key)
 if found ~= 'hash' then
-    return { '0', found == 'none' and 0 or -1, expiry, now_ms(), '', 0, 1, 0 }
+    return { '0', found == 'none' and 0 or -1, expiry, now_ms(), '', 0, 1 }
 end
 local text = redis.call('HGET', session_key, 's')
 local state = unpacked(text and #text == STATE_BYTES and text)
@@ -81,17 +82,14 @@ if state and state.largest > 0 then
     count = math.max(1, math.min(count, math.floor(BYTES_PER_CALL / state.largest)))
 end
 local progress = redis.call('HGET', session_key, 'import')
-local page = redis.call('HSCAN', session_key, ARGV[1], 'COUNT', string.format('%d', count))
+local cursor, page = hash_page(session_key, ARGV[1], string.format('%d', count))
 local reply = {
-    page[1], 1, expiry, now_ms(), text or '', redis.call('HLEN', session_key),
-    (not progress or progress == 'done') and 1 or 0, 0,
+    cursor, 1, expiry, now_ms(), text or '', redis.call('HLEN', session_key),
+    (not progress or progress == 'done') and 1 or 0,
 }
-for index = 1, #page[2], 2 do
-    local name, record = page[2][index], page[2][index + 1]
-    local serial = integer(name)
-    if not serial or serial < 0 then
-        reply[8] = reply[8] + 1
-    else
+for index = 1, #page, 2 do
+    local serial, record = integer(page[index]), page[index + 1]
+    if serial and serial >= 0 then
         local packet_id, expires_at_ms = -1, -1
         if #record >= HEAD_BYTES then
             packet_id, expires_at_ms = struct.unpack('>Hd', record)

@@ -302,22 +302,6 @@ def test_remedy_that_makes_no_sense_for_packed_sessions_says_so(
     assert f"it is packed, for which {remedy} makes no sense: " in refusal
 
 
-def test_state_of_a_packed_session_is_not_worked_out_from_a_part_of_its_messages(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _that_says(head=1_004)(PackedQueue(client=bench.client, client_id=C))
-    ask = Sessions.ask
-
-    def ask_one_less(sessions: Sessions, call: Any) -> Any:
-        reply = ask(sessions, call)
-        return reply._replace(page=reply.page[1:]) if call.script.name == "quality/profile_packed" else reply
-
-    assert bench.plan("repair_state", C).effects == STATE
-    monkeypatch.setattr(Sessions, "ask", ask_one_less)
-
-    assert bench.plan("repair_state", C).refusals == {"it changed while it was read: try again": 1}
-
-
 def test_packed_session_that_changed_since_the_plan_is_left_alone(bench: Bench) -> None:
     queue = PackedQueue(client=bench.client, client_id=C)
     _with_odd_records(queue)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from queuekeeper import lua
 from queuekeeper.compacted.operations.common import ROWS_PER_CALL, Steps, ask, or_none
 from queuekeeper.compacted.operations.look import LookOperations
 from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, is_head
@@ -104,7 +103,7 @@ class RepairOperations(LookOperations):
         survey = _Survey(checked=0, violations=[], wrong_bytes=None)
         counted = 0
         for part in PARTS:
-            cursor: lua.Value = 0
+            cursor = b"0"
             while True:
                 call = scripts.verify(
                     keys, part=part, cursor=cursor, limit=ROWS_PER_CALL, kinds=RECORD_KINDS, headed=HEADED_KINDS
@@ -122,8 +121,10 @@ class RepairOperations(LookOperations):
                     for found in reply.violations
                     if found.rule != _HEAD or not is_head(found.head)
                 )
-                if int(cursor) == 0:
+                if cursor == b"0":
                     break
+        # A page may return a violation again.
+        survey.violations = list(dict.fromkeys(survey.violations))
         after = yield from self.inspect(client_id)
         if after.size_bytes != counted and _standing(before) == _standing(after):
             survey.violations.append(Violation(rule="wrong_bytes"))

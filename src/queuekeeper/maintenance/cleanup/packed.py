@@ -11,7 +11,6 @@ from queuekeeper.jobs.model import World
 from queuekeeper.keyspace import raw_packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters, Stop
-from queuekeeper.sessions.packed_listing import Listing
 from queuekeeper.sessions.packed_state import PackedState, state_of
 
 SERIALS_PER_CALL = 100
@@ -131,18 +130,21 @@ class PackedSweep:
 
     def _listed(self, session: _Session, counts: CleanupCounts) -> list[int]:
         """Return the serials of a session that has far more places than messages."""
-        listing = Listing()
+        found: set[int] = set()
         fields = max(1, min(_FIELDS_PER_LIST, _LISTED_BYTES // max(1, session.state.largest)))
-        while not listing.is_done:
+        cursor = b"0"
+        while True:
             keys = raw_packed_keys(session.stem)
-            call = scripts.packed.list_serials(keys, cursor=listing.cursor, count=self._world.size(fields))
+            call = scripts.packed.list_serials(keys, cursor=cursor, count=self._world.size(fields))
             (reply,), error = self._call([call], counts, cost=fields)
             if error is not None:
                 raise error
             if reply is None:
                 return []
-            listing.take(reply)
-        return listing.serials
+            found.update(map(int, reply.serials))
+            cursor = reply.cursor
+            if cursor == b"0":
+                return sorted(found)
 
     def _idle(self, sessions: Sequence[_Session], counts: CleanupCounts) -> None:
         """Let sessions end in which nothing waits, and which nobody has used since they were imported."""

@@ -61,8 +61,7 @@ class Reading(NamedTuple):
 
     :ivar text: its state as stored; empty for none.
     :ivar pexpiretime: when its key expires, -1 for never.
-    :ivar is_still: whether state and number of fields were the same from the first page to the last, and all fields
-        were read, which they are not when the server was started again meanwhile.
+    :ivar is_still: whether state and number of fields were the same from the first page to the last.
     """
 
     text: bytes
@@ -70,7 +69,6 @@ class Reading(NamedTuple):
     pexpiretime: int
     now_ms: int
     is_still: bool
-    others: int
     facts: list[Fact]
 
     @property
@@ -81,7 +79,7 @@ class Reading(NamedTuple):
     @property
     def content(self) -> PackedContent:
         """What the session holds."""
-        return PackedContent(messages=[each.message for each in self.facts], others=self.others)
+        return PackedContent(messages=[each.message for each in self.facts], others=self.fields - len(self.facts))
 
     def is_dead(self, fact: Fact) -> bool:
         """Return whether the life of a message is over."""
@@ -134,7 +132,7 @@ class PackedPart(ABC):
         check_owned(told.owner.decode("utf-8", "replace"), told.progress.decode("utf-8", "replace"))
         cursor = b"0"
         begun: tuple[bytes, int] | None = None
-        is_still, others = True, 0
+        is_still = True
         facts: dict[int, Fact] = {}
         while True:
             reply = self.sessions.ask(
@@ -148,15 +146,13 @@ class PackedPart(ABC):
             )
             begun = begun or (reply.state, reply.fields)
             is_still = is_still and begun == (reply.state, reply.fields)
-            others += reply.others
             for row in reply.page:
                 message = PackedMessage(row.serial, row.packet_id, row.expires_at_ms, row.bytes)
                 facts[row.serial] = Fact(message, row.faults, row.fingerprint, row.due_ms)
             cursor = reply.cursor
             if cursor == b"0":
                 in_order = [facts[serial] for serial in sorted(facts)]
-                is_still = is_still and len(facts) + others == reply.fields
-                return Reading(reply.state, reply.fields, reply.pexpiretime, reply.now_ms, is_still, others, in_order)
+                return Reading(reply.state, reply.fields, reply.pexpiretime, reply.now_ms, is_still, in_order)
 
     def set_aside(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Put messages aside that are still those that were judged; one with a twin only if it repeats that one."""

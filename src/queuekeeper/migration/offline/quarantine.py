@@ -31,7 +31,6 @@ from queuekeeper.redis_client import RedisClient, address_of, is_cluster, redis_
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
-from queuekeeper.sessions.packed_listing import Listing
 from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.packed_state import state_of
 from queuekeeper.sessions.pages import Layout
@@ -275,11 +274,14 @@ class _Packed(_Layout):
         keys = self.keys(client_id)
         # First, so that it is another one if messages come while they are listed.
         text: bytes = self._ask(scripts.packed.read_session(keys)).state
-        listing = Listing()
-        while not listing.is_done:
-            listing.take(self._ask(scripts.packed.list_serials(keys, cursor=listing.cursor, count=_FIELDS_PER_LIST)))
+        serials: set[int] = set()
+        cursor: bytes | None = None
+        while cursor != b"0":
+            reply = self._ask(scripts.packed.list_serials(keys, cursor=cursor or b"0", count=_FIELDS_PER_LIST))
+            serials.update(map(int, reply.serials))
+            cursor = reply.cursor
         waiting: list[tuple[int, int]] = []
-        places = listing.serials
+        places = sorted(serials)
         for start in range(0, len(places), _SERIALS_PER_LIST):
             some = places[start : start + _SERIALS_PER_LIST]
             found = self._ask(scripts.packed.list_messages(keys, serials=some)).found

@@ -54,18 +54,17 @@ class _Session:
     begun: tuple[bytes, int] | None = None
     is_still: bool = True
     is_whole: bool = True
-    others: int = 0
+    fields: int = 0
 
     def take(self, reply: lua.Reply) -> int:
         """Take a page; return how many messages it has."""
         self.cursor, self.kind, self.pexpiretime, self.now_ms = reply[:4]
-        self.state, fields, whole, others = reply[4:8]
+        self.state, self.fields, whole = reply[4:7]
         if self.begun is None:
-            self.begun = self.state, fields
-        self.is_still = self.is_still and self.begun == (self.state, fields)
+            self.begun = self.state, self.fields
+        self.is_still = self.is_still and self.begun == (self.state, self.fields)
         self.is_whole = self.is_whole and whole == 1
-        self.others += others
-        page = np.array(reply[8:], np.int64).reshape(-1, _VALUES)
+        page = np.array(reply[7:], np.int64).reshape(-1, _VALUES)
         self.pages.append(page)
         return len(page)
 
@@ -177,7 +176,8 @@ class PackedReader:
         if state is None or not session.is_whole:
             return
         for attempt in range(_TRIES):
-            content = PackedContent(messages=[PackedMessage(*row[:4]) for row in table.tolist()], others=session.others)
+            messages = [PackedMessage(*row[:4]) for row in table.tolist()]
+            content = PackedContent(messages=messages, others=session.fields - len(messages))
             found = state_faults(state, content)
             if not found or session.is_still or attempt + 1 == _TRIES:
                 break

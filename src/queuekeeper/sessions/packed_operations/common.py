@@ -9,7 +9,6 @@ from queuekeeper import lua
 from queuekeeper.keyspace import MAX_PACKET_ID, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, LayoutOperations, known_serial
-from queuekeeper.sessions.packed_listing import Listing
 from queuekeeper.sessions.packed_record import record_of
 from queuekeeper.sessions.packed_state import STATE
 from queuekeeper.sessions.reports import PendingMessage
@@ -176,10 +175,14 @@ class CommonOperations(LayoutOperations[State, Keys]):
             return range(max(state.head, after + 1), state.last + 1)
         # The server reads the records with their names.
         count = max(1, min(_FIELDS_PER_LIST, BYTES_PER_CALL // max(1, state.largest)))
-        listing = Listing()
-        while not listing.is_done:
-            listing.take((yield from ask(scripts.list_serials(keys, cursor=listing.cursor, count=count))))
-        return [serial for serial in listing.serials if serial > after]
+        found: set[int] = set()
+        cursor = b"0"
+        while True:
+            reply = yield from ask(scripts.list_serials(keys, cursor=cursor, count=count))
+            found.update(map(int, reply.serials))
+            cursor = reply.cursor
+            if cursor == b"0":
+                return sorted(serial for serial in found if serial > after)
 
     def _records(
         self, keys: Keys, state: State, serials: Sequence[int], *, max_bytes: int
