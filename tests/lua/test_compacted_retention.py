@@ -398,13 +398,11 @@ def test_head_of_a_record_is_answered_and_one_that_is_cut_short_is_unreadable(qu
 
 def test_look_at_large_values_is_bounded_in_bytes(empty: Queue) -> None:
     empty.append(*(Entry(b"%d" % number, bytes(50_000)) for number in range(100)))
-    order, values = (
-        empty.call("verify", part=part, cursor=0, limit=500, kinds="", headed="").looked_at
-        for part in ("order", "values")
-    )
-    assert order == 6
-    assert values < 50
+    client: Any = empty.client
+    assert empty.call("verify", part="order", cursor=0, limit=500, kinds="", headed="").looked_at == 6
     assert empty.violations(limit=500) == []
+    client.delete(empty.keys.order)
+    assert 0 < len(empty.call("verify", part="values", cursor=0, limit=500, kinds="", headed="").violations) < 50
 
 
 def test_repair_takes_what_is_lost_out_of_flight(queue: Queue) -> None:
