@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ from queuekeeper.quality.judge.incidents import Incident, Incidents, Look, State
 from queuekeeper.quality.judge.known_issues import KnownIssues
 from queuekeeper.quality.judge.run import QualityReport, run_quality
 from queuekeeper.quality.judge.store import Verdict
+from queuekeeper.quality.judge.suites import Suite, load
 from queuekeeper.quality.report.gather import build_report
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
 
@@ -257,6 +259,44 @@ def test_an_incident_that_cannot_be_closed_is_refused_and_nothing_is_on_record(c
     with pytest.raises(UsageError, match="there is no incident 999"):
         close(999)
     assert [entry.actor for entry in audit.latest(connection)] == ["ann"]
+
+
+def test_an_incident_whose_check_its_suite_has_no_more_is_closed_by_a_full_run_of_that_suite_alone(
+    connection: Connection, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_profile(postgres_url, queue("torn", tied_serials=1))
+    save_profile(postgres_url, queue("device-1"), profile_id="redis-2", cohorts=[1])
+    save_profile(postgres_url, queue("torn", tied_serials=1), profile_id="redis-3")
+    run_quality(
+        postgres_url=postgres_url, profile_ids=["redis-1"], suites=["sessions_redis"], quality_run_id="q-0", now=NOW
+    )
+    (open_one,) = Incidents(connection).all(today=TODAY)
+
+    def check_taken_out(name: str) -> Suite:
+        suite = load(name)
+        return replace(
+            suite, expectations=tuple(each for each in suite.expectations if each.check != open_one.check_id)
+        )
+
+    monkeypatch.setattr("queuekeeper.quality.judge.run.load", check_taken_out)
+
+    def left(profile_id: str, suite: str, day: int) -> list[int]:
+        run_quality(
+            postgres_url=postgres_url, profile_ids=[profile_id], suites=[suite], quality_run_id=f"q-{day}",
+            now=NOW + timedelta(days=day),
+        )  # fmt: skip
+        return [each.incident_id for each in Incidents(connection).all(today=TODAY)]
+
+    assert left("redis-3", "quarantine", 1) == [open_one.incident_id]
+    assert left("redis-2", "sessions_redis", 2) == [open_one.incident_id]
+    where = Look(place=open_one.place)
+    Incidents(connection).close_unjudged(where, suite="smaller", checks=["Q3"], quality_run_id="q-3", at=NOW)
+    assert [each.incident_id for each in Incidents(connection).all(today=TODAY)] == [open_one.incident_id]
+    assert left("redis-3", "sessions_redis", 4) == []
+    (closed,) = Incidents(connection).all(today=TODAY, closed=True)
+    assert (closed.state, closed.closed_by, closed.closed_reason) == (
+        State.CLOSED, "quality run q-4", "no longer judged by the suite sessions_redis",
+    )  # fmt: skip
 
 
 def test_a_cluster_is_one_place_whichever_of_its_nodes_was_named(

@@ -26,7 +26,7 @@ class State(StrEnum):
 
     OPEN = "open"
     KNOWN = "known"  # it has an owner until a day
-    CLOSED = "closed"  # later runs found everything in order where it was found, or a person closed it
+    CLOSED = "closed"  # later runs found everything in order, its suite has the check no more, or a person closed it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,8 @@ class Incident:
     :param owner: person who answers for the incident; empty if there is none.
     :param known_until: last day of the known issue that names the owner.
     :param cohorts_left: number of cohorts in which it was found and which no later run has found in order.
-    :param closed_by: person who closed it; empty where nobody did. ``closed_reason`` is what that person said.
+    :param closed_by: person who closed it, or run whose suite has the check no more; empty where runs found everything
+        in order. ``closed_reason`` says why.
     """
 
     incident_id: int
@@ -117,6 +118,28 @@ class Incidents:
                 self._execute("note_incident", values | last)
             elif all(each.status is Status.PASSED for each in found) and check_id not in not_judged:
                 self._execute("clear_incident", values | {"whole": len(look.cohorts) == look.cohort_count})
+
+    def close_unjudged(
+        self, look: Look, *, suite: str, checks: Iterable[str], quality_run_id: str, at: datetime
+    ) -> None:
+        """Close incidents that a suite has found and whose check was taken out of it; only a look at all closes any.
+
+        :param checks: ids of all checks of the suite, also of those that did not run.
+        :param at: start of the run.
+        """
+        if len(look.cohorts) < look.cohort_count:
+            return
+        values = {
+            "place": look.place,
+            "suite": suite,
+            "checks": sorted(set(checks)),
+            "at": at,
+            "quality_run_id": quality_run_id,
+            "sample_percent": look.sample_percent,
+            "closed_by": f"quality run {quality_run_id}",
+            "closed_reason": f"no longer judged by the suite {suite}",
+        }
+        self._execute("close_unjudged", values)
 
     def all(self, *, today: date, closed: bool = False) -> tuple[Incident, ...]:
         """Return the open and known incidents, the one seen last first.

@@ -257,6 +257,13 @@ def run_quality(
                 at=now,
                 not_judged=not_judged,
             )
+            Incidents(connection).close_unjudged(
+                looks[suite.name],
+                suite=suite.name,
+                checks=[each.check for each in suite.expectations],
+                quality_run_id=quality_run_id,
+                at=now,
+            )
         QualityStore(connection).finish(
             quality_run_id=quality_run_id,
             verdict=verdict,

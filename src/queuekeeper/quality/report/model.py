@@ -241,7 +241,8 @@ class PublishedReport(Report):
     :param results: every expectation, worst first.
     :param known_issues: all known issues, with those that have ended.
     :param incidents: all incidents that have not closed, of any run, the one seen last first.
-    :param closed_by_hand: the incidents that persons have closed last, the latest first.
+    :param closed_by_hand: the incidents that were last closed for a reason, by persons or with their check, the latest
+        first.
     """
 
     quality_run_id: str
