@@ -138,7 +138,7 @@ def test_options_and_their_help_are_those_of_the_record_of_the_library_that_take
         each.name: (each.opts, each.secondary_opts, each.metavar, each.default, each.help) for each in made.params
     } == {
         "order": (["--order"], [], None, None, "oldest: the first come first. Without --most, all are read."),
-        "most": (["--most"], [], None, 7, "How many things at most."),
+        "most": (["--most"], [], "INTEGER", 7, "How many things at most."),
         "wait": (["--wait"], [], "DURATION", "5s", "Time to wait, such as 5s."),
         "again": (["--again"], [], None, False, "Read again."),
         "as_json": (["--json"], [], None, False, "Write the result as JSON to stdout."),
@@ -229,3 +229,11 @@ def test_choice_of_cohorts_that_a_script_has_left_empty_is_not_taken_for_all() -
         called = CliRunner().invoke(app, [*step.split(), "0123456789abcdef", "--cohorts", ""])
         assert called.exit_code == 2, step
         assert "cohorts is '': it must be all, or numbers and ranges such as 0-3,7" in " ".join(called.output.split())
+
+
+@pytest.mark.parametrize("line", ["migrate plan", "run start event_upkeep", "events read", "fanout publish"])
+def test_no_option_shows_the_name_of_a_python_type_for_its_value(line: str) -> None:
+    told = CliRunner().invoke(app, [*line.split(), "--help"]).stdout
+    _, options = told.split("Options:")
+    assert re.findall(r"<(?:str|int|float|path)>", options) == []
+    assert re.search(r"^  --\S+ (?:TEXT|INTEGER|FOLDER)\b", options, re.MULTILINE)

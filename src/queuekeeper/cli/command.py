@@ -16,13 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.options import TAKEN, JobCommand, Taken
+from queuekeeper.cli.options import METAVARS, TAKEN, JobCommand, Taken
 from queuekeeper.cli.output import Shown, print_parts, screen, show_result
 from queuekeeper.errors import RefusedError
 
@@ -107,7 +108,17 @@ def asked(parameter: inspect.Parameter, hint: Any, words: str = "") -> inspect.P
         # A switch has no opposite unless it says so.
         said = typer.Option(*([f"--{_option_name(parameter.name)}"] if hint is bool else []))
     said.help = said.help or words
+    if said.metavar is None and parameter.kind is parameter.KEYWORD_ONLY:
+        said.metavar = _metavar(parameter.name, _chosen(hint))
     return parameter.replace(annotation=Annotated[_chosen(hint), said], default=default)
+
+
+def _metavar(name: str, hint: Any) -> str | None:
+    """Return what the usage shows for a value of an option, in the words of :mod:`queuekeeper.cli.options`."""
+    kinds = {each for part in (hint, *get_args(hint)) for each in (part, *get_args(part))}
+    if Path in kinds:
+        return "FOLDER" if name.endswith("directory") else "FILE"
+    return next((METAVARS[kind] for kind in (float, int, str) if kind in kinds), None)
 
 
 def _chosen(hint: Any) -> Any:
@@ -348,9 +359,7 @@ def with_call(
     first, *others = inspect.signature(written).parameters.values()
     kind: type[Call] = hints[first.name]
     own = {
-        each.name: asked(each, hints[each.name], words[each.name])
-        if each.name in words
-        else each.replace(annotation=hints[each.name])
+        each.name: asked(each, hints[each.name], words.get(each.name, ""))
         for each in others
         if each.kind is not each.VAR_KEYWORD and each.name not in fixed and each.name != "parameters"
     }

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from queuekeeper.jobs.parameters import Described, Parameters
 
 
+METAVARS: Mapping[type, str] = {str: "TEXT", int: "INTEGER", float: "NUMBER"}
+"""What the usage shows for a value of an option, by its type."""
+
 TAKEN = "queuekeeper_parameters"
 """Under this name a call carries the parameters to its command."""
 
@@ -160,7 +163,8 @@ def _argument(each: Described) -> Any:
 
 def _option(each: Described, names: list[str], *, hidden: bool = False) -> Any:
     wanted: Any = {"boolean": bool, "array": list[str]}.get(each.kind, str)
-    metavar = {"integer": "INTEGER", "number": "NUMBER", "boolean": None}.get(each.kind, each.said.noun or "TEXT")
+    kinds = {"integer": METAVARS[int], "number": METAVARS[float], "boolean": None}
+    metavar = kinds.get(each.kind, each.said.noun or METAVARS[str])
     if each.choices is not None:
         metavar = "|".join(each.choices)
     return Annotated[wanted | None, typer.Option(*names, metavar=metavar, help=_help(each), hidden=hidden)]
