@@ -1,4 +1,4 @@
-"""Reads the names of keys on a server or a cluster, completely even while slots move or replicas take over."""
+"""Reads the names of keys on a server or a cluster, completely even while slots move or another process takes over."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Master:
-    """A master of a cluster, as it describes itself.
+    """A master of a cluster, as it describes itself, or a single server, which holds all slots.
 
     :param mark: mark that changes when a slot has come to the master, or another process is the master.
     :param slots: slots that the master holds.
@@ -57,13 +57,15 @@ class Master:
         return self.mark.partition(".")[0]
 
 
-def masters(client: redis.RedisCluster) -> list[Master]:
-    """Return the masters of a cluster by their addresses; wait while replicas take over.
+def masters(client: RedisClient) -> list[Master]:
+    """Return the masters of a cluster by their addresses, or a single server; wait while replicas take over.
 
     :raises ServerUnavailable: when a master cannot be reached for longer than a failover takes.
     """
 
     def ask() -> list[Master]:
+        if not isinstance(client, redis.RedisCluster):
+            return [_single(address, node) for address, node in nodes(client)]
         read_topology(client)
         return [_described(address, node) for address, node in nodes(client)]
 
@@ -107,20 +109,19 @@ def readings(most: int = READINGS) -> Iterator[bool]:
 
 
 def in_place(client: RedisClient, key: str, pages: Callable[[], Iterator[T]]) -> Iterator[T]:
-    """Yield the contents of one key page by page; in a cluster, start again if its slot has moved meanwhile.
+    """Yield the contents of one key page by page; start again if its slot has moved, or its server was started again.
 
     :param pages: function that reads the pages.
-    :raises ServerUnavailable: at the end, when contents may be missing because the slot kept moving.
+    :raises ServerUnavailable: at the end, when contents may be missing because that happened each time.
     """
-    if not isinstance(client, redis.RedisCluster):
-        yield from pages()
-        return
     slot = hash_slot(key)
     for _ in readings():
         before, lost = _holder(client, slot), False
         try:
             yield from pages()
         except ServerUnavailable:
+            if not isinstance(client, redis.RedisCluster):
+                raise
             lost = True
         if not lost and slot in stayed([before], [_holder(client, slot)]):
             return
@@ -132,15 +133,16 @@ def restless(slots: Iterable[int]) -> ServerUnavailable:
     found = sorted(slots)
     return ServerUnavailable(
         f"hash slots {format_cohorts(found[:10])}{' and others' if len(found) > 10 else ''} were moved, or had no "
-        "master, each time that their keys were read: some may be missing. Repeat this when no slots are moved"
+        "master, or their server was started again, each time that their keys were read: some may be missing. Repeat "
+        "this when no slots are moved"
     )
 
 
 class Names:
     """The names of the keys of a pattern, in pages; a name may come twice.
 
-    All keys that exist from the first page to the last are found. In a cluster, slots that have moved or have another
-    master since they were read are read again, at most ``readings`` times.
+    All keys that exist from the first page to the last are found. Slots that have moved, have another master or whose
+    server was started again since they were read are read again, at most ``readings`` times.
 
     :param slots: slots whose keys are read.
     :param of_type: type of the keys, such as ``hash``; ``None`` means all types.
@@ -171,27 +173,9 @@ class Names:
 
         :param after: cursor of the last page that was seen; empty to begin.
         """
-        if isinstance(self._client, redis.RedisCluster):
-            yield from self._of_cluster(self._client, after)
-            return
-        ((address, node),) = nodes(self._client)
-        with redis_errors(address):
-            mark = _run_id(node)
-        yield from self._of_server(node, address, mark=mark, slots=self._slots, after=after)
-
-    def all_pages(self) -> Iterator[Page]:
-        """Yield the names.
-
-        :raises ServerUnavailable: at the end, when some may be missing.
-        """
-        yield from self.pages()
-        if self.unsettled:
-            raise restless(self.unsettled)
-
-    def _of_cluster(self, client: redis.RedisCluster, after: str) -> Iterator[Page]:
         wanted = self._slots
         for _ in readings(self._readings):
-            before = masters(client)
+            before = masters(self._client)
             holders = [master for master in before if master.slots & wanted]
             # A cursor behind the last page does not tell which masters were read to the end.
             behind = after if len(holders) == 1 else ""
@@ -202,12 +186,23 @@ class Names:
                     slots = ALL_SLOTS if master.slots <= wanted else wanted
                     yield from self._of_server(master.node, master.address, mark=master.mark, slots=slots, after=behind)
                 except ServerUnavailable:
+                    if not isinstance(self._client, redis.RedisCluster):
+                        raise
                     lost.add(master.mark)
             after = ""
-            wanted -= stayed([master for master in before if master.mark not in lost], masters(client))
+            wanted -= stayed([master for master in before if master.mark not in lost], masters(self._client))
             if not wanted:
                 break
         self.unsettled = wanted
+
+    def all_pages(self) -> Iterator[Page]:
+        """Yield the names.
+
+        :raises ServerUnavailable: at the end, when some may be missing.
+        """
+        yield from self.pages()
+        if self.unsettled:
+            raise restless(self.unsettled)
 
     def _of_server(
         self, node: redis.Redis, address: str, *, mark: str, slots: frozenset[int], after: str
@@ -229,8 +224,10 @@ class Names:
                 return
 
 
-def _holder(client: redis.RedisCluster, slot: int) -> Master:
+def _holder(client: RedisClient, slot: int) -> Master:
     def ask() -> Master:
+        if not isinstance(client, redis.RedisCluster):
+            return masters(client)[0]
         known = client.nodes_manager.slots_cache.get(slot)
         if not known:
             raise restless({slot})
@@ -256,6 +253,11 @@ def _described(address: str, node: redis.Redis) -> Master:
         slots=frozenset(slot for bounds in own["slots"] for slot in range(int(bounds[0]), int(bounds[-1]) + 1)),
         leaving=frozenset(int(each["slot"]) for each in own["migrations"] if each["state"] == "migrating"),
     )
+
+
+def _single(address: str, node: redis.Redis) -> Master:
+    with redis_errors(address):
+        return Master(address=address, node=node, mark=_run_id(node), slots=ALL_SLOTS, leaving=frozenset())
 
 
 def _run_id(node: redis.Redis) -> str:

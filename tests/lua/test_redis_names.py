@@ -1,4 +1,4 @@
-"""Names of keys of a cluster: each one is shown though slots move, there and back, while they are read."""
+"""Names of keys: each one is shown though slots move, or the server starts again, while they are read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from lua_sessions import command
 from queuekeeper import redis_names
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.keyspace import hash_slot
+from queuekeeper.keyspace import compacted_registry_keys, hash_slot
+from queuekeeper.maintenance.compacted.registry import Registry
 from queuekeeper.redis_client import connect, nodes
-from queuekeeper.redis_names import Names, in_place
+from queuekeeper.redis_names import ALL_SLOTS, Names, in_place
 from tests.cluster_slots import Slot
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
 
 KEYS = 50
+MANY = 3_000
 
 
 @pytest.fixture(autouse=True)
@@ -165,3 +167,31 @@ def test_key_is_read_from_its_beginning_where_it_has_moved(cluster: redis.RedisC
         slot.move()
     assert set(seen) == {b"%d" % number for number in range(2_000)}
     assert len(seen) > 2_000
+
+
+def start_again(server: Any) -> None:
+    server.kill()
+    server.start()
+
+
+def test_names_are_read_again_when_the_server_was_started_again(own_server: Any) -> None:
+    with connect(own_server.url) as client:
+        anything: Any = client
+        anything.mset({f"key-{number}": "x" for number in range(MANY)})
+
+        assert len(read(Names(client, "*", count=at_pages(None, lambda: start_again(own_server))))) == MANY
+
+        once = Names(client, "*", count=at_pages(None, lambda: start_again(own_server)), readings=1)
+        assert len(list(once.pages())) > 1
+        assert once.unsettled == ALL_SLOTS
+
+
+def test_registry_is_read_again_when_the_server_was_started_again(own_server: Any) -> None:
+    with connect(own_server.url) as client:
+        anything: Any = client
+        anything.zadd(compacted_registry_keys()[0], {f"meter-{number}": 1 for number in range(MANY)})
+
+        steps = list(Registry(client, "").every(0, count=at_pages(None, lambda: start_again(own_server))))
+
+    names = [name for step in steps for name, _ in step]
+    assert (len(names), len({*names})) == (MANY, MANY)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
-import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
@@ -42,7 +41,7 @@ from queuekeeper.quality.profile.servers import redis_target
 from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.redis_client import RedisClient, clocks_ms, count_keys, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.redis_names import ALL_SLOTS, masters
+from queuekeeper.redis_names import masters
 from queuekeeper.schema_migrations import migrate
 from queuekeeper.sql_statements import statement
 
@@ -339,8 +338,6 @@ def _redis_queues(
 
 def _held(client: RedisClient) -> tuple[frozenset[int], ...]:
     """Return the slots of each master."""
-    if not isinstance(client, redis.RedisCluster):
-        return (ALL_SLOTS,)
     return tuple(master.slots for master in masters(client) if master.slots)
 
 
