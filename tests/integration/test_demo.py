@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -35,7 +36,8 @@ from queuekeeper.postgres import Connection, connect
 from queuekeeper.quality.judge.incidents import Incidents, State
 from queuekeeper.quality.judge.store import QualityStore
 from queuekeeper.redis_client import RedisClient
-from tests import planted
+from tests import page_looks, planted
+from tests.browser import chromium
 from tests.conftest import nightly
 from tests.integration import airflow_pages, airflow_runs
 from tests.patience import PATIENCE_S
@@ -77,12 +79,7 @@ def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path
         _interrupt_one(home, at=interrupted_at)
 
     demo = _demo(home)
-    assert demo.stdout is not None
-    said = ""
-    for line in demo.stdout:
-        said += line
-        if "The user interface stays up. Ctrl-C ends the demo." in line:
-            break
+    said = _day_of(demo)
     assert "The demo itself answered Approve" in said
     assert re.search(r"copy [\d,]+/[\d,]+ messages \(\d+ %\), [\d,]+/s", said)
     assert "balances to zero; the run ended as success." in said
@@ -126,6 +123,49 @@ def test_a_demo_balances_stays_until_ctrl_c_and_stops_what_it_started(home: Path
     metadata = PostgresServer(home / "postgres").database_url("airflow")
     assert planted.found_in_database(metadata, wanted=passwords) == []
     assert planted.found_in_database(urls["postgres"], wanted=passwords, schema="queuekeeper") == []
+
+
+@pytest.mark.nightly
+def test_every_page_that_a_link_leads_to_after_the_demo_can_be_read_in_every_size(home: Path) -> None:
+    demo = _demo(home)
+    _day_of(demo)
+    airflow = embedded.private_airflow(_settings(home))
+    base, looks = f"{airflow.url}/queuekeeper/", [*page_looks.DAY, *page_looks.NIGHT]
+    waiting, known = [base], {base}
+    faults: list[tuple[str, ...]] = []
+    kinds: Counter[str] = Counter()
+    with chromium() as browser:
+        page, requests, complaints = page_looks.watched(browser.new_context())
+        airflow_pages.sign_in(page, airflow, "operator")
+        complaints.clear()
+        requests.clear()
+        while waiting:
+            path = waiting.pop(0).removeprefix(airflow.url)
+            # Of pages that are alike, such as those of cohorts, two stand for all.
+            kind = re.sub(r"[0-9a-f]{12,}|\d+", "N", path.partition("?")[0])
+            kinds[kind] += 1
+            if kinds[kind] > 2:
+                continue
+            answer = page.goto(f"{airflow.url}{path}")
+            assert answer is not None
+            faults += [(path, f"status {answer.status}")] * (answer.status != 200)
+            name = re.sub(r"\W+", "-", path.removeprefix("/queuekeeper")).strip("-") or "overview"
+            faults += page_looks.seen(page, looks, alert="", name=f"demo-{name}")
+            for link in page.locator("a[href]:not([download])").evaluate_all("(all) => all.map((each) => each.href)"):
+                url = link.partition("#")[0]
+                if url.startswith(base) and url not in known:
+                    known.add(url)
+                    waiting.append(url)
+    demo.send_signal(signal.SIGINT)
+    demo.communicate(timeout=PATIENCE_S)
+    assert faults == []
+    assert complaints == []
+    assert [url for url in requests if not url.startswith((airflow.url, "data:"))] == []
+    # Links lead to all that a day leaves.
+    missing = {"", "migration/N", "runs", "partitions", "quality", "audit", "reports", "search", "queue"} - {
+        kind.removeprefix("/queuekeeper/") for kind in kinds
+    }
+    assert missing == set()
 
 
 def _runs_are_those_of_the_day(airflow: AirflowServer) -> None:
@@ -193,6 +233,17 @@ def _queues_are_as_the_day_has_left_them(client: RedisClient) -> None:
     assert (billing.ready, billing.leased) == (0, 0)
     # Those that the dead one held were delivered to the next one: the others still wait.
     assert (shipping.ready, shipping.leased, shipping.overdue) == (MESSAGES - HELD, 0, 0)
+
+
+def _day_of(demo: subprocess.Popen[str]) -> str:
+    """Return what a demo says until it has done all and only its servers stay."""
+    assert demo.stdout is not None
+    said = ""
+    for line in demo.stdout:
+        said += line
+        if "The user interface stays up. Ctrl-C ends the demo." in line:
+            break
+    return said
 
 
 def _interrupt_one(home: Path, *, at: str) -> None:

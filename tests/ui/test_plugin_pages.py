@@ -21,7 +21,6 @@ from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Response, expect
 
 from queuekeeper import postgres, schema_migrations
@@ -30,8 +29,9 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.postgres import Connection
 from tests import report_samples
-from tests.browser import CONTRASTS, chromium, pictured
+from tests.browser import CONTRASTS, chromium
 from tests.conftest import nightly
+from tests.page_looks import BLANK, LEFTOVERS, LOOKS, faults_of, seen, watched
 from tests.page_views import DAGS, EMPTY, NO_PAGES, VIEWS, WAITS, View, fill
 from tests.patience import PATIENCE_S
 from tests.pictures import OF_DOCUMENTS, PICTURE_PX, PICTURES, png_size
@@ -42,10 +42,6 @@ pytestmark = pytest.mark.ui
 
 DATABASE = "ui_pages"
 REPORT = "GET /reports/{name}"
-SIZES = {"phone": (390, 844), "tablet": (820, 1_180), "desk": (1_280, 900)}
-DAY: list[tuple[str, Any]] = [("desk", "dark"), ("phone", "light")]
-NIGHT: list[tuple[str, Any]] = [("desk", "light"), ("phone", "dark"), ("tablet", "dark"), ("tablet", "light")]
-LOOKS = [pytest.param(DAY, id="day"), pytest.param(NIGHT, id="night", marks=pytest.mark.nightly)]
 # By day tests of their own look at reports, which are long.
 ROUTES = [*(route for route in VIEWS if route != REPORT), *nightly(REPORT)]
 FIRST = {
@@ -55,23 +51,6 @@ FIRST = {
     if views[0].status == 200 and route != REPORT
 }
 """What most tests look at: the first view of each route."""
-
-# What a template leaves where a value was forgotten, and what a Markdown text is before it is rendered.
-LEFTOVERS = re.compile(
-    r"\bundefined\b|\bNone\b|\bnull\b|\bNaN\b|\[object |\{\{|\}\}|\{%|\| ?---|\bTraceback\b|<[a-z]+[ >]"
-)
-BLANK = """() => [...document.querySelectorAll("main, section, figure, table, ul, ol, dl, h1, h2, h3, p, svg, canvas")]
-  .filter((each) => !each.closest("[hidden], .sr, details:not([open]), template") && each.checkVisibility())
-  .filter((each) => {
-    const {width, height} = each.getBoundingClientRect();
-    const drawn = each.matches("svg, canvas") || each.querySelector("svg, canvas, input, select, textarea, button");
-    return width < 1 || height < 1 || (!drawn && !each.textContent.trim());
-  }).map((each) => each.outerHTML.slice(0, 200))"""
-# Tables scroll sideways: in them no hash, number or instant goes on in another line.
-BROKEN = """() => [...document.querySelectorAll(".scroll :is(code, time)")]
-  .filter((each) => each.matches("time") || !/[\\s/-]/.test(each.textContent))
-  .filter((each) => each.checkVisibility() && each.getClientRects().length > 1).map((each) => each.outerHTML)"""
-
 
 # Numbers what can be pressed, written in or scrolled, in its order on the page; one cell of the board stands for all.
 REACHABLE = """() => [...document.querySelectorAll(
@@ -245,17 +224,6 @@ def contexts(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
         context.close()
 
 
-def watched(context: BrowserContext) -> tuple[Page, list[str], list[str]]:
-    """Return a page, the addresses that it asks for, and what it complains of."""
-    page = context.new_page()
-    requests: list[str] = []
-    complaints: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    return page, requests, complaints
-
-
 def arrived(page: Page, heading: str) -> None:
     """Wait for the page that a key or a link leads to: until then, what is asked is answered by the page before."""
     expect(page.get_by_role("heading", level=1)).to_have_text(heading)
@@ -267,28 +235,6 @@ def stop_clock(page: Page) -> None:
     """Let the time of the page's script stand still, but for ``page.clock.fast_forward``."""
     page.clock.install()
     page.clock.pause_at(datetime.now(UTC) + timedelta(seconds=1))
-
-
-def faults_of(page: Page, *, alert: str, width: int, is_dark: bool) -> Iterator[str]:
-    """Yield what is wrong with a page as it is seen now.
-
-    :param alert: what its alerts say; empty for a page that has none.
-    """
-    for fault in Axe().run(page).response["violations"]:
-        yield f"axe, {fault['impact']}: {fault['help']}: {fault['nodes'][0]['html'][:200]}"
-    yield from (f"contrast: {contrast}" for contrast in page.evaluate(CONTRASTS))
-    yield from (f"blank: {blank}" for blank in page.evaluate(BLANK))
-    yield from (f"broken: {broken}" for broken in page.evaluate(BROKEN))
-    text = page.locator("body").inner_text()
-    yield from (f"left over: {text[at.start() - 30 : at.end() + 30]!r}" for at in LEFTOVERS.finditer(text))
-    said = page.get_by_role("alert").all_inner_texts()
-    yield from (f"alert: {each}" for each in said if not alert or alert not in each)
-    if alert and not said:
-        yield f"no alert says: {alert}"
-    if (wide := page.evaluate("document.documentElement.scrollWidth")) > width:
-        yield f"{wide} pixels wide"
-    if (page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)") is not is_dark:
-        yield "the other colours"
 
 
 def test_every_route_has_its_views_or_shows_nothing(world: World) -> None:
@@ -313,18 +259,11 @@ def walk(
     """
     page, requests, complaints = watched(context)
     faults: list[tuple[str, ...]] = []
-    PICTURES.mkdir(parents=True, exist_ok=True)
     for view in views:
         complaints.clear()
         answer = world.open(page, view)
         assert answer.status == view.status, (view.name, page.locator("body").inner_text())
-        for size, scheme in looks:
-            width, height = SIZES[size]
-            page.set_viewport_size({"width": width, "height": height})
-            page.emulate_media(color_scheme=scheme)
-            pictured(page, PICTURES / f"{of}{view.name}-{size}-{scheme}.png")
-            found = faults_of(page, alert=view.alert, width=width, is_dark=scheme == "dark")
-            faults += [(view.name, size, scheme, fault) for fault in found]
+        faults += seen(page, looks, alert=view.alert, name=f"{of}{view.name}")
         # The browser complains of the answer that this page is, and of nothing else.
         expected = [] if view.status == 200 else [f"the server responded with a status of {view.status}"]
         faults += [(view.name, text) for text in complaints if not any(words in text for words in expected)]
