@@ -34,6 +34,10 @@ BROKEN = """() => [...document.querySelectorAll(".scroll :is(code, time)")]
   .filter((each) => each.checkVisibility() && each.getClientRects().length > 1).map((each) => each.outerHTML)"""
 
 
+STILL = "if (self.origin !== 'null') localStorage.setItem('queuekeeper.still', 'yes')"
+"""Script of a browser whose pages are not made anew every minute."""
+
+
 def watched(context: BrowserContext) -> tuple[Page, list[str], list[str]]:
     """Return a page, the addresses that it asks for, and what it complains of."""
     page = context.new_page()

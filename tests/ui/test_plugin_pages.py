@@ -31,7 +31,7 @@ from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.browser import CONTRASTS, chromium
 from tests.conftest import nightly
-from tests.page_looks import BLANK, LEFTOVERS, LOOKS, faults_of, seen, watched
+from tests.page_looks import BLANK, LEFTOVERS, LOOKS, STILL, faults_of, seen, watched
 from tests.page_views import DAGS, EMPTY, NO_PAGES, VIEWS, WAITS, View, fill
 from tests.patience import PATIENCE_S
 from tests.pictures import OF_DOCUMENTS, PICTURE_PX, PICTURES, png_size
@@ -216,7 +216,7 @@ def contexts(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
         opened.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options))
         opened[-1].set_default_timeout(PATIENCE_S * 1_000)
         if not refreshes:
-            opened[-1].add_init_script("if (self.origin !== 'null') localStorage.setItem('queuekeeper.still', 'yes')")
+            opened[-1].add_init_script(STILL)
         return opened[-1]
 
     yield profile
