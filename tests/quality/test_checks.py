@@ -32,7 +32,7 @@ def test_the_form_of_a_remedy_is_filled_in_and_begins_with_a_dry_run() -> None:
     assert remedy is not None
     assert remedy.dag_id == "session_repair"
     assert remedy.filled(quality_run_id="q-1", cohorts="0-3", key_prefix=None) == {
-        "remedy": "repair_counter", "quality_run_id": "q-1", "cohorts": "0-3", "key_prefix": None, "dry_run": True,
+        "remedy": "repair_counter", "quality_run_id": "q-1", "cohorts": "0-3", "dry_run": True,
     }  # fmt: skip
 
 

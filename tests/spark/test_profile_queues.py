@@ -193,7 +193,7 @@ def test_profile_of_packed_sessions_is_what_the_reader_finds_and_is_judged(
     assert [each.split(" ", 1)[0] for each in judged.senseless] == ["Q1", "Q10", "Q13"]
     assert all("makes no sense for packed sessions: " in each for each in judged.senseless)
     assert judged.not_judged == ("Q21",)
-    form = {"quality_run_id": "q-1", "cohorts": "all", "key_prefix": None, "dry_run": True}
+    form = {"quality_run_id": "q-1", "cohorts": "all", "dry_run": True}
     remedies = {"Q5": "quarantine_messages", "Q14": "repair_ttl", "Q38": "repair_state", "Q11": "repair_counter"}
     for check_id, remedy in remedies.items():
         (finding, *_) = [each for each in judged.findings if each.check_id == check_id]

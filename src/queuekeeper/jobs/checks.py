@@ -91,14 +91,14 @@ class Remedy:
     def filled(self, **values: Any) -> dict[str, Any]:
         """Return the form for one run.
 
-        :param values: name in braces -> value to fill in; a field without a value is left out.
+        :param values: name in braces -> value to fill in; a field without a value keeps its default, and is left out.
         """
         filled = {}
         for name, value in self.conf.items():
             if not (isinstance(value, str) and value.startswith("{")):
                 filled[name] = value
-            elif value[1:-1] in values:
-                filled[name] = values[value[1:-1]]
+            elif (given := values.get(value[1:-1])) is not None:
+                filled[name] = given
         return filled
 
     def command_line(self, form: Mapping[str, Any], *, shell_prefix: str = "") -> str:
