@@ -13,7 +13,7 @@ Returns
 Errors
     INVALID  the cursor is not one, or count is not 1 to 200
 Cost
-    O(M) for M fields; about 1 us per message of 1 KB, which the server reads with its name, and 10 us per page of many.
+    O(M) for M fields; about 1 us per message of 1 KB, which the server reads with its name, and 40 us per page of many.
 ]]
 --- @include "includes/hash_page"
 --- @include "includes/integers"

@@ -131,10 +131,11 @@ def in_place(client: RedisClient, key: str, pages: Callable[[], Iterator[T]]) ->
 def restless(slots: Iterable[int]) -> ServerUnavailable:
     """Return the error for slots whose keys could not be read completely."""
     found = sorted(slots)
+    some = f"hash slots {format_cohorts(found[:10])}{' and others' if len(found) > 10 else ''}"
     return ServerUnavailable(
-        f"hash slots {format_cohorts(found[:10])}{' and others' if len(found) > 10 else ''} were moved, or had no "
-        "master, or their server was started again, each time that their keys were read: some may be missing. Repeat "
-        "this when no slots are moved"
+        f"{'all hash slots' if len(found) == len(ALL_SLOTS) else some} were moved, or had no master, or their server "
+        "was started again, each time that their keys were read: some may be missing. Repeat this when no slots are "
+        "moved and no server is started again"
     )
 
 
