@@ -62,7 +62,7 @@ VIEWS: dict[str, tuple[View, ...]] = {
         View(name="migration-copies", path=f"/migration/{COPYING}"),
         View(name="migration-verified", path=f"/migration/{VERIFIED}"),
         View(name="migration-online", path=f"/migration/{ONLINE}"),
-        View(name="migration-unknown", path=f"/migration/{'0' * 16}", status=404, alert="in this database"),
+        View(name="migration-unknown", path=f"/migration/{'0' * 16}", status=404, alert="there is no plan"),
     ),
     "GET /migration/{plan_id}/cohorts/{cohort}": (
         View(name="cohort", path=f"/migration/{report_samples.PLAN_ID}/cohorts/7"),
