@@ -98,7 +98,7 @@ def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(
     world.now_ms += 30 * 86_400_000
     run_id, [share] = world.planned()
     world.collect(run_id, share)
-    words = "1 queue cannot be collected: `queuekeeper quality run --store compacted`"
+    words = "1 queue cannot be collected: `queuekeeper quality run --store compacted --show-client-ids`"
     check_report_is_red("compacted_queue_gc", run_id, words=words, pages=tmp_path / "reports")
 
 

@@ -110,7 +110,6 @@ def test_critical_finding_is_reported_and_keeps_dependents_waiting(
         "remedy": "repair_counter",
         "quality_run_id": returned["check"]["quality_run_id"],
         "cohorts": "all",
-        "key_prefix": None,
         "dry_run": True,
         "postgres_conn_id": "queuekeeper_postgres",
         "redis_conn_id": "queuekeeper_redis",
