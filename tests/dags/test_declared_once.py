@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from argparse import ArgumentParser
 from collections import defaultdict
@@ -18,6 +19,7 @@ from airflow.sdk.exceptions import ParamValidationError
 from typer.main import get_command
 
 from queuekeeper.airflow.forms import field_of
+from queuekeeper.airflow.plugin import forms
 from queuekeeper.cli import app
 from queuekeeper.cli.options import Taken
 from queuekeeper.errors import UsageError
@@ -376,6 +378,11 @@ def test_form_command_operator_program_and_library_refuse_in_the_same_words(
     # Airflow says it in the words of JSON schema, and shows the schema, which has ours.
     shown = re.sub(r"['\"]\s*\n\s*['\"]", "", str(by_form.value))
     assert f"{each.name}: {each.rule}" in shown
+    # A page's form can send no other flag, and shows a list that is too long.
+    sent = json.dumps(value) if each.choices is not None else text
+    _, by_page = forms.read({each.name: {"schema": field_of(each).schema}}, {each.name: sent})
+    assert each.kind is Kind.FLAG or isinstance(value, list) or by_page == (words["library"],)
+    assert each.kind is Kind.FLAG or by_page[0].endswith(each.rule)
     assert words["library"].endswith(each.rule) or "entries: at most" in words["library"]
 
 

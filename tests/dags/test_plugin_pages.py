@@ -339,6 +339,16 @@ def test_what_was_typed_wrongly_stays_in_the_form_with_the_reason(browser: Brows
     assert [method for method, _, _ in airflow.asked] == ["GET"]
 
 
+def test_value_outside_the_bounds_is_refused_before_airflow_is_asked(browser: Browser, airflow: Airflow) -> None:
+    form = {"remedy": '"repair_ttl"', "limit": "0", "more": "{}", "unpause-dag": "true"}
+
+    answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
+
+    assert (answer.status_code, "Limit: 0 is less than the minimum of 1" in answer.text) == (422, True)
+    assert 'name="limit" value="0"' in answer.text
+    assert [method for method, _, _ in airflow.asked] == ["GET"]
+
+
 @pytest.mark.parametrize("limit", ["9" * 5_000, "NaN", "-Infinity", "1e999"])
 def test_number_that_no_request_can_hold_is_refused_in_words(browser: Browser, airflow: Airflow, limit: str) -> None:
     form = {"remedy": '"repair_ttl"', "limit": limit, "more": "{}"}
@@ -350,14 +360,14 @@ def test_number_that_no_request_can_hold_is_refused_in_words(browser: Browser, a
 
 
 def test_what_airflow_refuses_is_shown_and_the_dag_stays_paused(browser: Browser, airflow: Airflow) -> None:
-    airflow.refusal = (400, "Invalid input for param limit: 0 is less than the minimum of 1")
-    form = {"remedy": '"repair_ttl"', "limit": "0", "more": "{}", "unpause-dag": "true"}
+    airflow.refusal = (400, "A run of this moment exists")
+    form = {"remedy": '"repair_ttl"', "limit": "5", "more": "{}", "unpause-dag": "true"}
 
     answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
 
     assert answer.status_code == 422
-    assert "0 is less than the minimum of 1" in answer.text
-    assert 'name="limit" value="0"' in answer.text
+    assert "A run of this moment exists" in answer.text
+    assert 'name="limit" value="5"' in answer.text
     assert "PATCH" not in [method for method, _, _ in airflow.asked]
     airflow.refusal = (403, "Forbidden")
     assert browser.send("POST", "/trigger/session_repair", data=form, headers=FORM).status_code == 403

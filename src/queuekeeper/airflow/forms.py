@@ -67,6 +67,14 @@ def field_of(each: Described) -> Param:
     )
 
 
+def rule_of(name: str, schema: Mapping[str, Any]) -> str:
+    """Return what a value must be, in the words of a refusal; empty where another's field does not say it.
+
+    :param schema: schema of the field, as :func:`field_of` makes it.
+    """
+    return str(schema.get("errorMessage", "")).removeprefix(f"{name}: ")
+
+
 def templates(model: type[Parameters]) -> dict[str, str]:
     """Return templates of all parameters of a model, rendered as :meth:`Parameters.of_texts` reads them."""
     return {

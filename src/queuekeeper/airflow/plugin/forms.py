@@ -9,7 +9,11 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import parse_qsl
 
+from airflow.sdk import Param
 from fastapi import HTTPException, Request
+
+from queuekeeper.airflow.forms import rule_of
+from queuekeeper.jobs.parameters import digits_of, shown
 
 _FIELDS = 1_000
 _DIGITS = 20
@@ -84,19 +88,24 @@ def misfits(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -
 
 
 def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the values that a person has sent, and the mistakes in them; Airflow itself checks their limits.
+    """Return the values that a person has sent, and the mistakes in them, in the words of commands and operators.
 
     :param form: name of a field -> its text; a flag that is off is missing.
     """
     values: dict[str, Any] = {}
     problems = []
     for name, param in params.items():
+        schema, text = param["schema"], form.get(name)
         try:
-            values[name] = _value(_kind(param["schema"]), form.get(name), nullable=_nullable(param["schema"]))
+            values[name] = _value(_kind(schema), text, nullable=_nullable(schema))
+            Param(schema=schema).resolve(values[name])
         except ValueError as error:
             # Keep the typed text in the form.
-            values[name] = form.get(name)
-            problems.append(f"{param['schema'].get('title') or name}: {error}")
+            value = values.setdefault(name, text)
+            wrong = getattr(error.args[0], "instance", value)
+            rule = rule_of(name, schema)
+            said = f"{schema.get('title') or name}: {str(error).partition(chr(10))[0]}"
+            problems.append(f"{name} is {shown(wrong)}: {rule}" if rule else said)
     return values, tuple(problems)
 
 
@@ -228,7 +237,7 @@ def _value(kind: Kind, text: str | None, *, nullable: bool) -> Any:
             return None
         raise ValueError("a value is needed")
     try:
-        found = read_json(text)
+        found = read_json(digits_of(text) if kind is Kind.NUMBER else text)
     except ValueError:
         raise ValueError("this is not a number" if kind is Kind.NUMBER else "this is not JSON") from None
     if kind is Kind.NUMBER and (isinstance(found, bool) or not isinstance(found, int | float)):
