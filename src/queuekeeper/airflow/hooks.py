@@ -118,7 +118,9 @@ def _tested(conn_id: str, url: Callable[[], str], examine: Callable[[str], list[
         for finding in found.findings
         if finding.state is state
     ]
-    verdict = "Not fit for Queuekeeper" if not found.fit else "Fit for Queuekeeper, with warnings" if wrong else "Fit"
+    verdict = (
+        "Not fit for Queuekeeper" if not found.fit else "Fit for Queuekeeper" + (", with warnings" if wrong else "")
+    )
     return found.fit, ". ".join([*versions, verdict, *wrong])
 
 
