@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Self
 
 import psycopg
@@ -474,8 +474,10 @@ def test_queue_too_long_for_its_lease_stays_where_it_is_and_is_named(postgres_ur
         with world.router() as router:
             router.ack("long", [Ack(packet_id=1)])
         assert world.at_postgres.inspect("long").messages == length - 1
+        # PostgreSQL ends the transaction of a driver that a busy machine holds up; the next try moves it.
         while world.owner("long").owner == "postgres":
-            world.driver().cut_over()
+            with suppress(ServerUnavailable):
+                world.driver().cut_over()
 
         while world.owner(C).owner == "redis":
             back = driver.roll_back()
@@ -485,7 +487,8 @@ def test_queue_too_long_for_its_lease_stays_where_it_is_and_is_named(postgres_ur
             router.ack("long", [Ack(packet_id=2)])
         assert len(world.in_redis("long")) == length - 2
         while world.owner("long").owner == "redis":
-            world.driver().roll_back()
+            with suppress(ServerUnavailable):
+                world.driver().roll_back()
         assert world.at_postgres.inspect("long").messages == length - 2
     finally:
         world.close()
