@@ -336,7 +336,7 @@ _ALL = (
         "out follow each other, and the cursor never comes back without a rewind.",
         cost="each key of the queue once, by pages of 200",
         advice="Repair each queue: `queuekeeper quality run --store compacted --show-client-ids` names their clients, "
-        "and `queuekeeper compacted repair` takes one.",
+        "and `queuekeeper compacted repair CLIENT` takes one.",
         command="quality run --store compacted --show-client-ids",
         command_of_client="compacted repair {client_id} --dry-run"),
     Check(id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,

@@ -82,8 +82,8 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         left="{count:message} due since",
         clean="clean: a second look finds nothing that was due",
         broken="{count:queue} cannot be collected",
-        hint="`queuekeeper quality run --store compacted --show-client-ids` names them, `queuekeeper compacted repair` "
-        "mends one",
+        hint="`queuekeeper quality run --store compacted --show-client-ids` names them, "
+        "`queuekeeper compacted repair CLIENT` mends one",
         footer="Clients are named by a keyed hash.",
     )
 
