@@ -105,7 +105,8 @@ def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tu
             wrong = getattr(error.args[0], "instance", value)
             rule = rule_of(name, schema)
             said = f"{schema.get('title') or name}: {str(error).partition(chr(10))[0]}"
-            problems.append(f"{name} is {shown(wrong)}: {rule}" if rule else said)
+            found = "needs a value" if wrong is None else f"is {shown(wrong)}"
+            problems.append(f"{name} {found}: {rule}" if rule else said)
     return values, tuple(problems)
 
 
