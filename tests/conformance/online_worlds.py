@@ -97,6 +97,20 @@ def until_none_is_late(step: Callable[[], StepReport]) -> StepReport:
     return report
 
 
+def mirrored(driver: OnlineDriver) -> int:
+    """Mirror, again where PostgreSQL has ended the transaction of a driver that a busy machine held up.
+
+    :returns: how many clients' changes were written.
+    """
+    ends_s = time.monotonic() + PATIENCE_S
+    report = driver.mirror()
+    written = report.written
+    while report.refused and time.monotonic() < ends_s:
+        report = driver.mirror()
+        written += report.written
+    return written
+
+
 class OnlineWorld:
     """The vendor's tables, a Redis, a plan, and whoever works on them; close it at the end.
 

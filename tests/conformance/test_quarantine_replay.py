@@ -26,7 +26,7 @@ from queuekeeper.sessions.packed_state import PackedContent, PackedMessage, stat
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.sessions.router import SessionRouter
-from tests.conformance.online_worlds import DEFAULT_TTL_S, PLAN_ID, OnlineWorld, message, until_none_is_late
+from tests.conformance.online_worlds import DEFAULT_TTL_S, PLAN_ID, OnlineWorld, message, mirrored, until_none_is_late
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.conformance
@@ -499,7 +499,7 @@ def test_message_that_comes_back_reaches_the_other_store_too(world: OnlineWorld)
     mend(world)
     with world.router() as router:
         assert put_back(world, router).replayed == 2
-        assert driver.mirror().written == 1
+        assert mirrored(driver) == 1
         assert {key[1]: row[7] for key, row in world.rows().items() if key[1] >= 8} == {8: b"aside 5", 9: b"aside 6"}
         assert until_none_is_late(driver.roll_back).left == {}
         assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 5", b"aside 6"]
