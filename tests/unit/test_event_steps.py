@@ -230,6 +230,39 @@ def test_pause_between_polls_grows_with_what_they_find(rules: DispatchRules, pau
     assert server.pauses_s == pytest.approx(pauses_s)
 
 
+class NotifyingServer(BusyServer):
+    """Finds so many matches in one poll after the other; a waiting dispatcher is notified, and in the end told to stop.
+
+    :param gaps_s: from the beginning of each wait to its notification.
+    """
+
+    def __init__(self, matches: Iterable[int], gaps_s: Iterable[float]) -> None:
+        super().__init__(matches)
+        self._gaps_s = list(gaps_s)
+
+    def answer(self, step: Any) -> Any:
+        if isinstance(step, Wait) and step.notifiable and self._gaps_s:
+            self.now_s += self._gaps_s.pop(0)
+            return Happened(told=(), notified=True)
+        return super().answer(step)
+
+
+@pytest.mark.parametrize(
+    ("matches", "gaps_s", "pauses_s"),
+    [
+        ([0, 0, 0, 0], [0.5, 0.004, 0.01], [0.006]),  # of events that match nothing
+        ([0, 0, 0, 0], [0.0, 0.003, 0.004], [0.007, 0.006]),
+        ([250, 0, 0], [0.001], [0.025]),  # the poll that finds nothing more asks for no pause
+    ],
+)
+def test_event_is_dispatched_at_once_unless_it_comes_soon_after_another(
+    matches: list[int], gaps_s: list[float], pauses_s: list[float]
+) -> None:
+    server = NotifyingServer(matches, gaps_s)
+    dispatch(server, once=False, now_s=lambda: server.now_s)
+    assert server.pauses_s == pytest.approx(pauses_s)
+
+
 # Beginning of a consumer.
 
 

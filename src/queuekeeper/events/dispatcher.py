@@ -142,15 +142,18 @@ class Dispatching:
         return DispatchReport(polls=self._polls, matches=self._matches, quarantined=tuple(self._quarantined))
 
     def _serve(self) -> Operation[None]:
+        rested_s = self._now_s()
         while not self._stops:
             pause_s = yield from self._poll()
             if pause_s is not None:
                 yield from self._rest(pause_s)
+                rested_s = self._now_s()
             elif self._once:
                 return
             elif (yield from self._wait(self._rules.poll_interval_s)):
-                # Events that are published during the pause are dispatched together.
-                yield from self._rest(self._rules.pause_s)
+                # At once after a quiet time; notifications of events that match nothing do not hurry the polls.
+                yield from self._rest(rested_s - self._now_s())
+                rested_s = self._now_s() + self._rules.pause_s
 
     def _poll(self) -> Operation[float | None]:
         """Dispatch one chunk; return the pause before the next, ``None`` when there is nothing to dispatch."""
