@@ -104,7 +104,7 @@ def test_peek_names_what_is_not_there_or_no_packet_id(servers: Stores, store: st
     failed = fails(*command, "7", code=2, words=r"holds no message of 'x.x1b\[31m' with packet id 7: .* lists those")
     assert failed.stdout == ""
     fails(*command, "65536", code=2, words="packet_id is 65536: it must be 1 to 65535")
-    fails(*command, "many", code=2, words="Invalid value for 'PACKET_ID'")
+    fails(*command, "many", code=2, words="invalid value for 'PACKET_ID'")
 
 
 @pytest.mark.parametrize("target", STORES)
@@ -277,7 +277,7 @@ def test_only_the_server_of_the_named_store_has_to_run(servers: Stores) -> None:
     fails(
         "peek", C, "1", "--store", "postgres", *redis_only, code=4, words=r"PostgreSQL at 127\.0\.0\.1:1 is not avail"
     )
-    fails("peek", C, "1", "--store", "cassandra", *redis_only, code=2, words="Invalid value for '--store'")
+    fails("peek", C, "1", "--store", "cassandra", *redis_only, code=2, words="invalid value for '--store'")
 
 
 def test_key_prefix_names_other_sessions(servers: Stores) -> None:

@@ -79,7 +79,10 @@ class CommandGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Remember what was typed: errors repeat it."""
         _invocation.arguments = tuple(args)
-        rest: list[str] = super().parse_args(ctx, args)
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            raise self._misused(error) from None
         return rest
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -96,9 +99,8 @@ class CommandGroup(TyperGroup):
         """Run the command and translate what it raises."""
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            error.message = _told(error)
-            raise
+        except typer.TyperException as error:
+            raise self._misused(error) from None
         except QueuekeeperError as error:
             code, sentence = error.exit_code, str(error)
             if (way_on := self._way_on(error)) and "`queuekeeper " not in sentence:
@@ -114,10 +116,21 @@ class CommandGroup(TyperGroup):
             code = 1
             sentence = f"something unforeseen happened: {type(error).__name__}: {_words(error)}; --debug shows where"
             _trace()
-        from rich.text import Text
+        raise _ended(code, sentence)
 
-        screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
-        raise typer.Exit(code)
+    def _misused(self, error: typer.TyperException) -> Exception:
+        """Return what ends a call whose words do not fit, after saying why; help where a group was called alone."""
+        tell = getattr(error, "format_message", None)
+        if tell is None or type(error).__name__ == "NoArgsIsHelpError":
+            return error
+        if isinstance(error, typer.BadParameter):
+            error.message = _told(error)
+        said = str(tell()).rstrip(".")
+        sentence = said[:1].lower() + said[1:]
+        if "`queuekeeper " not in sentence:
+            what = "commands" if hasattr(getattr(error, "cmd", None), "commands") else "options"
+            sentence += f"; `{self._called()} --help` shows its {what}"
+        return _ended(UsageError.exit_code, sentence)
 
     def _way_on(self, error: QueuekeeperError) -> str:
         """Return what to type after an error that does not say so itself; empty where nobody can know."""
@@ -150,6 +163,14 @@ def again(option: str) -> str:
     for each in words:
         remember(each.partition("=")[2] if each.startswith("-") else each)
     return f"`{shlex.join(['queuekeeper', *words, option])}`"
+
+
+def _ended(code: int, sentence: str) -> typer.Exit:
+    """Say why a call ends, and return what ends it."""
+    from rich.text import Text
+
+    screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
+    return typer.Exit(code)
 
 
 _RULES = {
