@@ -46,8 +46,8 @@ class DispatchRules:
 
     :param poll_interval_s: seconds after which to poll without a notification, up to 86,400. A scheduled event can be
         late by this time.
-    :param pause_s: least seconds between two polls, 0.01 by default; events that are published meanwhile are dispatched
-        together.
+    :param pause_s: least seconds from a poll for published events to the next, 0.01 by default; events that are
+        published meanwhile are dispatched together. A poll that only looks whether there are more does not count.
     :param busy_pause_s: least seconds between two polls after a poll with 500 matches or more, 0.04 by default. With
         fewer matches the pause is between ``pause_s`` and this. A poll, and the reads after it, cost about as much for
         ten events as for hundreds. A value below ``pause_s`` has no effect.
