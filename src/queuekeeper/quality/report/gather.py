@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime
 from math import ceil, sqrt
@@ -221,28 +221,34 @@ def _worst(evidence: Evidence) -> tuple[QueueLine, ...]:
     return tuple(sorted(lines, key=lambda line: -sum(line.faults.values()))[:QUEUES_SHOWN])
 
 
+def _checks(lines: Iterable[Finding]) -> int:
+    """Return the number of checks in findings; one check may have several."""
+    return len({line.check_id for line in lines})
+
+
 def explain(verdict: Verdict, *, results: Sequence[Finding]) -> str:
     """Return the verdict in a sentence or two, with what to do next."""
     failed = [line for line in results if line.status is Status.FAILED]
-    broken = sum(line.status is Status.BROKEN for line in results)
+    wrong = _count(_checks(failed), "check", "checks")
+    broken = _checks(line for line in results if line.status is Status.BROKEN)
     known = sum(line.status is Status.KNOWN for line in results)
     excused = f" {_count(known, 'known issue is', 'known issues are')} left out of the verdict." if known else ""
     match verdict:
         case Verdict.PASSED:
-            ran = f"{_count(len(results), 'check', 'checks')} ran"
+            ran = f"{_count(_checks(results), 'check', 'checks')} ran"
             if not failed:
                 return f"{ran}, and nothing has to be done.{excused}"
             return (
-                f"{ran}, and no message is in danger. What did not pass ({len(failed)}) is for information: look at it "
-                f"below when there is time.{excused}"
+                f"{ran}, and no message is in danger. What did not pass ({wrong}) is for information: look at it below "
+                f"when there is time.{excused}"
             )
         case Verdict.WARNED:
             return (
-                f"No message is in danger now, but {_count(len(failed), 'check', 'checks')} did not pass. Look at them "
-                f"below. DAGs that depend on the quality of the queues go on.{excused}"
+                f"No message is in danger now, but {wrong} did not pass. Look at them below. DAGs that depend on the "
+                f"quality of the queues go on.{excused}"
             )
         case Verdict.FAILED:
-            worst = sum(line.severity == Severity.CRITICAL for line in failed)
+            worst = _checks(line for line in failed if line.severity == Severity.CRITICAL)
             parts = [f"{_count(worst, 'critical check', 'critical checks')} failed"] if worst else []
             parts += [f"{_count(broken, 'check', 'checks')} could not be made"] if broken else []
             return (
