@@ -11,12 +11,12 @@ from queuekeeper.jobs.model import World
 from queuekeeper.keyspace import raw_packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters, Stop
+from queuekeeper.sessions.packed_serials import SerialPages
 from queuekeeper.sessions.packed_state import PackedState, state_of
 
 SERIALS_PER_CALL = 100
 """Places that a call looks at; the server reads their records, some 2 us for each of 1 KB."""
 
-_FIELDS_PER_LIST = 200
 _LISTED_BYTES = 250_000
 _SESSIONS_PER_STEP = 50
 
@@ -130,21 +130,16 @@ class PackedSweep:
 
     def _listed(self, session: _Session, counts: CleanupCounts) -> list[int]:
         """Return the serials of a session that has far more places than messages."""
-        found: set[int] = set()
-        fields = max(1, min(_FIELDS_PER_LIST, _LISTED_BYTES // max(1, session.state.largest)))
-        cursor = b"0"
-        while True:
-            keys = raw_packed_keys(session.stem)
-            call = scripts.packed.list_serials(keys, cursor=cursor, count=self._world.size(fields))
-            (reply,), error = self._call([call], counts, cost=fields)
+        pages = SerialPages(raw_packed_keys(session.stem), largest=session.state.largest, max_bytes=_LISTED_BYTES)
+        while pages.more:
+            call = pages.call(self._world.size(pages.fields))
+            (reply,), error = self._call([call], counts, cost=pages.fields)
             if error is not None:
                 raise error
             if reply is None:
                 return []
-            found.update(map(int, reply.serials))
-            cursor = reply.cursor
-            if cursor == b"0":
-                return sorted(found)
+            pages.take(reply)
+        return pages.serials()
 
     def _idle(self, sessions: Sequence[_Session], counts: CleanupCounts) -> None:
         """Let sessions end in which nothing waits, and which nobody has used since they were imported."""

@@ -31,7 +31,9 @@ from queuekeeper.redis_client import RedisClient, address_of, is_cluster, redis_
 from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.layouts import BYTES_PER_CALL
 from queuekeeper.sessions.packed_record import record_of
+from queuekeeper.sessions.packed_serials import SerialPages
 from queuekeeper.sessions.packed_state import state_of
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.quarantine import defect, readable
@@ -39,7 +41,6 @@ from queuekeeper.sessions.reports import PendingMessage
 
 _TRIES = 5
 _REFERENCES_PER_LIST = 1_000
-_FIELDS_PER_LIST = 200
 _SERIALS_PER_LIST = 500
 _AS_NEW = {
     aside.Outcome.REPLAYED: "as_new",
@@ -274,20 +275,17 @@ class _Packed(_Layout):
         keys = self.keys(client_id)
         # First, so that it is another one if messages come while they are listed.
         text: bytes = self._ask(scripts.packed.read_session(keys)).state
-        serials: set[int] = set()
-        cursor: bytes | None = None
-        while cursor != b"0":
-            reply = self._ask(scripts.packed.list_serials(keys, cursor=cursor or b"0", count=_FIELDS_PER_LIST))
-            serials.update(map(int, reply.serials))
-            cursor = reply.cursor
+        state = state_of(text)
+        pages = SerialPages(keys, largest=state.largest if state else 0, max_bytes=BYTES_PER_CALL)
+        while pages.more:
+            pages.take(self._ask(pages.call()))
         waiting: list[tuple[int, int]] = []
-        places = sorted(serials)
+        places = pages.serials()
         for start in range(0, len(places), _SERIALS_PER_LIST):
             some = places[start : start + _SERIALS_PER_LIST]
             found = self._ask(scripts.packed.list_messages(keys, serials=some)).found
             waiting += [(at, int(each.partition(b":")[0])) for at, each in zip(some, found, strict=True) if each]
         imported: Any = self.client.hget(keys.session, "imported_state")
-        state = state_of(text)
         if state is None or imported is None:
             return _Session(client_id=client_id, expected=text, counter=None, waiting=waiting)
         return _Session(

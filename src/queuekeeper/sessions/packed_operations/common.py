@@ -10,6 +10,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, LayoutOperations, known_serial
 from queuekeeper.sessions.packed_record import record_of
+from queuekeeper.sessions.packed_serials import SerialPages
 from queuekeeper.sessions.packed_state import STATE
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Steps, ask, checked
@@ -24,7 +25,6 @@ SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
 
 HMGET = lua.reading("HMGET")
-_FIELDS_PER_LIST = 200
 _HOLES = 500
 """Places without a message that are looked through before all fields are listed instead."""
 
@@ -173,16 +173,10 @@ class CommonOperations(LayoutOperations[State, Keys]):
             return ()
         if not state.is_sparse:
             return range(max(state.head, after + 1), state.last + 1)
-        # The server reads the records with their names.
-        count = max(1, min(_FIELDS_PER_LIST, BYTES_PER_CALL // max(1, state.largest)))
-        found: set[int] = set()
-        cursor = b"0"
-        while True:
-            reply = yield from ask(scripts.list_serials(keys, cursor=cursor, count=count))
-            found.update(map(int, reply.serials))
-            cursor = reply.cursor
-            if cursor == b"0":
-                return sorted(serial for serial in found if serial > after)
+        pages = SerialPages(keys, largest=state.largest, max_bytes=BYTES_PER_CALL)
+        while pages.more:
+            pages.take((yield from ask(pages.call())))
+        return [serial for serial in pages.serials() if serial > after]
 
     def _records(
         self, keys: Keys, state: State, serials: Sequence[int], *, max_bytes: int
