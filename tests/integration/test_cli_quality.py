@@ -17,8 +17,10 @@ from typer.testing import CliRunner
 from queuekeeper import assets
 from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
+from queuekeeper.compacted.model import Append
+from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.jobs.checks import CHECKS, Check
-from queuekeeper.keyspace import payload_key
+from queuekeeper.keyspace import compacted_keys, payload_key
 from queuekeeper.postgres import connect
 from queuekeeper.quality.judge import parquet
 from queuekeeper.quality.judge.parquet import judge_parquet
@@ -114,6 +116,28 @@ def test_the_commands_that_a_run_shows_are_understood_as_they_stand(url: str, va
     assert [plans[number]["looked_at"] for number in ("Q11", "Q16")] == [1, 1]
     parameters = plans["Q9"]["parameters"]
     assert (parameters["limit"], parameters["default_ttl_s"], parameters["key_prefix"]) == (500, 60, "my $p:")
+
+
+def test_the_commands_for_a_broken_compacted_queue_find_it_where_its_keys_have_a_prefix(
+    url: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", url)
+    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
+    prefix = "my $p:"
+    with connect_redis(valkey_url) as client:
+        CompactedQueues(client, prefix=prefix).append("meter 1", [Append(key=b"a", value=b"1")])
+        client.hdel(compacted_keys("meter 1", prefix=prefix).values, "a")
+
+    def next_of(shown: str) -> str:
+        (command,) = re.findall(r"^Next for Q23: queuekeeper (.*)$", shown, re.MULTILINE)
+        return str(command)
+
+    naming = next_of(run("run", "--store", "compacted", "--key-prefix", prefix).stdout)
+    assert naming == "quality run --store compacted --show-client-ids --key-prefix 'my $p:'"
+    repair = next_of(CliRunner().invoke(app, shlex.split(naming)).stdout)
+    assert repair == "compacted repair 'meter 1' --dry-run --key-prefix 'my $p:'"
+    planned = json.loads(CliRunner().invoke(app, [*shlex.split(repair), "--json"]).stdout)
+    assert (planned["client_id"], planned["found"] > 0) == ("meter 1", True)
 
 
 def test_a_finding_of_a_release_that_kept_no_limits_still_names_its_command(url: str, valkey_url: str) -> None:

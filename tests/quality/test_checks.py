@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.jobs.checks import CHECKS, Priority, Severity, check
+from queuekeeper.jobs.checks import CHECKS, Priority, Severity, Store, check
 from queuekeeper.jobs.findings import Finding, Status
 from tests import command_parser
 
@@ -52,6 +52,21 @@ def test_the_command_of_a_finding_names_a_client_only_where_its_evidence_does() 
     assert named.command() == "queuekeeper compacted repair 'meter 17' --dry-run"
     command_parser.check(named.command())
     assert named.without_client_ids() == found
+
+
+def test_the_command_of_a_finding_without_a_dag_names_the_key_prefix_of_queues_in_redis() -> None:
+    by_hand = {each.id: each for each in CHECKS.values() if each.command}
+    for number, each in by_hand.items():
+        found = Finding(check_id=number, severity=each.severity, description="d").with_remedy(key_prefix="my $p:")
+        command = found.command()
+        command_parser.check(command)
+        assert ("--key-prefix 'my $p:'" in command) is (Store.REDIS in each.stores), command
+        unprefixed = replace(found, remedy_conf={})
+        assert "--key-prefix" not in unprefixed.command()
+        # The shell would set another prefix than that of the queues.
+        assert ("--key-prefix ''" in unprefixed.command(shell_prefix="other:")) is (Store.REDIS in each.stores)
+
+    assert {Store.REDIS in each.stores for each in by_hand.values()} == {True, False}
 
 
 @pytest.mark.parametrize("status", [Status.PASSED, Status.BROKEN])

@@ -118,11 +118,15 @@ class Remedy:
                 words += [option, str(form[name])]
         if form.get("dry_run") and self.command.split()[-1] != "plan":
             words.append("--dry-run")
-        prefix = form.get("key_prefix") or ""
-        # An empty prefix is written only where the shell would set another one.
-        if "key_prefix" in self.conf and (prefix or shell_prefix):
-            words += ["--key-prefix", prefix]
+        if "key_prefix" in self.conf:
+            words += _prefix_option(form, shell_prefix)
         return shlex.join(words)
+
+
+def _prefix_option(form: Mapping[str, Any], shell_prefix: str) -> list[str]:
+    """Return the option that names the key prefix of a form; an empty one only where the shell sets another one."""
+    prefix = form.get("key_prefix") or ""
+    return ["--key-prefix", prefix] if prefix or shell_prefix else []
 
 
 def _repair(remedy: str) -> Remedy:
@@ -191,7 +195,7 @@ class Check:
     :param milder_remedy: remedy of the milder finding.
     :param advice: what to do, in a sentence.
     :param command: command of ``queuekeeper`` that mends the finding where no DAG does; empty for none. It can be run
-        as it is.
+        as it is; where the check reads Redis, it takes ``--key-prefix``.
     :param command_of_client: command that mends the queue of one client instead, where the evidence names a client.
     :param senseless: layout of sessions in Redis for which the check makes no sense -> why.
     """
@@ -225,6 +229,29 @@ class Check:
     def remedy_of(self, severity: Severity) -> Remedy | None:
         """Return the remedy of a finding of this severity."""
         return self.milder_remedy if self.priority_of(severity) is self.milder else self.remedy
+
+    def form_of(self, **values: Any) -> dict[str, Any]:
+        """Return what the command of a check without a DAG needs to know of one run.
+
+        :param values: as :meth:`Remedy.filled` takes them.
+        """
+        return {"key_prefix": prefix} if self._is_prefixed and (prefix := values.get("key_prefix")) else {}
+
+    def command_line(self, form: Mapping[str, Any], *, client_id: str | None, shell_prefix: str = "") -> str:
+        """Return the command that mends a finding where no DAG does.
+
+        :param form: what :meth:`form_of` has returned; of a finding of an older release, nothing.
+        :param client_id: client of the queue, where the evidence names it.
+        :param shell_prefix: key prefix that the shell's environment sets for commands.
+        """
+        words = self.command.split()
+        if self.command_of_client and client_id is not None:
+            words = [word.format(client_id=client_id) for word in self.command_of_client.split()]
+        return shlex.join(["queuekeeper", *words, *(_prefix_option(form, shell_prefix) if self._is_prefixed else ())])
+
+    @property
+    def _is_prefixed(self) -> bool:
+        return bool(self.command) and Store.REDIS in self.stores
 
 
 _PAGE = "one read-only script per queue and page of 500 references"

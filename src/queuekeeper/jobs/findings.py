@@ -48,7 +48,7 @@ class Finding:
     :param examples: hashed client ids with the values that were checked; never a payload. A client's own id is never
         stored, also where a person asked to see it.
     :param remedy: DAG that mends the fault; empty where a person has to look.
-    :param remedy_conf: the DAG's form, filled in.
+    :param remedy_conf: the DAG's form, filled in; where no DAG mends the fault, what its command needs to know.
     :param place: servers and key prefix that were checked.
     :param remedy_url: address that opens the form; empty where no Airflow is known.
     """
@@ -155,22 +155,19 @@ class Finding:
             return ""
         if self.check and self.check.command:
             named = (str(row["client_id"]) for row in self.examples if "client_id" in row)
-            client_id = next(named, None) if self.check.command_of_client else None
-            if client_id is None:
-                return f"queuekeeper {self.check.command}"
-            return f"queuekeeper {self.check.command_of_client.format(client_id=shlex.quote(client_id))}"
+            return self.check.command_line(self.remedy_conf, client_id=next(named, None), shell_prefix=shell_prefix)
         remedy = self._remedy if self.remedy else None
         return remedy.command_line(self.remedy_conf, shell_prefix=shell_prefix) if remedy else ""
 
     def with_remedy(self, *, besides: Mapping[str, Any] | None = None, **values: Any) -> Finding:
-        """Return the finding with its remedy and the filled-in form; unchanged where a person has to look.
+        """Return the finding with its remedy and the filled-in form; without a DAG, with what its command needs.
 
         :param besides: further fields of the form.
         :param values: values for the form; fields without a value keep their default.
         """
         remedy = self._remedy
         if remedy is None:
-            return self
+            return replace(self, remedy_conf=self.check.form_of(**values)) if self.check else self
         return replace(self, remedy=remedy.dag_id, remedy_conf=remedy.filled(**values) | dict(besides or {}))
 
     def with_form(self, values: Mapping[str, Any], *, forms_url: str) -> Finding:
