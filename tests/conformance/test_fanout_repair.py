@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.errors import InvalidName, QueueFull, ServerUnavailable, UnknownQueue, UsageError
+from queuekeeper.errors import QueueFull, ServerUnavailable, UnknownQueue, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode, Start
 from queuekeeper.jobs import engine
 from queuekeeper.jobs.report import verdict, write_report
@@ -442,21 +442,21 @@ def test_queue_that_cannot_be_read_does_not_stop_the_others(valkey: World, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("wishes", "error", "message"),
+    ("wishes", "message"),
     [
-        ({"shares": 65}, UsageError, "shares is 65: it must be an integer from 1 to 64"),
-        ({"shares": None}, UsageError, "shares is None"),
-        ({"max_operations_per_s": 0}, UsageError, "max_operations_per_s is 0"),
-        ({"max_stalls": -1}, UsageError, "max_stalls is -1"),
-        ({"unregister": False, "idle_expiry_s": 60}, UsageError, "idle_expiry_s says which consumers to remove"),
-        ({"idle_expiry_s": 0}, UsageError, "idle_expiry_s is 0"),
-        ({"queues": ["a\nb"]}, UsageError, "each must be the name of a queue: 1 to 255 characters"),
-        ({"queues": ["a\tb"]}, InvalidName, "no control characters"),
-        ({"key_prefix": "{a}"}, UsageError, "it must be text of at most 200 characters without a brace"),
+        ({"shares": 65}, "shares is 65: it must be an integer from 1 to 64"),
+        ({"shares": None}, "shares is None"),
+        ({"max_operations_per_s": 0}, "max_operations_per_s is 0"),
+        ({"max_stalls": -1}, "max_stalls is -1"),
+        ({"unregister": False, "idle_expiry_s": 60}, "idle_expiry_s says which consumers to remove"),
+        ({"idle_expiry_s": 0}, "idle_expiry_s is 0"),
+        ({"queues": ["a\nb"]}, "each must be the name of a queue: 1 to 255 characters"),
+        ({"queues": ["a\tb"]}, "without control characters"),
+        ({"key_prefix": "{a}"}, "it must be text of at most 200 characters without a brace"),
     ],
 )
-def test_bad_wishes_are_named(wishes: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_bad_wishes_are_named(wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         FanoutRepairParameters(**wishes)
 
 

@@ -9,8 +9,10 @@ from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 from typer.main import get_command
 
+from queuekeeper.airflow import forms as forms_of_dags
 from queuekeeper.airflow.forms import field_of
 from queuekeeper.airflow.plugin import forms
 from queuekeeper.cli import app
@@ -306,6 +309,20 @@ def test_no_record_of_a_job_repeats_a_default() -> None:
     assert own == []
 
 
+ONLY_CHECKED = {"canary_steps_percent": "10,5,100", "key_prefix": "\ud800", "queues": "or\x07ders"}
+"""Texts that a parameter's pattern and bounds allow, and its check does not."""
+
+
+def test_airflow_knows_the_check_of_every_parameter_that_has_one() -> None:
+    checked = {name: each for model in MODELS for name, each in describe(model).items() if each.said.check is not None}
+
+    assert set(forms_of_dags.CHECKED) == set(checked) == set(ONLY_CHECKED)
+    for name, model in forms_of_dags.CHECKED.items():
+        each = checked[name]
+        assert describe(resolve_name(model))[name].said.check is each.said.check
+        replace(each, said=replace(each.said, check=None)).check_text(ONLY_CHECKED[name])
+
+
 def _others(model: type[Parameters], each: Described) -> dict[str, Any]:
     """Return examples of the other parameters that somebody has to say."""
     return {
@@ -333,6 +350,9 @@ def _wrong(each: Described) -> Iterator[tuple[str, Any]]:
         yield "{a b}", "{a b}"
     elif each.kind is Kind.LIST and said.pattern is not None:
         yield "{a b}", ["{a b}"]
+    if said.check is not None:
+        text = ONLY_CHECKED[each.name]
+        yield text, [text] if each.kind is Kind.LIST else text
     texts = [letters * "x" for letters in (said.shortest - 1, (said.longest or -1) + 1) if letters > 0]
     if each.kind is Kind.LIST:
         yield from ((text, [text]) for text in texts if len(text) < said.shortest or said.longest is not None)
@@ -378,6 +398,11 @@ def test_form_command_operator_program_and_library_refuse_in_the_same_words(
     # Airflow says it in the words of JSON schema, and shows the schema, which has ours.
     shown = re.sub(r"['\"]\s*\n\s*['\"]", "", str(by_form.value))
     assert f"{each.name}: {each.rule}" in shown
+    if text == ONLY_CHECKED.get(each.name):
+        # What only the check refuses, Airflow refuses in our words, too: from a list, by the entry.
+        sentence = f"{each.name} is {text!r}: {each.rule}"
+        assert str(by_form.value).startswith(f"{sentence}\n")
+        assert words["library"] == sentence
     # A page's form can send no other flag, and shows a list that is too long.
     sent = json.dumps(value) if each.choices is not None else text
     _, by_page = forms.read({each.name: {"schema": field_of(each).schema}}, {each.name: sent})

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
+import sys
 from itertools import groupby
 from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.exceptions import ParamValidationError as ServerRefusal
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
+from airflow.serialization.serialized_objects import DagSerialization
+from jsonschema import FormatChecker
 
 from queuekeeper.airflow.forms import reject_unknown
 from queuekeeper.errors import UsageError
@@ -42,6 +48,7 @@ BAD: dict[str, list[tuple[str, Any]]] = {
         ("throttle_messages_per_s", 0),
         ("throttle_messages_per_s", 1.5),
         ("key_prefix", "{a}"),
+        ("canary_steps_percent", "10,5,100"),
         ("approval_timeout_minutes", 0),
         ("postgres_conn_id", ""),
         ("postgres_conn_id", "a b"),
@@ -78,6 +85,7 @@ BAD: dict[str, list[tuple[str, Any]]] = {
     "fanout_repair": [
         ("queues", "orders"),
         ("queues", [""]),
+        ("queues", ["or\x07ders"]),
         ("unregister", "yes"),
         ("idle_expiry_s", 0),
         ("max_stalls", -1),
@@ -116,6 +124,8 @@ GOOD: list[tuple[str, Any]] = [
     ("throttle_messages_per_s", None),
     ("throttle_messages_per_s", 1),
     ("key_prefix", None),
+    ("key_prefix", ""),
+    ("canary_steps_percent", "5,100"),
     ("key_prefix", "tbmq:"),
     ("dry_run", True),
     ("bad_rows", "leave"),
@@ -128,6 +138,54 @@ GOOD: list[tuple[str, Any]] = [
 def test_bad_values_are_refused_by_the_form(dag_bag: DagBag, dag_id: str, name: str, value: Any) -> None:
     with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
         copy.deepcopy(dag_bag.dags[dag_id].params)[name] = value
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "name", "value", "words"),
+    [
+        ("session_migration", "canary_steps_percent", "10,5,100", "is '10,5,100': it must be rising percentages that "),
+        ("fanout_repair", "queues", ["orders", "a\x07"], r"is 'a\\x07': each must be the name of a queue: 1 to 255 "),
+        (
+            "queue_quality",
+            "key_prefix",
+            "\ud800",
+            r"is '\\ud800': it must be text of at most 200 characters without a ",
+        ),
+    ],
+)
+def test_server_refuses_in_our_words_what_a_schema_cannot_tell(
+    dag_bag: DagBag, monkeypatch: pytest.MonkeyPatch, dag_id: str, name: str, value: Any, words: str
+) -> None:
+    kept = json.loads(json.dumps(DagSerialization.serialize_dag(dag_bag.dags[dag_id])))
+    params = DagSerialization.deserialize_dag(kept).params
+
+    with pytest.raises(ServerRefusal, match=f"^Invalid input for param {name}: {name} {words}"):
+        params.deep_merge({name: value}).validate()
+
+    # A server without our plugin does not know the check: the plan refuses the value.
+    others = {known: check for known, check in FormatChecker.checkers.items() if "queuekeeper" not in known}
+    monkeypatch.setattr(FormatChecker, "checkers", others)
+    assert params.deep_merge({name: value}).validate()[name] == value
+
+
+TRIGGERED = """
+import json, sys
+from airflow.serialization.serialized_objects import DagSerialization
+
+assert not [name for name in sys.modules if name.startswith("queuekeeper.airflow.forms")]
+params = DagSerialization.deserialize_dag(json.load(sys.stdin)).params
+params.deep_merge({"canary_steps_percent": "10,5,100"}).validate()
+"""
+"""What ``airflow dags trigger`` does with the values of a run."""
+
+
+def test_process_that_has_loaded_our_plugin_alone_refuses_it_too(dag_bag: DagBag) -> None:
+    kept = json.dumps(DagSerialization.serialize_dag(dag_bag.dags["session_migration"]))
+
+    done = subprocess.run([sys.executable, "-c", TRIGGERED], input=kept, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "canary_steps_percent is '10,5,100': it must be rising percentages" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("name", "value"), GOOD)

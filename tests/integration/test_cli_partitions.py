@@ -175,7 +175,11 @@ def test_what_is_wrong_with_one_table_does_not_stop_the_others(connection: Conne
         (("set", "readings", "--step", "1 day", "--ahead", "1 day", "--retention", "-1 day"), 2, "more than nothing"),
         (("set", "public.nothing", "--step", "1 day", "--ahead", "1 day"), 2, "there is no table public.nothing"),
         (("set", "queuekeeper.plans", "--step", "1 day", "--ahead", "1 day"), 4, "is not partitioned"),
-        (("set", "public.readings", "--step", "1 day", "--ahead", "1 day", "--storage", "x"), 2, "storage holds x="),
+        (
+            ("set", "public.readings", "--step", "1 day", "--ahead", "1 day", "--storage", "x"),
+            2,
+            "storage is 'x': each must be ",
+        ),
         (("set", "public.readings", "--step", "1 day", "--ahead", "1 day", "--at-most", "0"), 2, "at_most is 0"),
     ],
 )

@@ -32,8 +32,12 @@ import pendulum
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param, dag, task
 from airflow.sdk.bases.hook import BaseHook
+from queuekeeper.airflow.forms import form
+from queuekeeper.migration.ledger.parameters import OnlineWish
 
-@dag(schedule=None, start_date=pendulum.datetime(2020, 1, 1), params={"sleep_s": Param(0, type="integer", minimum=0)})
+PARAMS = {"sleep_s": Param(0, type="integer", minimum=0), **form(OnlineWish)}
+
+@dag(schedule=None, start_date=pendulum.datetime(2020, 1, 1), params=PARAMS)
 def probe():
     @task(pool="queuekeeper_spark")
     def work(params):
@@ -165,6 +169,9 @@ def test_a_user_triggers_approves_and_reads_the_result(admin: AirflowClient, set
 def test_wrong_parameters_and_missing_rights_are_told_apart(airflow: AirflowServer, admin: AirflowClient) -> None:
     with pytest.raises(UsageError, match=r"Airflow answered 400 .*minimum of 0"):
         admin.trigger("probe", conf={"sleep_s": -1})
+    # Airflow's own server carries out the check of a parameter, which JSON schema cannot tell.
+    with pytest.raises(UsageError, match=r"canary_steps_percent is '10,5,100': it must be rising percentages"):
+        admin.trigger("probe", conf={"canary_steps_percent": "10,5,100"})
     with pytest.raises(RefusedError, match="Airflow answered 403"), airflow.client("viewer") as viewer:
         viewer.trigger("probe")
     guest = AirflowClient(airflow.url, user="admin", password="guess")

@@ -32,13 +32,16 @@ class Order(StrEnum):
 
 def _refuse_tabs(name: str) -> None:
     if "\t" in name:
-        raise UsageError(f"name {name!r} holds a tab: leave it out")
+        raise UsageError(f"name {name!r} holds a tab")
 
 
 class Renaming(Parameters):
     """What a made-up job is asked to do."""
 
-    keys: tuple[str, ...] = parameter((), title="Keys", help="Which keys.", noun="KEY", most=3, check=_refuse_tabs)
+    keys: tuple[str, ...] = parameter(
+        (), title="Keys", help="Which keys.", noun="KEY", most=3, rule="it must be up to 3 keys without tabs",
+        check=_refuse_tabs,
+    )  # fmt: skip
     order: Order = parameter(Order.OLDEST, title="Order", help="Which first.")
     suffix: str = parameter("", title="Suffix", help="What is added.", pattern="^[a-z]+$", rule="it must be lower case")
     cap_percent: float = parameter(
@@ -78,8 +81,8 @@ WRONG: list[tuple[dict[str, str], str]] = [
     ({"cap": "1.5"}, "cap_percent is 150.0: it must be a number from 0 to 100"),
     ({"order": "any"}, "order is 'any': it must be oldest or newest"),
     ({"suffix": "A1"}, "suffix is 'A1': it must be lower case"),
-    ({"keys": "a\nb\nc\nd"}, "keys has 4 entries: at most 3; it must be a list of texts, at most 3"),
-    ({"keys": "a\tb"}, r"name 'a\tb' holds a tab: leave it out"),
+    ({"keys": "a\nb\nc\nd"}, "keys has 4 entries: at most 3; it must be up to 3 keys without tabs"),
+    ({"keys": "a\tb"}, r"keys is 'a\tb': it must be up to 3 keys without tabs"),
     ({"batch_size": "9" * 5_000}, f"batch_size is '{'9' * 199}..: it must be an integer from 1 to 1,000"),
     ({"cap_percent": "9" * 5_000}, f"cap_percent is '{'9' * 199}..: it must be a number from 0 to 100"),
     ({"order": "newest", "rate_per_s": "none"}, "order is 'newest' and rate_per_s is none: name a rate, or"),
@@ -97,6 +100,11 @@ def _of_program(argv: list[str]) -> Renaming:
     parser = ArgumentParser()
     Renaming.declare(parser)
     return Renaming.take(vars(parser.parse_args(argv)))
+
+
+def test_check_without_its_rule_in_words_is_no_declaration() -> None:
+    with pytest.raises(ValueError, match="Keys has a check: say its rule in words"):
+        parameter("", title="Keys", help="Which keys.", check=_refuse_tabs)
 
 
 @pytest.mark.parametrize(("texts", "words"), WRONG)
@@ -125,7 +133,7 @@ def test_number_that_nobody_could_read_is_refused_and_not_repeated(name: str) ->
 
 
 def test_entry_of_a_list_is_one_line() -> None:
-    with pytest.raises(UsageError, match=r"^keys is 'a\\nb': it must be a list of texts, at most 3$"):
+    with pytest.raises(UsageError, match=r"^keys is 'a\\nb': it must be up to 3 keys without tabs$"):
         Renaming(keys=("a\nb",))
 
 

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
+from jsonschema import FormatChecker
+from jsonschema.exceptions import FormatError
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Described, Kind, Parameters, Section, describe, unknown
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+CHECKED: Mapping[str, str] = MappingProxyType(
+    {
+        "canary_steps_percent": "queuekeeper.migration.ledger.parameters:OnlineWish",
+        "key_prefix": "queuekeeper.jobs.common:KeyPrefix",
+        "queues": "queuekeeper.maintenance.fanout.model:FanoutRepairParameters",
+    }
+)
+"""Parameters that have a ``check``, each with a model that declares it, which is imported when a value is checked.
+
+The schema of a field names the check as a format. What reads DAGs, their tasks, and each process that loads the plugin
+know these formats, since they import this module; elsewhere JSON schema ignores them.
+"""
 
 
 def form(*models: type[Parameters]) -> dict[str, Param]:
@@ -43,7 +61,11 @@ def field_of(each: Described) -> Param:
     optional = each.optional or empty
     schema: dict[str, Any] = {"type": ["null", each.kind.value] if optional else each.kind.value, "title": said.title}
     rule = f"{each.name}: {each.rule}"
-    texts = {"pattern": said.form_pattern or said.pattern, "maxLength": said.longest}
+    texts = {
+        "pattern": said.form_pattern or said.pattern,
+        "maxLength": said.longest,
+        "format": _format(each.name) if said.check is not None else None,
+    }
     if each.kind is Kind.LIST:
         items = {"errorMessage": rule, "type": "string", "minLength": None if said.pattern else said.shortest} | texts
         schema |= {"items": {name: value for name, value in items.items() if value is not None}, "maxItems": said.most}
@@ -104,3 +126,21 @@ def reject_unknown_of(context: Context) -> None:
     """Apply :func:`reject_unknown` to the run of a task's context."""
     run = context["dag_run"]
     reject_unknown(run.conf, context["dag"].params)
+
+
+def _format(name: str) -> str:
+    return f"queuekeeper.{name}"
+
+
+def _holds(name: str, model: str, value: object) -> bool:
+    if isinstance(value, str):
+        try:
+            describe(resolve_name(model))[name].check_text(value)
+        except UsageError as error:
+            # Airflow then answers in these words; jsonschema's own name the format.
+            raise FormatError(str(error)) from None
+    return True
+
+
+# Airflow validates by a new FormatChecker each time, which knows the formats that its class has.
+FormatChecker.checkers |= {_format(name): (partial(_holds, name, model), ()) for name, model in CHECKED.items()}

@@ -120,8 +120,8 @@ class Declaration:
     :param shortest: fewest characters of an entry of a list.
     :param needed: whether a person has to give a value; the form then begins without a valid one.
     :param rule: the rule in words, where type and bounds do not say it: "it must ...".
-    :param check: refuses a text, or an entry of a list: with a :class:`UsageError` of its own, or with a
-        :class:`ValueError`, which is told in the words of ``rule``.
+    :param check: raises :class:`UsageError` or :class:`ValueError` for a text, or an entry of a list, that breaks the
+        rule in a way that the bounds do not say; it is refused in the words of ``rule``, which then has to be given.
     :param examples: values that a form proposes.
     :param noun: name of a list's entry in the command's usage.
     :param aliases: names of the parameter in earlier releases, each with a function that converts an old value.
@@ -148,6 +148,8 @@ class Declaration:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", tuple(self.examples))
+        if self.check is not None and not self.rule:
+            raise ValueError(f"{self.title} has a check: say its rule in words")
 
 
 def _declared_by(declare: Callable[P, Declaration]) -> Callable[Concatenate[Any, P], Any]:
@@ -293,21 +295,28 @@ class Described:
             )
         texts = value if self.kind is Kind.LIST else (value,) if isinstance(value, str) else ()
         for text in texts:
-            if said.choices is not None and self.enum is None and text not in said.choices:
-                raise self.refuse(text)
-            # Texts of a list are lines where one text has all of them.
-            if self.kind is Kind.LIST and (len(text) < said.shortest or "\n" in text):
-                raise self.refuse(text)
-            if (said.longest is not None and len(text) > said.longest) or (
-                said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
-            ):
-                raise self.refuse(text)
-            # Last: a form can tell of a pattern, so whatever breaks one is refused in its words.
-            if said.check is not None and (text or self.kind is Kind.LIST):
-                try:
-                    said.check(text)
-                except ValueError:
-                    raise self.refuse(text) from None
+            self.check_text(text)
+
+    def check_text(self, text: str) -> None:
+        """Refuse a text, or an entry of a list, that breaks a rule.
+
+        :raises UsageError: with one sentence that names the text and the rule.
+        """
+        said = self.said
+        if said.choices is not None and self.enum is None and text not in said.choices:
+            raise self.refuse(text)
+        # Texts of a list are lines where one text has all of them.
+        if self.kind is Kind.LIST and (len(text) < said.shortest or "\n" in text):
+            raise self.refuse(text)
+        if (said.longest is not None and len(text) > said.longest) or (
+            said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
+        ):
+            raise self.refuse(text)
+        if said.check is not None and (text or self.kind is Kind.LIST):
+            try:
+                said.check(text)
+            except (UsageError, ValueError):
+                raise self.refuse(text) from None
 
     @property
     def _may_be_empty(self) -> bool:

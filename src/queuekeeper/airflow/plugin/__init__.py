@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
@@ -46,6 +47,11 @@ class QueuekeeperPlugin(AirflowPlugin):
                 "url_route": "queuekeeper-report",
             },
         ]
+
+    @classmethod
+    def on_load(cls, *_: Any, **__: Any) -> None:
+        """Have ``airflow dags trigger`` and the REST API carry out the checks of parameters."""
+        import_module("queuekeeper.airflow.forms")
 
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]

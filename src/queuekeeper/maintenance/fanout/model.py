@@ -52,7 +52,7 @@ class FanoutRepairParameters(RunParameters):
         noun="QUEUE",
         most=MAX_QUEUES,
         longest=255,
-        rule="each must be the name of a queue: 1 to 255 characters",
+        rule="each must be the name of a queue: 1 to 255 characters without control characters",
         check=check_queue,
         examples=[None, ["orders"]],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,14 +14,7 @@ from queuekeeper.jobs.parameters import Parameters, days, parameter, seconds
 from queuekeeper.maintenance.partitions.keys import Key, Span, parse_span, parse_step
 from queuekeeper.maintenance.partitions.names import NAME_BYTES
 
-_STORAGE = re.compile(r"[a-z_]+(\.[a-z_]+)?=[A-Za-z0-9_.\-]+")
 _SPAN: dict[str, Any] = {"rule": "it must be a number and a unit, such as 1 day, or for an integer a number of keys"}
-
-
-def _check_storage(text: str) -> None:
-    if not _STORAGE.fullmatch(text):
-        name, _, value = text.partition("=")
-        raise InvalidPolicy(f"storage holds {name}={value}: write such as autovacuum_enabled=true")
 
 
 class PartitionRules(Parameters):
@@ -72,7 +64,8 @@ class PartitionRules(Parameters):
         title="Storage parameters",
         help="Storage parameters of new partitions, name=value.",
         noun="NAME=VALUE",
-        check=_check_storage,
+        pattern=r"^[a-z_]+(\.[a-z_]+)?=[A-Za-z0-9_.\-]+$",
+        rule="each must be a storage parameter and its value, such as autovacuum_enabled=true",
         examples=[["autovacuum_vacuum_insert_scale_factor=0.05"]],
     )
     lock_timeout_ms: int = parameter(
