@@ -112,6 +112,10 @@ bench-compacted: setup ## Measure compacted queues against plain commands (ARGS=
 bench-fanout: setup ## Measure fan-out queues beside RedisQ's commands and Redis Streams (ARGS="--rounds 5 --json")
 	@$(BIN)/python benchmarks/fanout.py $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: setup ## Measure fan-out queues beside other job queues, and kill all their workers (ARGS="--rounds 2 --kills 10")
+	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
 .PHONY: bench-cleanup
 bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--messages 1000000 --sessions 100000")
 	@$(BIN)/python benchmarks/cleanup.py $(ARGS)

@@ -113,6 +113,26 @@ def test_a_small_run_on_the_event_broker_measures_all_ways_checks_delivery_and_w
 
 
 @pytest.mark.nightly
+def test_a_small_run_beside_job_queues_loses_nothing_of_ours_when_workers_are_killed(tmp_path: Path) -> None:
+    ours = ("queuekeeper", "queuekeeper, asyncio")
+    result, said = measured(
+        "peers",
+        tmp_path,
+        *("--rounds", "1", "--messages", "200", "--kills", "2", "--crash-messages", "200", "--systems", *ours),
+        servers={"valkey"},
+    )
+    assert set(result["summary"]) == set(result["versions"]) == set(ours)
+    for name in ours:
+        assert name in said
+        [sample], [crashes] = result["rounds"][name], result["crashes"][name]
+        assert min(value for key, value in sample.items() if key != "twice") > 0, name
+        assert sample["twice"] == 0, name
+        # What each of eight threads or tasks had in hand may come again.
+        assert (crashes["kills"], crashes["lost"]) == (2, 0), name
+        assert 0 <= crashes["twice"] <= 2 * 8, name
+
+
+@pytest.mark.nightly
 def test_a_small_run_on_fanout_queues_measures_all_ways_and_writes_them_down(tmp_path: Path) -> None:
     result, said = measured(
         "fanout",
@@ -278,6 +298,8 @@ def test_call_or_fence_of_an_online_migration_that_is_too_long_fails_the_benchma
         ("events", "--consumers", "0"),
         ("fanout", "--rows", "999"),
         ("online", "--seconds", "0"),
+        ("peers", "--messages", "0"),
+        ("peers", "--systems", "unheard"),
         ("online", "--long-queue", "10001"),
         ("online_migration", "--seconds", "0"),
         ("online_migration", "--clients", "-1"),
