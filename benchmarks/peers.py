@@ -109,7 +109,7 @@ PEERS = [
     *(
         Peer(
             name=name, module="of_rq", pinned="rq", worker=f"{{python}} -m rq.cli worker peers --quiet -w {worker}",
-            when_killed="--maintenance-interval 5 --job-monitoring-interval 1", batches=True, quiet_s=150.0,
+            when_killed="--maintenance-interval 5 --job-monitoring-interval 1", batches=True, quiet_s=100.0,
         )
         for name, worker in (("rq", "rq.Worker"), ("rq, simple worker", "rq.SimpleWorker"))
     ),
@@ -444,6 +444,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         "append_only": arguments.append_only,
         "messages": arguments.messages,
         "payload_bytes": arguments.payload_bytes,
+        "crash_messages": arguments.crash_messages,
         "seed": arguments.seed,
         "versions": {peer.name: versions(peer) for peer in peers},
         "not_run": [peer.name for peer in wanted if peer not in peers],
