@@ -11,9 +11,9 @@ def publish(pages: list[list[str]]) -> None:
     """Enqueue one job, or many by one pipeline."""
     queue = rq.Queue(work.QUEUE, connection=Redis.from_url(work.URL))
     limit = 1 if work.IS_KILLED else 180
-
+    # With 0, a job that comes again after a kill ends in an error of RQ 3.0.0 when it has succeeded, and is repeated.
+    options = {"result_ttl": 10 if work.IS_KILLED else 0, "retry": rq.Retry(max=work.TRIES)}
     for page in pages:
-        options = {"result_ttl": 0, "retry": rq.Retry(max=work.TRIES)}
         if len(page) == 1:
             queue.enqueue(work.handle, page[0], job_timeout=limit, **options)
         else:
