@@ -3,7 +3,7 @@
 Purpose
     Acknowledge messages that the caller has under lease. A message that no consumer owes an ack for is removed.
 KEYS
-    [1-7]  state, messages, references, expiries, leases, details, wake
+    [1-7]  state, messages, references, expiries, leases, details, wakes
 ARGV
     [1]  token           of the lease
     [2+] ids             messages; a lease that has run out but was not ended is accepted
@@ -20,12 +20,13 @@ Cost
 --- @include "includes/fanout_tokens"
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_release"
+--- @include "includes/fanout_wake"
 
 local IDS_PER_CALL = 1000
 local FIRST_ID = 2
 
 local keys = { state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiries = KEYS[4] }
-local leases_key, details_key, wake_key = KEYS[5], KEYS[6], KEYS[7]
+local leases_key, details_key, wakes_key = KEYS[5], KEYS[6], KEYS[7]
 local token = ARGV[1]
 local count = #ARGV - FIRST_ID + 1
 if #KEYS ~= 7 or count < 1 or count > IDS_PER_CALL or not are_ids(ARGV, FIRST_ID) then
@@ -60,7 +61,7 @@ redis.call('HINCRBY', details_key, 'acked', #done)
 if #lanes > 0 then
     -- The lane's next message can be claimed now, and another process may wait for it.
     redis.call('HDEL', details_key, unpack(lanes))
-    redis.call('ZADD', wake_key, 0, 'w')
+    wake(wakes_key)
 end
 reply[2] = release(keys, done)
 return reply

@@ -4,7 +4,7 @@ Purpose
     Give a newly registered consumer earlier messages, newest first, ahead of all that came since; messages that are not
     due wait for their time. The consumer claims nothing until this has finished. A repeated call adopts nothing twice.
 KEYS
-    [1-9]  state, options, messages, references, expiries, held, delayed, details, wake
+    [1-9]  state, options, messages, references, expiries, held, delayed, details, wakes
     [10+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -28,6 +28,7 @@ Cost
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_let_go"
 --- @include "includes/fanout_due"
+--- @include "includes/fanout_wake"
 
 local PER_CALL = 500
 local FIRST_READY = 10
@@ -35,7 +36,7 @@ local FIRST_ID = 5
 --- @include "includes/fanout_all_keys"
 
 local keys = { state = KEYS[1], messages = KEYS[3], references = KEYS[4], expiries = KEYS[5] }
-local options_key, held_key, delayed_key, details_key, wake_key = KEYS[2], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local options_key, held_key, delayed_key, details_key, wakes_key = KEYS[2], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local ready = { unpack(KEYS, FIRST_READY) }
 local limit, now = integer(ARGV[2]), instant(ARGV[4])
 if #ARGV - FIRST_ID + 1 > PER_CALL or not limit or limit < 1 or limit > PER_CALL or not are_ids(ARGV, FIRST_ID) then
@@ -110,6 +111,6 @@ if adopted > 0 then
 end
 if not more then
     redis.call('HDEL', details_key, 'adopting')
-    redis.call('ZADD', wake_key, 0, 'w')
+    wake(wakes_key)
 end
 return { adopted, more and 1 or 0 }

@@ -1,15 +1,16 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Take the next messages of a consumer under a lease, and count an attempt of each. Before that, leases that have run
-    out are ended, and messages that are due, for a retry or because they were published for later, are put in line, at
+    Take the next messages of a consumer under a lease, from its lists and then from the log, and count an attempt of
+    each. Before that, leases that have run out are ended, and messages that are due, for a retry or because they were published for later, are put in line, at
     most 100 of each; while more leases have run out, nothing is handed out. A message that has expired before its first
     attempt, or whose payload is gone, is skipped, and removed when nobody else works on it; a message that is handed
     out is kept at least until the deadline. A message whose lease ran out twice is handed out alone, since it may crash
     its workers. An ordered consumer gets at most one message per lane, and none from a lane whose last one is not done.
 KEYS
-    [1-11]  state, options, consumers, messages, references, expiries, leases, delayed, dead, details, wake
-    [12+] ready          list of ids per lane
+    [1-13]  state, options, consumers, messages, references, expiries, log, cursors, leases, delayed, dead, details,
+            wakes
+    [14+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  token           proves the lease: 1 to 64 letters, digits, hyphens and underscores, a letter or digit first
@@ -18,16 +19,16 @@ ARGV
     [5]  max_stalls      a message whose lease ran out more often becomes a dead letter
     [6]  now_ms          instant; empty: the server's time
 Returns
-    {deadline_ms, wait_until_ms, more, skipped, stalled, dead, *messages(id, attempt, stalls, message)}
+    {deadline_ms, wait_until_ms, more, skipped, stalled, dead, logged, *messages(id, attempt, stalls, message)}
                          deadline; instant at which something becomes due if nothing is published, 0 for none; 1 when
                          there may be more to claim at once; messages skipped; leases ended; dead letters among
-                         those; then four per message, the last as in the hash. A paused or adopting consumer gets none
+                         those; number of the log's last entry, behind which there is more to claim; then four per message, the last as in the hash. A paused or adopting consumer gets none
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
     VERSION  the consumer has another number of lanes
 Cost
-    O(C log L) for C messages and L leases, and at most 200 messages moved and 1,000 skipped; about 90 us for one
+    O(C log L) for C messages and L leases, and at most 1,200 messages moved and 1,000 skipped; about 90 us for one
     message, 8 us per further one, on two busy cores.
 ]]
 --- @include "includes/instant"
@@ -39,14 +40,17 @@ Cost
 --- @include "includes/fanout_let_go"
 --- @include "includes/fanout_reclaim"
 --- @include "includes/fanout_line_up"
+--- @include "includes/fanout_wake"
+--- @include "includes/fanout_pull"
 
 local MOVED_PER_CALL = 100
 local SKIPPED_PER_CALL = 1000
 local CLAIMED_PER_CALL = 1000
+local PULLED_PER_CALL = 1000
 local BYTES_PER_CALL = 1000000
 local SUSPECT_STALLS = 2
 
-local FIRST_READY = 12
+local FIRST_READY = 14
 --- @include "includes/fanout_all_keys"
 --- @keys
 
@@ -68,11 +72,14 @@ end
 --- @include "includes/fanout_own_options"
 
 local deadline = string.format('%d', now + lease_ms)
-local reply = { deadline, 0, 0, 0, 0, 0 }
+local reply = { deadline, 0, 0, 0, 0, 0, 0 }
 redis.call('ZADD', keys.consumers, 'XX', string.format('%d', now), consumer)
 local notes = redis.call('HMGET', keys.details, 'paused', 'adopting', 'next_lane')
-if notes[1] or notes[2] or redis.call('HEXISTS', keys.state, 'paused') == 1 then
-    redis.call('UNLINK', keys.wake)
+local of_queue = redis.call('HMGET', keys.state, 'paused', 'logged')
+local logged = tonumber(of_queue[2] or nil) or 0
+reply[7] = logged
+if notes[1] or notes[2] or of_queue[1] then
+    redis.call('UNLINK', keys.wakes)
     return reply
 end
 
@@ -90,8 +97,14 @@ end
 -- The consumer may have been halted just now.
 local is_halted = dead > 0 and options.mode == 'ordered' and options.when_failed == 'halt'
 
+-- A message that is due comes after those that wait, also in the log.
 local due = read_due(keys.delayed, now, MOVED_PER_CALL)
+if #due > 0 and pull(keys, consumer, PULLED_PER_CALL) > 0 then
+    due, is_more = {}, true
+end
 line_up(keys, options, due)
+local before = tonumber(redis.call('ZSCORE', keys.cursors, consumer) or nil) or logged
+local cursor = before
 
 local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
 local bytes, is_full = 0, false
@@ -158,47 +171,75 @@ local blocked_until
 if options.mode == 'fifo' then
     local key = keys.ready[1]
     local length, read = redis.call('LLEN', key), 0
-    while read < length and taken < count and #skipped < SKIPPED_PER_CALL and not is_full and not is_alone do
-        -- Half of what unpack() can take: two values are written per id.
-        local size = math.min(count - taken, 500, SKIPPED_PER_CALL - #skipped)
+    local pulled, used = {}, 0
+    -- Returns the ids next in line, at most so many: those of the list, then those of the log.
+    local function next_ids(most)
+        if read < length then
+            return redis.call('LRANGE', key, read, read + most - 1)
+        end
+        if used == #pulled and cursor < logged then
+            local lists
+            lists, cursor = read_log(keys, cursor, logged, most, 1)
+            pulled, used = lists[1], 0
+        end
+        return { unpack(pulled, used + 1, math.min(used + most, #pulled)) }
+    end
+    while taken < count and #skipped < SKIPPED_PER_CALL and not is_full and not is_alone do
         local ids = {}
-        for _, id in ipairs(redis.call('LRANGE', key, read, read + size - 1)) do
+        -- Half of what unpack() can take: two values are written per id.
+        for _, id in ipairs(next_ids(math.min(count - taken, 500, SKIPPED_PER_CALL - #skipped))) do
             if not fits(id) then
                 break
             end
             ids[#ids + 1] = id
         end
-        if #ids > 0 then
-            local leased, looked_at = lease(ids, 0)
-            read = read + looked_at
-            taken = taken + leased
+        if #ids == 0 then
+            break
         end
+        local leased, looked_at = lease(ids, 0)
+        if read < length then
+            read = read + looked_at
+        else
+            used = used + looked_at
+        end
+        taken = taken + leased
+    end
+    if used < #pulled then
+        redis.call('RPUSH', key, unpack(pulled, used + 1))
     end
     if read > 0 then
         redis.call('LTRIM', key, read, -1)
     end
-    waiting = length - read
+    waiting = length - read + #pulled - used + logged - cursor
 elseif not is_halted then
     local fields = {}
     for lane = 1, options.lanes do
         fields[lane] = 'l' .. lane
     end
     local states = redis.call('HMGET', keys.details, unpack(fields))
+    local free, is_short, in_log = {}, false, 0
+    for lane = 1, options.lanes do
+        local kind, value = string.match(states[lane] or '', '^(%l+) (%d+)$')
+        -- A lane's note without a lease would block the lane for ever.
+        free[lane] = not kind
+            or kind == 'blocked' and tonumber(value) <= now
+            or kind == 'leased' and not redis.call('ZSCORE', keys.leases, value)
+        if kind == 'blocked' and not free[lane] and redis.call('EXISTS', keys.ready[lane]) == 1 then
+            blocked_until = math.min(tonumber(value), blocked_until or tonumber(value))
+        end
+        is_short = is_short or cursor < logged and free[lane] and redis.call('EXISTS', keys.ready[lane]) == 0
+    end
+    if is_short then
+        -- The log may have something for a lane with nothing in line, behind messages of other lanes.
+        in_log = pull(keys, consumer, PULLED_PER_CALL)
+    end
     -- Each claim begins after the lane where the last one ended, so that no lane waits for ever.
     local first = (tonumber(notes[3]) or 1) - 1
     local last_lane
     for step = 0, options.lanes - 1 do
         local lane = (first + step) % options.lanes + 1
-        local kind, value = string.match(states[lane] or '', '^(%l+) (%d+)$')
         local key = keys.ready[lane]
-        local is_free = not kind
-        if kind == 'blocked' then
-            is_free = tonumber(value) <= now
-        elseif kind == 'leased' then
-            -- A lane's note without a lease would block the lane for ever.
-            is_free = not redis.call('ZSCORE', keys.leases, value)
-        end
-        if is_free then
+        if free[lane] then
             local length, read = redis.call('LLEN', key), 0
             local id
             while not id and read < length and taken < count and #skipped < SKIPPED_PER_CALL and not is_alone do
@@ -219,14 +260,12 @@ elseif not is_halted then
             end
             if id then
                 redis.call('HSET', keys.details, 'l' .. lane, 'leased ' .. id)
-            elseif kind then
+            elseif states[lane] then
                 redis.call('HDEL', keys.details, 'l' .. lane)
             end
-            if not id and read < length then
+            if not id and (read < length or in_log > 0) then
                 waiting = waiting + 1
             end
-        elseif kind == 'blocked' and redis.call('EXISTS', key) == 1 then
-            blocked_until = math.min(tonumber(value), blocked_until or tonumber(value))
         end
     end
     if last_lane and options.lanes > 1 then
@@ -234,6 +273,9 @@ elseif not is_halted then
     end
 end
 
+if cursor ~= before then
+    move_cursor(keys, consumer, before, cursor)
+end
 if taken > 0 then
     redis.call('HINCRBY', keys.details, 'claimed', taken)
 end
@@ -260,10 +302,10 @@ if is_halted then
 end
 if more then
     -- Another process of this consumer may wait for it.
-    redis.call('ZADD', keys.wake, 0, 'w')
+    wake(keys.wakes)
     reply[3] = 1
 else
-    redis.call('UNLINK', keys.wake)
+    redis.call('UNLINK', keys.wakes)
 end
 local wait_until = blocked_until
 for _, at in ipairs({ first_due or false, first_deadline or false, taken > 0 and deadline }) do

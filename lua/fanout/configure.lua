@@ -1,11 +1,12 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Change the options of a member. Publishers learn of it by the membership's number. A full server runs this, too,
-    since a lower limit makes room.
+    Change the options of a member. Publishers learn of it by the membership's number. A member that gets a maximum
+    length has all its messages in its own lists from then on, and no cursor. A full server runs this, too, since a
+    lower limit makes room.
 KEYS
-    [1-5]  state, options, leases, delayed, details
-    [6+] ready           list of ids per lane that it has now
+    [1-7]  state, options, log, cursors, leases, delayed, details
+    [8+] ready           list of ids per lane that it has now
 ARGV
     [1]  consumer        its name
     [2]  options         "mode when_failed lanes max_length when_full dead_retention_ms idle_expiry_ms"
@@ -15,6 +16,7 @@ Errors
     INVALID  an argument breaks the rules above, or mode or lanes are to change while messages wait
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
     VERSION  the consumer has another number of lanes
+    BEHIND   it has more than 1,000 messages in the log: pull them
 Cost
     O(1), or O(lanes) when they change; about 10 us.
 ]]
@@ -22,35 +24,48 @@ Cost
 --- @include "includes/fanout_consumer"
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_next_membership"
+--- @include "includes/fanout_pull"
 
-local FIRST_READY = 6
+local PULLED_PER_CALL = 1000
+local FIRST_READY = 8
 --- @include "includes/fanout_all_keys"
 
-local state_key, options_key, details_key = KEYS[1], KEYS[2], KEYS[5]
+--- @keys
 local consumer, text = ARGV[1], ARGV[2]
 local wanted = #ARGV == 2 and checked_options(text)
 if not wanted then
     return redis.error_reply('INVALID options do not read "mode when_failed lanes max_length when_full ..."')
 end
-local known, unknown = options_of(state_key, options_key, consumer)
-local refused = unknown or lanes_error(known, { unpack(KEYS, FIRST_READY) })
+local known, unknown = options_of(keys.state, keys.options, consumer)
+local refused = unknown or lanes_error(known, keys.ready)
 if refused then
     return refused
 end
-if redis.call('HGET', options_key, consumer) == text then
-    return tonumber(redis.call('HGET', state_key, 'membership'))
+if redis.call('HGET', keys.options, consumer) == text then
+    return tonumber(redis.call('HGET', keys.state, 'membership'))
 end
 local is_rearranged = wanted.mode ~= known.mode or wanted.lanes ~= known.lanes
-if is_rearranged and redis.call('EXISTS', KEYS[3], KEYS[4], unpack(KEYS, FIRST_READY)) > 0 then
+local reached, cursor = cursor_of(keys, consumer)
+local in_log = cursor and reached - cursor or 0
+if is_rearranged and (in_log > 0 or redis.call('EXISTS', keys.leases, keys.delayed, unpack(keys.ready)) > 0) then
     return redis.error_reply('INVALID mode and lanes can only change while no message waits or is worked on')
 end
-redis.call('HSET', options_key, consumer, text)
+if wanted.max_length > 0 and in_log > PULLED_PER_CALL then
+    return redis.error_reply('BEHIND consumer ' .. consumer .. ' has more than 1000 messages in the log')
+end
+redis.call('HSET', keys.options, consumer, text)
+if wanted.max_length > 0 and cursor then
+    pull(keys, consumer, PULLED_PER_CALL)
+    leave_log(keys, consumer)
+elseif wanted.max_length == 0 and known.max_length > 0 then
+    redis.call('ZADD', keys.cursors, string.format('%d', reached), consumer)
+end
 if is_rearranged then
-    redis.call('HDEL', details_key, 'next_lane')
+    redis.call('HDEL', keys.details, 'next_lane')
     for lane = 1, known.lanes do
-        redis.call('HDEL', details_key, 'l' .. lane)
+        redis.call('HDEL', keys.details, 'l' .. lane)
     end
 end
-local membership = next_membership(state_key)
-redis.call('HSET', state_key, 'membership', string.format('%d', membership))
+local membership = next_membership(keys.state)
+redis.call('HSET', keys.state, 'membership', string.format('%d', membership))
 return membership

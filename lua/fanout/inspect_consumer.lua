@@ -3,18 +3,19 @@
 Purpose
     Describe one consumer of a queue.
 KEYS
-    [1-9]  state, options, consumers, messages, references, leases, delayed, dead, details
-    [10+] ready          list of ids per lane
+    [1-11]  state, options, consumers, messages, references, log, cursors, leases, delayed, dead, details
+    [12+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  sample          messages next in line, per list, to look at for only_holder, 0 to 1,000
     [3]  now_ms          instant; empty: the server's time
 Returns
     {options, last_seen_ms, leased, overdue, delayed, dead, deadline_ms, due_ms, oldest_dead_ms, sampled, only_holder,
-     fields(name, value), lanes(length, published_ms, state)}
+     in_log, in_log_since_ms, fields(name, value), lanes(length, published_ms, state)}
                          its options, with mode leaving while it is unregistered; messages under lease, those whose
                          lease has run out, messages that wait for a retry, dead letters; earliest deadline, retry and
-                         death, 0 without one; messages looked at, and those that only it owes an ack for; its counters,
+                         death, 0 without one; messages looked at, and those that only it owes an ack for; messages that it has
+                         still to read in the log, and when the next of them was published, as below; its counters,
                          empty without any; per lane its length, when its next message was published (0: none, or it
                          is gone), and "leased <id>", "blocked <ms>" or empty
 Errors
@@ -27,19 +28,19 @@ Cost
 --- @include "includes/instant"
 --- @include "includes/fanout_consumer"
 --- @include "includes/fanout_lanes"
+--- @include "includes/fanout_log"
 
 local SAMPLE = 1000
-local FIRST_READY = 10
+local FIRST_READY = 12
 --- @include "includes/fanout_all_keys"
 
-local messages_key, references_key, leases_key, details_key = KEYS[4], KEYS[5], KEYS[6], KEYS[9]
-local ready = { unpack(KEYS, FIRST_READY) }
+--- @keys
 local consumer, sample, now = ARGV[1], integer(ARGV[2]), instant(ARGV[3])
 if #ARGV ~= 3 or not sample or sample < 0 or sample > SAMPLE or not now then
     return redis.error_reply('INVALID a name, a sample of 0 to 1000 and an instant are expected')
 end
-local options, nobody, text = options_of(KEYS[1], KEYS[2], consumer, true)
-local refused = nobody or lanes_error(options, ready)
+local options, nobody, text = options_of(keys.state, keys.options, consumer, true)
+local refused = nobody or lanes_error(options, keys.ready)
 if refused then
     return refused
 end
@@ -52,39 +53,53 @@ local FIELDS = {
     'paused', 'adopting', 'registered_ms', 'claimed', 'acked', 'retried', 'stalled', 'returned', 'dead', 'revived',
     'expired', 'dropped', 'purged', 'adopted',
 }
-local values = redis.call('HMGET', details_key, unpack(FIELDS))
+local values = redis.call('HMGET', keys.details, unpack(FIELDS))
 local fields = {}
 for index, field in ipairs(FIELDS) do
     fields[2 * index - 1], fields[2 * index] = field, values[index] or ''
 end
 local lanes, sampled, only_holder = {}, 0, 0
-for lane, key in ipairs(ready) do
-    local ids = redis.call('LRANGE', key, 0, math.max(sample - sampled, 1) - 1)
-    local message = ids[1] and redis.call('HGET', messages_key, ids[1])
-    lanes[3 * lane - 2] = redis.call('LLEN', key)
-    lanes[3 * lane - 1] = tonumber(string.match(message or '', '^%d+') or 0)
-    lanes[3 * lane] = options.mode == 'fifo' and '' or redis.call('HGET', details_key, 'l' .. lane) or ''
+-- Adds ids next in line to the sample.
+local function take_sample(ids)
     if sampled < sample and #ids > 0 then
         sampled = sampled + #ids
-        for _, count in ipairs(redis.call('HMGET', references_key, unpack(ids))) do
+        for _, count in ipairs(redis.call('HMGET', keys.references, unpack(ids))) do
             if count == '1' then
                 only_holder = only_holder + 1
             end
         end
     end
 end
+-- Returns when a message was published: 0 without one, or when it is gone.
+local function published_ms(id)
+    local message = id and redis.call('HGET', keys.messages, id)
+    return tonumber(string.match(message or '', '^%d+') or 0)
+end
+for lane, key in ipairs(keys.ready) do
+    local ids = redis.call('LRANGE', key, 0, math.max(sample - sampled, 1) - 1)
+    lanes[3 * lane - 2] = redis.call('LLEN', key)
+    lanes[3 * lane - 1] = published_ms(ids[1])
+    lanes[3 * lane] = options.mode == 'fifo' and '' or redis.call('HGET', keys.details, 'l' .. lane) or ''
+    take_sample(ids)
+end
+local reached, cursor = cursor_of(keys, consumer)
+local in_log = cursor and reached - cursor or 0
+local next_ids = in_log > 0 and read_log(keys, cursor, reached, math.max(sample - sampled, 1), 1)[1] or {}
+take_sample({ unpack(next_ids, 1, math.max(sample - sampled, 0)) })
 return {
     text,
-    tonumber(redis.call('ZSCORE', KEYS[3], consumer)) or 0,
-    redis.call('ZCARD', leases_key),
-    redis.call('ZCOUNT', leases_key, '-inf', string.format('%d', now)),
-    redis.call('ZCARD', KEYS[7]),
-    redis.call('ZCARD', KEYS[8]),
-    first_score(leases_key),
-    first_score(KEYS[7]),
-    first_score(KEYS[8]),
+    tonumber(redis.call('ZSCORE', keys.consumers, consumer)) or 0,
+    redis.call('ZCARD', keys.leases),
+    redis.call('ZCOUNT', keys.leases, '-inf', string.format('%d', now)),
+    redis.call('ZCARD', keys.delayed),
+    redis.call('ZCARD', keys.dead),
+    first_score(keys.leases),
+    first_score(keys.delayed),
+    first_score(keys.dead),
     sampled,
     only_holder,
+    in_log,
+    published_ms(next_ids[1]),
     fields,
     lanes,
 }

@@ -18,6 +18,9 @@ Cost
 --- @include "includes/fanout_entries"
 --- @include "includes/fanout_page"
 
+if #KEYS ~= 3 or #ARGV ~= 2 then
+    return redis.error_reply('INVALID 3 keys and 2 arguments are expected')
+end
 local reply = { redis.call('ZCARD', KEYS[2]) }
 local letters = redis.call('ZRANGE', KEYS[2], offset, offset + limit - 1, 'WITHSCORES')
 local bytes = 0

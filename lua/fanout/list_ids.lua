@@ -3,11 +3,12 @@
 Purpose
     List the ids in a key of a queue or consumer, page by page, for verify, repair and adopt.
 KEYS
-    [1]  holder          messages, references, expiries, held, details, or a set or list of a consumer
+    [1]  holder          messages, references, expiries, held, log, details, or a set or list of a consumer
 ARGV
     [1]  cursor          0 to begin; else the cursor of the last reply
     [2]  limit           approximate number of ids, 1 to 1,000
-    [3]  with_values     1: with the value of each id; else 0. Only hashes have some: references, details
+    [3]  with_values     1: with the value of each id; else 0. Hashes have some, references and details, and the log:
+                         the number of the entry with the id
 Returns
     {cursor, *ids}       0 at the end. In a hash what stays meanwhile comes, perhaps twice; in a list or set that
                          changes some may be missed
@@ -32,7 +33,7 @@ if not limit or limit < 1 or limit > PER_CALL then
 end
 local with_values = ARGV[3] == '1'
 local kind = redis.call('TYPE', KEYS[1])['ok']
-if kind == 'hash' or with_values then
+if kind == 'hash' or with_values and kind ~= 'stream' then
     local cursor, page = hash_page(KEYS[1], ARGV[1], limit)
     local reply = with_values and { 'values', cursor } or { cursor }
     for index = 1, #page, 2 do
@@ -46,6 +47,23 @@ if kind == 'hash' or with_values then
     return reply
 end
 local offset = tonumber(ARGV[1]) or 0
+if kind == 'stream' then
+    local entries = redis.call('XRANGE', KEYS[1], string.format('(%d-0', offset), '+', 'COUNT', limit)
+    local count, number = 0, '0'
+    local reply = { 'values', '0' }
+    for _, entry in ipairs(entries) do
+        if count >= limit then
+            break
+        end
+        number = string.match(entry[1], '^%d+')
+        for id in string.gmatch(entry[2][2], '(%d+):?%d*') do
+            count = count + 1
+            reply[#reply + 1], reply[#reply + 2] = id, number
+        end
+    end
+    reply[2] = (count >= limit or #entries == limit) and number or '0'
+    return reply
+end
 local ids = {}
 if kind == 'list' then
     ids = redis.call('LRANGE', KEYS[1], offset, offset + limit - 1)

@@ -4,7 +4,7 @@ Purpose
     Report that work on a message has failed: it is handed out again, at once or later, or becomes a dead letter. With
     an ordered consumer it returns to the head of its lane, which waits for it. Its payload is kept at least until then.
 KEYS
-    [1-9]  state, options, messages, expiries, leases, delayed, dead, details, wake
+    [1-9]  state, options, messages, expiries, leases, delayed, dead, details, wakes
     [10+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -36,6 +36,7 @@ Cost
 --- @include "includes/fanout_bury"
 --- @include "includes/fanout_keep"
 --- @include "includes/fanout_due"
+--- @include "includes/fanout_wake"
 
 
 local FIRST_READY = 10
@@ -61,7 +62,7 @@ if owner ~= token then
     return { 'stale' }
 end
 redis.call('ZREM', keys.leases, id)
-redis.call('ZADD', keys.wake, 0, 'w')
+wake(keys.wakes)
 if max_attempts and attempts >= max_attempts then
     bury(keys, options, id, attempts, stalls, lane, reason, now)
     if lane > 0 then

@@ -1,23 +1,24 @@
 #!lua
 --[[
 Purpose
-    Store messages once, in order, and add a reference to each to the list of every member, for all messages or none. A
-    message for later goes to the same members, waits beside their lists until its instant, and its ttl counts from
-    there. While the queue has no member, messages are held for consumers that adopt them; if too many are held, the
-    oldest expired ones are removed. Every sixteenth message also removes up to 32 expired ones. If the server can do
-    it, a payload has its own expiry, unless the caller gives the time.
+    Store messages once, in order, for every member, for all messages or none: their ids go to the log, which members
+    with a cursor read, and to the lists of the other members. A message for later goes to the same members, waits
+    beside their lists until its instant, and its ttl counts from there. While the queue has no member, messages are
+    held for consumers that adopt them; if too many are held, the oldest expired ones are removed. Every sixteenth
+    message also removes up to 32 expired ones. If the server can do it, a payload has its own expiry, unless the caller
+    gives the time.
 KEYS
     [1-2]  state, messages
     [3]  references      id -> consumers that owe an ack; the list of held messages counts as one
-    [4-7]  expiries, held, remembered, deduplications
-    [8+] consumer_keys   per consumer: its wake, and the ready lists of the lanes of these messages, in order of the
-                         lanes; the lane of a message is order_hash modulo lanes; then, if it has a maximum length or
-                         a message says when it is due, its details and delayed set
+    [4-9]  expiries, held, remembered, deduplications, log, cursors
+    [10+] consumer_keys  per named consumer: its wakes, details, delayed set, and the ready lists of all its lanes; the
+                         lane of a message is order_hash modulo lanes
 ARGV
     [1]  membership      number of the membership that the caller knows; 0 for an unknown queue
     [2]  to              empty for all members; else the name of the one member that the keys are of
     [3]  now_ms          instant; empty: the server's time
-    [4]  consumers       number of consumers that follow
+    [4]  consumers       number of consumers that are named: the members without a cursor, or all of them if a message
+                         says when it is due
     [5+] values          a pair per consumer: name, options as the membership has them; then six per message: ttl_ms,
                          order_hash (an integer of 0 or more), deduplication id or empty, longest time in ms to
                          remember that or empty, when it is due, record. Due is empty for at once, a number for an
@@ -31,11 +32,11 @@ Errors
     VERSION      the membership is another one; the sentence ends with its number
     FULL         a member has no room for these messages and its policy is to reject, or the largest number that it may
                  have wait for their time, or too many messages are held
+    BEHIND       the one member that is to get these messages has more than 1,000 before them in the log: pull them
     NO_CONSUMER  the queue has no member, and its policy is to refuse
 Cost
-    O(M (N + log T)) for M messages, N consumers and T messages in the queue; about 40 us for one message to one
-    consumer, 2 us per further consumer, 6 us per further message, on two busy cores. At most 100 messages, and
-    2,500 references.
+    O(M (N + log T)) for M messages, N named consumers and T messages in the queue; about 40 us for one message, 3 us
+    per named consumer, 6 us per further message, on two busy cores. At most 100 messages, and 2,500 ids in lists.
 ]]
 --- @include "includes/instant"
 --- @include "includes/fanout_options"
@@ -46,6 +47,8 @@ Cost
 --- @include "includes/fanout_unblock"
 --- @include "includes/fanout_forget"
 --- @include "includes/fanout_due"
+--- @include "includes/fanout_wake"
+--- @include "includes/fanout_pull"
 
 local MESSAGES_PER_CALL = 100
 local REFERENCES_PER_CALL = 2500
@@ -54,15 +57,18 @@ local DEDUPLICATION_MS = 86400000
 local HELD_LOOKED_AT = 500
 local OVER_BYTES_PER_CALL = 100000
 local MESSAGES_PER_TURN = 16
-local FIRST_CONSUMER_KEY = 8
+local PULLED_PER_CALL = 1000
+local FIRST_CONSUMER_KEY = 10
 local FIRST_VALUE = 5
 local VALUES_PER_MESSAGE = 6
 
-local keys = { state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiries = KEYS[4] }
+local keys = {
+    state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiries = KEYS[4], log = KEYS[8], cursors = KEYS[9],
+}
 local held_key, remembered_key, deduplications_key = KEYS[5], KEYS[6], KEYS[7]
 local membership, to, now, consumers = integer(ARGV[1]), ARGV[2], instant(ARGV[3]), integer(ARGV[4])
 if not membership or not now or not consumers or consumers < 0 or #KEYS < FIRST_CONSUMER_KEY - 1 then
-    return redis.error_reply('INVALID 7 keys or more, a membership, an instant and a number of consumers are expected')
+    return redis.error_reply('INVALID 9 keys or more, a membership, an instant and a number of consumers are expected')
 end
 local first_message = FIRST_VALUE + 2 * consumers
 local count = (#ARGV - first_message + 1) / VALUES_PER_MESSAGE
@@ -75,7 +81,7 @@ if to ~= '' and consumers ~= 1 then
     return redis.error_reply('INVALID one consumer is expected to be the only one')
 end
 -- Instants of messages for later, by position.
-local due, names_instants = {}, false
+local due, is_for_later = {}, false
 for index = first_message, #ARGV, VALUES_PER_MESSAGE do
     local ttl_ms, order_hash = integer(ARGV[index]), integer(ARGV[index + 1])
     if not ttl_ms or ttl_ms < 1 or not order_hash or order_hash < 0 then
@@ -93,20 +99,21 @@ for index = first_message, #ARGV, VALUES_PER_MESSAGE do
         end
         local at = delay and now + given or given
         due[(index - first_message) / VALUES_PER_MESSAGE + 1] = at > now and at or nil
-        names_instants = true
+        is_for_later = true
     end
 end
 local fields = redis.call(
     'HMGET', keys.state, 'membership', 'next_id', 'members', 'when_nobody', 'max_held', 'deduplication_ms', 'published',
-    'bytes'
+    'bytes', 'logged'
 )
-local next_id = tonumber(fields[2]) or 1
+local next_id, members = tonumber(fields[2]) or 1, tonumber(fields[3]) or 0
 if (tonumber(fields[1]) or 0) ~= membership then
     return redis.error_reply('VERSION the membership is now ' .. (fields[1] or 0))
 end
-if to == '' and (tonumber(fields[3]) or 0) ~= consumers then
-    return redis.error_reply('INVALID the queue has ' .. (fields[3] or 0) .. ' members, and all are expected')
+if to == '' and (consumers > members or is_for_later and consumers < members) then
+    return redis.error_reply('INVALID the queue has ' .. members .. ' members, and not those are named')
 end
+local receivers_of_all = to == '' and members or 1
 
 -- Find out which messages are new, and which repeat an earlier one or one of this call.
 local ids, receivers, is_duplicate = {}, {}, {}
@@ -126,7 +133,7 @@ for position = 1, count do
             ids[position], receivers[position], is_duplicate[position] = id, tonumber(number), 1
         else
             ids[position] = string.format('%d', next_id + #fresh)
-            receivers[position], is_duplicate[position] = consumers, 0
+            receivers[position], is_duplicate[position] = receivers_of_all, 0
             fresh[#fresh + 1] = position
             fresh_ids[#fresh] = ids[position]
             if due[position] then
@@ -140,80 +147,67 @@ for position = 1, count do
     end
 end
 
--- Lane of each message, and the position of its list among the lists in this call, by the consumer's number of lanes.
-local used_lanes = {}
-local function lanes_used(lanes)
-    if used_lanes[lanes] then
-        return used_lanes[lanes]
-    end
-    local used = { lane_of = {}, places = {}, count = 0 }
-    for position = 1, count do
-        local lane = tonumber(ARGV[first_message + VALUES_PER_MESSAGE * (position - 1) + 1]) % lanes
-        used.lane_of[position] = lane
-        used.places[lane] = 0
-    end
-    for lane = 0, lanes - 1 do
-        if used.places[lane] then
-            used.places[lane] = used.count
-            used.count = used.count + 1
-        end
-    end
-    used_lanes[lanes] = used
-    return used
-end
-
 -- Ids per list, and how many a bounded list has too many.
 local push_keys, push_ids, push_lanes, wakes, drops = {}, {}, {}, {}, {}
 local later_keys, count_of_later = {}, #later / 2
-local parsed = {}
-local at = FIRST_CONSUMER_KEY
+local reader, is_logged = nil, to == '' and members > 0
+local parsed, at, without_cursor = {}, FIRST_CONSUMER_KEY, 0
 for number = 1, consumers do
-    local text = ARGV[FIRST_VALUE + 2 * number - 1]
+    local name, text = ARGV[FIRST_VALUE + 2 * number - 2], ARGV[FIRST_VALUE + 2 * number - 1]
     local options = parsed[text] or read_options(text)
-    local used = options and options.lanes > 1 and lanes_used(options.lanes)
-    local bounds_at = options and at + 1 + (used and used.count or 1)
-    local next_at = options and ((options.max_length > 0 or names_instants) and bounds_at + 2 or bounds_at)
+    local first_ready = at + 3
+    local next_at = options and first_ready + options.lanes
     if not options or not KEYS[next_at - 1] then
         return redis.error_reply('INVALID options of a consumer do not read, or keys of its lanes are missing')
     end
     parsed[text] = options
     wakes[number] = KEYS[at]
-    local first_push = #push_keys + 1
-    if not used then
-        push_keys[first_push], push_ids[first_push], push_lanes[first_push] = KEYS[at + 1], in_line, 1
-    else
-        local lists = {}
+    local details_key, delayed_key = KEYS[at + 1], KEYS[at + 2]
+    later_keys[number] = count_of_later > 0 and delayed_key or nil
+    local has_cursor = redis.call('ZSCORE', keys.cursors, name)
+    if has_cursor and to ~= '' then
+        reader = {
+            state = keys.state, log = keys.log, cursors = keys.cursors, details = details_key,
+            ready = { unpack(KEYS, first_ready, next_at - 1) },
+        }
+        if (tonumber(fields[9]) or 0) - tonumber(has_cursor) > PULLED_PER_CALL then
+            return redis.error_reply('BEHIND consumer ' .. to .. ' has more than 1000 messages in the log')
+        end
+    end
+    if not has_cursor or to ~= '' then
+        without_cursor = without_cursor + 1
+        local first_push, lists = #push_keys + 1, {}
         for _, position in ipairs(fresh) do
-            local lane = used.lane_of[position]
+            local order_hash = ARGV[first_message + VALUES_PER_MESSAGE * (position - 1) + 1]
+            local lane = options.lanes == 1 and 1 or tonumber(order_hash) % options.lanes + 1
             if not lists[lane] then
-                lists[lane] = {}
-                local push, key = #push_keys + 1, KEYS[at + 1 + used.places[lane]]
-                push_keys[push], push_ids[push], push_lanes[push] = key, lists[lane], lane + 1
+                lists[lane] = options.lanes == 1 and in_line or {}
+                local push = #push_keys + 1
+                push_keys[push], push_ids[push], push_lanes[push] = KEYS[first_ready + lane - 1], lists[lane], lane
             end
-            if not due[position] then
+            if options.lanes > 1 and not due[position] then
                 table.insert(lists[lane], ids[position])
             end
         end
-    end
-    later_keys[number] = count_of_later > 0 and KEYS[bounds_at + 1] or nil
-    if options.max_length > 0 and #fresh > 0 then
-        -- Messages that wait for their time take room in each lane, and are not dropped.
-        local delayed = redis.call('ZCARD', KEYS[bounds_at + 1]) + count_of_later
-        for push = first_push, #push_keys do
-            local length = redis.call('LLEN', push_keys[push]) + #push_ids[push]
-            local excess = length + delayed - options.max_length
-            local is_refused = options.when_full == 'reject' or count_of_later > 0 and delayed > options.max_length
-            if excess > 0 and is_refused then
-                return redis.error_reply('FULL consumer ' .. ARGV[FIRST_VALUE + 2 * number - 2] .. ' has no room')
-            end
-            if excess > 0 then
-                -- A list that is too long shrinks gradually, and never becomes empty.
-                local count_of_drops = math.min(excess, 2 * (#push_ids[push] + count_of_later), length - 1)
-                if count_of_drops > 0 then
-                    drops[#drops + 1] = {
-                        key = push_keys[push], details = KEYS[bounds_at], lane = push_lanes[push],
-                        count = count_of_drops,
-                    }
+        if options.max_length > 0 and #fresh > 0 then
+            -- Messages that wait for their time take room in each lane, and are not dropped.
+            local delayed = redis.call('ZCARD', delayed_key) + count_of_later
+            for push = first_push, #push_keys do
+                local length = redis.call('LLEN', push_keys[push]) + #push_ids[push]
+                local excess = length + delayed - options.max_length
+                local is_refused = options.when_full == 'reject' or count_of_later > 0 and delayed > options.max_length
+                if excess > 0 and is_refused then
+                    return redis.error_reply('FULL consumer ' .. name .. ' has no room')
+                end
+                if excess > 0 then
+                    -- A list that is too long shrinks gradually, and never becomes empty.
+                    local count_of_drops = math.min(excess, 2 * (#push_ids[push] + count_of_later), length - 1)
+                    if count_of_drops > 0 then
+                        drops[#drops + 1] = {
+                            key = push_keys[push], details = details_key, lane = push_lanes[push],
+                            count = count_of_drops,
+                        }
+                    end
                 end
             end
         end
@@ -223,9 +217,10 @@ end
 if at ~= #KEYS + 1 then
     return redis.error_reply('INVALID there are more keys than consumers have')
 end
+is_logged = is_logged and without_cursor < members
 -- Held ids that make room, and their expired messages that are still stored.
 local unheld, held_over = 0, {}
-if consumers == 0 and #fresh > 0 then
+if receivers_of_all == 0 and #fresh > 0 then
     if fields[4] == 'refuse' then
         return redis.error_reply('NO_CONSUMER nobody is registered with the queue')
     end
@@ -256,10 +251,32 @@ local function store(messages_key, values, expires_at)
     redis.call('HSET', messages_key, unpack(values))
 end
 
+-- Adds the ids that are not for later to the log. If the server has lost the number that the log had reached, the log
+-- itself tells it.
+local function add_to_log()
+    local words = {}
+    for _, position in ipairs(fresh) do
+        local order_hash = ARGV[first_message + VALUES_PER_MESSAGE * (position - 1) + 1]
+        if not due[position] then
+            words[#words + 1] = order_hash == '0' and ids[position] or ids[position] .. ':' .. order_hash
+        end
+    end
+    local text, before = table.concat(words, ' '), fields[9]
+    if not before and redis.call('EXISTS', keys.log) == 1 then
+        local facts = redis.call('XINFO', 'STREAM', keys.log)
+        for index = 1, #facts, 2 do
+            before = facts[index] == 'last-generated-id' and string.match(facts[index + 1], '^%d+') or before
+        end
+    end
+    local reached = string.format('%d', (tonumber(before or nil) or 0) + #words)
+    redis.call('XADD', keys.log, reached .. '-0', 'm', text)
+    redis.call('HSET', keys.state, 'logged', reached)
+end
+
 local dropped = 0
 if #fresh > 0 then
     local stored, ends, records, bytes = {}, {}, {}, tonumber(fields[8]) or 0
-    local owed = string.format('%d', math.max(consumers, 1))
+    local owed = string.format('%d', math.max(receivers_of_all, 1))
     for number, position in ipairs(fresh) do
         local index = first_message + VALUES_PER_MESSAGE * (position - 1)
         local published = due[position] or now
@@ -292,12 +309,19 @@ if #fresh > 0 then
             -- A consumer's name has no colon.
             local name = to .. ':' .. ARGV[index + 2]
             local for_ms = math.min(tonumber(fields[6]) or DEDUPLICATION_MS, tonumber(ARGV[index + 3]) or math.huge)
-            redis.call('HSET', deduplications_key, name, ids[position] .. ' ' .. consumers)
+            redis.call('HSET', deduplications_key, name, ids[position] .. ' ' .. receivers_of_all)
             redis.call('ZADD', remembered_key, string.format('%d', now + for_ms), name)
         end
     end
     redis.call('ZADD', keys.expiries, unpack(ends))
     redis.call('HSET', keys.references, unpack(stored))
+    if reader then
+        -- What the log has for this consumer comes before these messages.
+        pull(reader, to, PULLED_PER_CALL)
+    end
+    if is_logged and #in_line > 0 then
+        add_to_log()
+    end
     for push, key in ipairs(push_keys) do
         if #push_ids[push] > 0 then
             redis.call('RPUSH', key, unpack(push_ids[push]))
@@ -306,8 +330,8 @@ if #fresh > 0 then
     for _, key in ipairs(later_keys) do
         redis.call('ZADD', key, unpack(later))
     end
-    for _, wake in ipairs(wakes) do
-        redis.call('ZADD', wake, 0, 'w')
+    for _, key in ipairs(wakes) do
+        wake(key)
     end
 end
 

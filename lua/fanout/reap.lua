@@ -3,15 +3,16 @@
 Purpose
     Do for a consumer without claims what a claim does first: end leases that have run out, and put messages in line
     that are due, for a retry or because they were published for later. Then remove ids from its lists whose messages
-    are gone, page by page, in the middle too, where they take the room of new messages for a bounded consumer.
+    are gone, page by page, in the middle too, where they take the room of new messages for a bounded consumer; and move
+    its cursor over those that come next in the log.
 KEYS
-    [1-10]  state, options, messages, references, expiries, leases, delayed, dead, details, wake
-    [11+] ready          list of ids per lane
+    [1-12]  state, options, messages, references, expiries, log, cursors, leases, delayed, dead, details, wakes
+    [13+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  max_stalls      a message whose lease ran out more often becomes a dead letter
     [3]  limit           most leases, most messages that are due, and most ids looked at, 1 to 1,000
-    [4]  lane            whose list to go on with, from 1
+    [4]  lane            whose list to go on with, from 1; the log comes after the last one
     [5]  offset          0 to begin with that list; else the offset of the last reply
     [6]  now_ms          instant; empty: the server's time
     [7]  part            all; leases: only leases and due messages; lists: only ids in lists, expired ones too
@@ -37,12 +38,14 @@ Cost
 --- @include "includes/fanout_reclaim"
 --- @include "includes/fanout_line_up"
 --- @include "includes/fanout_unblock"
+--- @include "includes/fanout_wake"
+--- @include "includes/fanout_pull"
 
 local PER_CALL = 1000
 local REACH = 250000
 local FIRST_ID = 9
 
-local FIRST_READY = 11
+local FIRST_READY = 13
 --- @include "includes/fanout_all_keys"
 --- @keys
 local max_stalls, limit, now = integer(ARGV[2]), integer(ARGV[3]), instant(ARGV[6])
@@ -81,8 +84,13 @@ local function gone_of(ids, is_over_too)
 end
 
 local stalled, dead, is_more, foreign, again, revived, due = {}, 0, false, {}, {}, {}, {}
+local is_pulling = false
 if part ~= 'lists' then
     due = read_due(keys.delayed, now, limit, behind)
+    -- A message that is due comes after those that wait, also in the log.
+    if #due > 0 and pull(keys, ARGV[1], PER_CALL) > 0 and not behind then
+        due, is_pulling = {}, true
+    end
     stalled, dead, is_more, foreign, again, revived = reclaim(keys, options, max_stalls, limit, now, behind)
 end
 local unseen = 0
@@ -102,7 +110,7 @@ line_up(keys, options, due)
 
 local skipped, left, lane, here = 0, limit, first_lane, 0
 if part == 'leases' then
-    lane = #keys.ready + 1
+    lane = #keys.ready + 2
 end
 while lane <= #keys.ready and left > 0 do
     local key = keys.ready[lane]
@@ -132,11 +140,56 @@ while lane <= #keys.ready and left > 0 do
         offset, here = offset + #ids - #gone, #gone
     end
 end
+if lane == #keys.ready + 1 and left > 0 then
+    local reached, cursor = cursor_of(keys, ARGV[1])
+    -- A caller that only counts finds the cursor where it was, and its offset is what it has passed.
+    local from = (cursor or reached) + offset
+    local entries = redis.call(
+        'XRANGE', keys.log, string.format('(%d-0', from), string.format('%d-0', reached), 'COUNT', ENTRIES_PER_READ
+    )
+    local to, lists, is_end = from, {}, false
+    for _, entry in ipairs(entries) do
+        local ids, lanes, removed = {}, {}, 0
+        for id, order_hash in string.gmatch(entry[2][2], '(%d+):?(%d*)') do
+            ids[#ids + 1] = id
+            lanes[#ids] = (tonumber(order_hash) or 0) % options.lanes + 1
+        end
+        local gone = gone_of(ids, part == 'lists')
+        for position in ipairs(ids) do
+            removed = removed + (gone[position] and 1 or 0)
+        end
+        -- What comes behind a publish whose messages are all there stays in the log.
+        is_end = removed == 0
+        if is_end or left <= 0 then
+            break
+        end
+        for position, id in ipairs(ids) do
+            if not gone[position] then
+                local key = keys.ready[lanes[position]]
+                lists[key] = lists[key] or {}
+                table.insert(lists[key], id)
+            end
+        end
+        to, skipped, left = tonumber(string.match(entry[1], '^%d+')), skipped + removed, left - #ids
+    end
+    for key, ids in pairs(lists) do
+        redis.call('RPUSH', key, unpack(ids))
+    end
+    if to > from then
+        move_cursor(keys, ARGV[1], from, to)
+        offset, here = 0, to - cursor
+    end
+    if is_end or #entries < ENTRIES_PER_READ and left > 0 then
+        lane = lane + 1
+    end
+end
 if skipped > 0 then
     redis.call('HINCRBY', keys.details, 'expired', skipped)
 end
 if requeued > 0 or skipped > 0 or #due > 0 then
-    redis.call('ZADD', keys.wake, 0, 'w')
+    wake(keys.wakes)
 end
-local more = is_more or #due == limit or lane <= #keys.ready
-return { requeued, dead, skipped, more and 1 or 0, math.min(lane, #keys.ready), offset, here, unseen, unpack(revived) }
+local more = is_more or is_pulling or #due == limit or lane <= #keys.ready + 1
+return {
+    requeued, dead, skipped, more and 1 or 0, math.min(lane, #keys.ready + 1), offset, here, unseen, unpack(revived),
+}

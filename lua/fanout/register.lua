@@ -1,10 +1,10 @@
 #!lua
 --[[
 Purpose
-    Make a consumer a member of a queue: it gets every message that is published from then on. A queue is created with
-    its first member. A consumer that is a member already keeps its options; configure changes them.
+    Make a consumer a member of a queue: it gets every message that is published from then on, by a cursor in the log,
+    or in its own list if it has a maximum length. A queue is created with its first member. A consumer that is a member already keeps its options; configure changes them.
 KEYS
-    [1-4]  state, options, consumers, details
+    [1-5]  state, options, consumers, cursors, details
 ARGV
     [1]  consumer        its name
     [2]  options         "mode when_failed lanes max_length when_full dead_retention_ms idle_expiry_ms"
@@ -27,13 +27,14 @@ Cost
 
 local MEMBERS = 1000
 
-local state_key, options_key, consumers_key, details_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local state_key, options_key, consumers_key, cursors_key, details_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local consumer, options, start = ARGV[1], ARGV[2], ARGV[3]
 local now = instant(ARGV[4])
-if #KEYS ~= 4 or #ARGV ~= 4 or consumer == '' then
-    return redis.error_reply('INVALID 4 keys, the name of a consumer and 3 more arguments are expected')
+if #KEYS ~= 5 or #ARGV ~= 4 or consumer == '' then
+    return redis.error_reply('INVALID 5 keys, the name of a consumer and 3 more arguments are expected')
 end
-if not checked_options(options) then
+local chosen = checked_options(options)
+if not chosen then
     return redis.error_reply('INVALID options do not read "mode when_failed lanes max_length when_full ..."')
 end
 if start ~= 'new' and start ~= 'held' and start ~= 'retained' then
@@ -43,7 +44,7 @@ if not now then
     return redis.error_reply('INVALID now is neither empty nor an integer of 0 or more')
 end
 
-local fields = redis.call('HMGET', state_key, 'membership', 'next_id')
+local fields = redis.call('HMGET', state_key, 'membership', 'next_id', 'logged')
 local membership, next_id = tonumber(fields[1]) or 0, tonumber(fields[2]) or 1
 local known = redis.call('HGET', options_key, consumer)
 if known and string.find(known, '^leaving ') then
@@ -62,6 +63,9 @@ redis.call('HINCRBY', state_key, 'members', 1)
 redis.call('HSET', options_key, consumer, options)
 redis.call('ZADD', consumers_key, string.format('%d', now), consumer)
 redis.call('HSET', details_key, 'registered_ms', string.format('%d', now))
+if chosen.max_length == 0 then
+    redis.call('ZADD', cursors_key, fields[3] or '0', consumer)
+end
 local adopting = ''
 if start ~= 'new' then
     adopting = start .. ' ' .. next_id

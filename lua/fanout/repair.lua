@@ -5,13 +5,13 @@ Purpose
     for, an ack owed for a message that is gone, a lease without a token, an id in two places, notes on an id that is in
     no place, a message without an expiry. Correct entries are not changed.
 KEYS
-    [1-5]  state, messages, references, expiries, held
-    [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
+    [1-7]  state, messages, references, expiries, log, cursors, held
+    [8+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number, by which all consumers are known, also if they are named in several calls
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
-    [4+] values          per consumer its lanes, 0 when it is not ordered and has one list; then three values for each
+    [4+] values          per consumer its name and lanes, 0 when it is not ordered and has one list; then three values for each
                          of 1 to 100 different ids: the id; number of unnamed consumers that have it, or - to leave
                          count and message alone; the count when these were found, -1 for none, or empty when all
                          consumers are named. If the count differs now, count and message stay as they are
@@ -30,16 +30,17 @@ Cost
 --- @include "includes/fanout_recount"
 --- @include "includes/instant"
 
-local FIRST_CONSUMER_KEY = 6
+local FIRST_CONSUMER_KEY = 8
 local FIRST_VALUE = 4
 local VALUES_PER_ID = 3
 
-local state_key, messages_key, references_key, expiries_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local state_key, messages_key, references_key, expiries_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7]
+local keys = { state = state_key, log = KEYS[5], cursors = KEYS[6] }
 local now = instant(ARGV[2] or '-')
 if #KEYS < FIRST_CONSUMER_KEY - 1 or not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
-    return redis.error_reply('INVALID 5 keys or more, a membership, an instant and a number of consumers are expected')
+    return redis.error_reply('INVALID 7 keys or more, a membership, an instant and a number of consumers are expected')
 end
-local consumers, ids, first_id = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, VALUES_PER_ID)
+local consumers, ids, first_id = read_holders(keys, FIRST_CONSUMER_KEY, FIRST_VALUE, VALUES_PER_ID)
 if not consumers then
     return ids
 end
@@ -99,8 +100,9 @@ for position, id in ipairs(ids) do
             missing = missing + 1
         end
     end
+    local number_of_entry = number_in_log(keys, id)
     for _, consumer in ipairs(consumers) do
-        local found, list = places_of(consumer, id, now)
+        local found, list = places_of(consumer, id, now, number_of_entry)
         if found == 'n' then
             forget_notes(consumer, id)
             noted = noted + 1
@@ -111,8 +113,9 @@ for position, id in ipairs(ids) do
         elseif found ~= '' then
             owed = owed + 1
             if #found > 1 then
-                -- A worker's lease is kept first, then the place in a list, then the retry, then the dead letter.
-                local kept = string.match(found, 'l') or string.match(found, 'r') or string.match(found, 'd') or 'x'
+                -- The place in the log stays in any case; else a worker's lease is kept first, then the place in a list,
+                -- then the retry, then the dead letter.
+                local kept = string.match(found, 'g') or string.match(found, 'l') or string.match(found, 'r') or string.match(found, 'd') or 'x'
                 withdraw(consumer, id, kept, list)
                 doubled = doubled + 1
             elseif found == 'u' then

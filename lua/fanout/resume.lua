@@ -18,6 +18,7 @@ Cost
     O(W) for W wakes; about 5 us, 1 us per wake.
 ]]
 --- @include "includes/fanout_pausable"
+--- @include "includes/fanout_wake"
 
 local FIRST_WAKE = 4
 
@@ -30,6 +31,6 @@ if refused then
 end
 local resumed = redis.call('HDEL', KEYS[3], 'paused')
 for index = FIRST_WAKE, #KEYS do
-    redis.call('ZADD', KEYS[index], 0, 'w')
+    wake(KEYS[index])
 end
 return resumed

@@ -4,7 +4,7 @@ Purpose
     Put dead letters back in line, with attempts and stalls of 0: after other messages, or, with an ordered consumer,
     before them. They are kept as long as new dead letters.
 KEYS
-    [1-7]  state, options, messages, expiries, dead, details, wake
+    [1-7]  state, options, messages, expiries, dead, details, wakes
     [8+] ready           list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -26,6 +26,7 @@ Cost
 --- @include "includes/fanout_new_entries"
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_keep"
+--- @include "includes/fanout_wake"
 
 local IDS_PER_CALL = 500
 local FIRST_READY = 8
@@ -33,7 +34,7 @@ local FIRST_ID = 3
 --- @include "includes/fanout_all_keys"
 
 local state_key, options_key, messages_key, expiries_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local dead_key, details_key, wake_key = KEYS[5], KEYS[6], KEYS[7]
+local dead_key, details_key, wakes_key = KEYS[5], KEYS[6], KEYS[7]
 local ready = { unpack(KEYS, FIRST_READY) }
 local now = instant(ARGV[2])
 local count = #ARGV - FIRST_ID + 1
@@ -86,6 +87,6 @@ if #ended > 0 then
 end
 if reply[1] > 0 then
     redis.call('HINCRBY', details_key, 'revived', reply[1])
-    redis.call('ZADD', wake_key, 0, 'w')
+    wake(wakes_key)
 end
 return reply

@@ -4,7 +4,7 @@ Purpose
     Return messages under lease that were not begun, when a worker stops: they are next in line, and the attempt does
     not count. Their notes stay: a retried dead letter is handed out although its first expiry has passed.
 KEYS
-    [1-3]  leases, details, wake
+    [1-3]  leases, details, wakes
     [4+] ready           list of ids per lane
 ARGV
     [1]  token           of the lease
@@ -22,12 +22,13 @@ Cost
 --- @include "includes/fanout_new_entries"
 --- @include "includes/fanout_tokens"
 --- @include "includes/fanout_ids"
+--- @include "includes/fanout_wake"
 
 local IDS_PER_CALL = 1000
 local FIRST_READY = 4
 local FIRST_ID = 2
 
-local leases_key, details_key, wake_key = KEYS[1], KEYS[2], KEYS[3]
+local leases_key, details_key, wakes_key = KEYS[1], KEYS[2], KEYS[3]
 local ready = { unpack(KEYS, FIRST_READY) }
 local token = ARGV[1]
 local count = #ARGV - FIRST_ID + 1
@@ -68,6 +69,6 @@ for _, id in ipairs(mine) do
 end
 redis.call('ZREM', leases_key, unpack(mine))
 redis.call('HINCRBY', details_key, 'returned', #mine)
-redis.call('ZADD', wake_key, 0, 'w')
+wake(wakes_key)
 reply[1] = #mine
 return reply

@@ -4,8 +4,9 @@ Purpose
     Remove a consumer, page by page: the first call ends its membership, so that it gets nothing more; each call
     releases some messages that it owes an ack for; the last call removes its keys and its name.
 KEYS
-    [1-11]  state, options, consumers, messages, references, expiries, leases, delayed, dead, details, wake
-    [12+] ready          list of ids per lane
+    [1-13]  state, options, consumers, messages, references, expiries, log, cursors, leases, delayed, dead, details,
+            wakes
+    [14+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  force           1: even with leases that have not run out; acks of those are refused from then on. Else 0
@@ -30,14 +31,14 @@ Cost
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_next_membership"
 --- @include "includes/fanout_release"
+--- @include "includes/fanout_pull"
 
 local PER_CALL = 1000
-local FIRST_READY = 12
+local FIRST_READY = 14
 --- @include "includes/fanout_all_keys"
 
-local keys = { state = KEYS[1], messages = KEYS[4], references = KEYS[5], expiries = KEYS[6] }
-local options_key, consumers_key, leases_key, details_key = KEYS[2], KEYS[3], KEYS[7], KEYS[10]
-local ready = { unpack(KEYS, FIRST_READY) }
+--- @keys
+
 local consumer, force, unseen_since, limit = ARGV[1], ARGV[2], integer(ARGV[3]), integer(ARGV[4])
 local begun, now = ARGV[5], instant(ARGV[6])
 if #ARGV ~= 6 or (force ~= '0' and force ~= '1') or (ARGV[3] ~= '' and not unseen_since) or not now then
@@ -49,33 +50,35 @@ end
 if not limit or limit < 1 or limit > PER_CALL then
     return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
 end
-local options, nobody, text = options_of(keys.state, options_key, consumer, true)
+local options, nobody, text = options_of(keys.state, keys.options, consumer, true)
 if options and begun == '1' and options.mode ~= 'leaving' then
     nobody = nobody_error(keys.state)
 end
-local refused = nobody or lanes_error(options, ready)
+local refused = nobody or lanes_error(options, keys.ready)
 if refused then
     return refused
 end
 if options.mode ~= 'leaving' then
-    local seen = tonumber(redis.call('ZSCORE', consumers_key, consumer)) or 0
+    local seen = tonumber(redis.call('ZSCORE', keys.consumers, consumer)) or 0
     if unseen_since and seen >= unseen_since then
         return { 'seen', string.format('%d', seen) }
     end
-    if force == '0' and redis.call('ZCOUNT', leases_key, '(' .. string.format('%d', now), '+inf') > 0 then
+    if force == '0' and redis.call('ZCOUNT', keys.leases, '(' .. string.format('%d', now), '+inf') > 0 then
         return redis.error_reply('HAS_LEASES somebody works on messages of consumer ' .. consumer)
     end
-    redis.call('HSET', options_key, consumer, (string.gsub(text, '^%l+', 'leaving')))
+    redis.call('HSET', keys.options, consumer, (string.gsub(text, '^%l+', 'leaving')))
     redis.call('HSET', keys.state, 'membership', string.format('%d', next_membership(keys.state)))
     redis.call('HINCRBY', keys.state, 'members', -1)
+    -- What is published from now on is not for it.
+    redis.call('HSET', keys.details, 'left_at', redis.call('HGET', keys.state, 'logged') or '0')
 end
 
-local sets = { leases_key, KEYS[8], KEYS[9] }
-local left = 0
+local sets = { keys.leases, keys.delayed, keys.dead }
+local left = pull(keys, consumer, limit)
 for _, key in ipairs(sets) do
     left = left + redis.call('ZCARD', key)
 end
-for _, key in ipairs(ready) do
+for _, key in ipairs(keys.ready) do
     left = left + redis.call('LLEN', key)
 end
 local given_up = {}
@@ -90,7 +93,7 @@ for _, key in ipairs(sets) do
         end
     end
 end
-for _, key in ipairs(ready) do
+for _, key in ipairs(keys.ready) do
     if #given_up < limit then
         for _, id in ipairs(redis.call('LPOP', key, limit - #given_up) or {}) do
             given_up[#given_up + 1] = id
@@ -99,12 +102,13 @@ for _, key in ipairs(ready) do
 end
 local freed = release(keys, given_up)
 if #given_up > 0 then
-    redis.call('HDEL', details_key, unpack(given_up))
+    redis.call('HDEL', keys.details, unpack(given_up))
 end
 local more = #given_up < left
 if not more then
-    redis.call('UNLINK', details_key, KEYS[11])
-    redis.call('HDEL', options_key, consumer)
-    redis.call('ZREM', consumers_key, consumer)
+    redis.call('UNLINK', keys.details, keys.wakes)
+    redis.call('HDEL', keys.options, consumer)
+    redis.call('ZREM', keys.consumers, consumer)
+    leave_log(keys, consumer)
 end
 return { #given_up, freed, more and 1 or 0 }

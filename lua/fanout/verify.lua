@@ -3,19 +3,19 @@
 Purpose
     Return for each id the entries of the queue and the consumers that have it, to be compared.
 KEYS
-    [1-5]  state, messages, references, expiries, held
-    [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
+    [1-7]  state, messages, references, expiries, log, cursors, held
+    [8+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number, by which all consumers are known, also if they are named in several calls
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
-    [4+] values          per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
+    [4+] values          per consumer its name and lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
 Returns
     {*rows(id, has_message, references, expires_at_ms, places)}
                          five values per id; the count and the expiry, as text, are -1 when there is none, and when the
                          payload was removed by its own expiry; places has a word per consumer that has the id: its
-                         position in the call, from 1, and a letter per place: r ready, d delayed, l leased, u leased
-                         without a token and not overdue, x dead letter, n only notes; "0h" for held. There may be
+                         position in the call, from 1, and a letter per place: r ready, g in the log, d delayed, l leased,
+                         u leased without a token and not overdue, x dead letter, n only notes; "0h" for held. There may be
                          fewer ids than were asked about: continue after the last
 Errors
     INVALID   an argument breaks the rules above
@@ -28,14 +28,15 @@ Cost
 --- @include "includes/fanout_recount"
 --- @include "includes/instant"
 
-local FIRST_CONSUMER_KEY = 6
+local FIRST_CONSUMER_KEY = 8
 local FIRST_VALUE = 4
 
+local keys = { state = KEYS[1], log = KEYS[5], cursors = KEYS[6] }
 local now = instant(ARGV[2] or '-')
 if #KEYS < FIRST_CONSUMER_KEY - 1 or not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
-    return redis.error_reply('INVALID 5 keys or more, a membership, an instant and a number of consumers are expected')
+    return redis.error_reply('INVALID 7 keys or more, a membership, an instant and a number of consumers are expected')
 end
-local consumers, ids = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, 1)
+local consumers, ids = read_holders(keys, FIRST_CONSUMER_KEY, FIRST_VALUE, 1)
 if not consumers then
     return ids
 end
@@ -45,11 +46,12 @@ end
 local reply = {}
 for _, id in ipairs(ids) do
     local places = {}
-    if redis.call('LPOS', KEYS[5], id) then
+    if redis.call('LPOS', KEYS[7], id) then
         places[1] = '0h'
     end
+    local number_of_entry = number_in_log(keys, id)
     for number, consumer in ipairs(consumers) do
-        local found = places_of(consumer, id, now)
+        local found = places_of(consumer, id, now, number_of_entry)
         if found ~= '' then
             places[#places + 1] = number .. found
         end

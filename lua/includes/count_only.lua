@@ -111,6 +111,10 @@ local redis = (function(server)
         HINCRBY = function(key, field, number)
             return tonumber(ask('HGET', key, field) or 0) + tonumber(number)
         end,
+        XADD = done,
+        XTRIM = function()
+            return 0
+        end,
         LPUSH = pushed,
         RPUSH = pushed,
         LPOP = popped(function()
@@ -127,7 +131,7 @@ local redis = (function(server)
     local reads = {}
     for name in string.gmatch(
         'EXISTS GET HEXISTS HGET HGETALL HKEYS HLEN HMGET HSCAN HSTRLEN INFO LINDEX LLEN LPOS LRANGE MEMORY MGET '
-            .. 'PEXPIRETIME STRLEN TIME TYPE ZCARD ZCOUNT ZMSCORE ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE ZSCORE',
+            .. 'PEXPIRETIME STRLEN TIME TYPE XINFO XRANGE ZCARD ZCOUNT ZMSCORE ZRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE ZSCORE',
         '%u+'
     ) do
         reads[name] = true

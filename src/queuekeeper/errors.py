@@ -37,6 +37,7 @@
     │   ├── NoConsumer
     │   ├── HasLeases
     │   ├── ConsumerLeaving
+    │   ├── ConsumerBehind
     │   └── MembershipChanged
     ├── StalePlan                    3   the source, the parameters or the code changed after the plan was made
     ├── CheckFailed                  1   a verification found differences
@@ -231,6 +232,10 @@ class ConsumerLeaving(RefusedError):
     """The consumer is being unregistered; finish that before it is registered again."""
 
 
+class ConsumerBehind(RefusedError):
+    """Too much waits for the consumer in the log to be put in line by this call; pull it in other calls before."""
+
+
 class MembershipChanged(RefusedError):
     """The consumers of the queue are others than the caller knows; read them again."""
 
@@ -278,6 +283,7 @@ class StaleEpoch(ScriptError):
 
 
 LUA_ERRORS: dict[str, type[QueuekeeperError]] = {
+    "BEHIND": ConsumerBehind,
     "CONFLICT": SequenceConflict,
     "FULL": QueueFull,
     "HAS_LEASES": HasLeases,

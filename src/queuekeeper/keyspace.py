@@ -240,6 +240,8 @@ class FanoutKeys(NamedTuple):
     :param held: LIST of ids that nobody has adopted yet.
     :param remembered: ZSET: ``to:deduplication id`` -> until when it is remembered.
     :param deduplications: HASH: ``to:deduplication id`` -> ``id consumers``.
+    :param log: STREAM of the ids of messages for all consumers, an entry per publish.
+    :param cursors: ZSET: consumer -> number of the log's entry up to which it has read.
     """
 
     state: str
@@ -251,6 +253,8 @@ class FanoutKeys(NamedTuple):
     held: str
     remembered: str
     deduplications: str
+    log: str
+    cursors: str
 
 
 class FanoutConsumerKeys(NamedTuple):
@@ -260,7 +264,7 @@ class FanoutConsumerKeys(NamedTuple):
     :param delayed: ZSET: id -> when it is due: its retry, or it itself if it was published for later.
     :param dead: ZSET: id -> when it died.
     :param details: HASH: fields of the consumer.
-    :param wake: ZSET that has a member when there may be something to claim.
+    :param wakes: STREAM that has an entry when there may be something to claim besides what comes in the log.
     :param ready: LISTs of ids, one per lane.
     """
 
@@ -268,7 +272,7 @@ class FanoutConsumerKeys(NamedTuple):
     delayed: str
     dead: str
     details: str
-    wake: str
+    wakes: str
     ready: tuple[str, ...]
 
 
@@ -290,7 +294,7 @@ def fanout_consumer_keys(queue: str, consumer: str, *, lanes: int = 1, prefix: s
         delayed=f"{stem}delayed",
         dead=f"{stem}dead",
         details=f"{stem}details",
-        wake=f"{stem}wake",
+        wakes=f"{stem}wakes",
         ready=ready,
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
@@ -323,10 +324,26 @@ class AsyncScriptCaller(AsyncClosing):
 
         A waiting task has its own connection, which is kept for the next task that waits at the same server.
         """
+        return await self._wait(key, lambda slice_s: ("BZPOPMIN", key, f"{slice_s:.3f}"), timeout_s)
+
+    async def await_entry(self, streams: Mapping[str, int], *, timeout_s: float) -> bool:
+        """Wait for an entry of a stream, as :meth:`lua.ScriptCaller.await_entry` does.
+
+        A waiting task has its own connection, which is kept for the next task that waits at the same server.
+        """
+        words = ("STREAMS", *streams, *(f"{number}-0" for number in streams.values()))
+        return await self._wait(
+            next(iter(streams)),
+            lambda slice_s: ("XREAD", "COUNT", 1, "BLOCK", math.ceil(1_000 * slice_s), *words),
+            timeout_s,
+        )
+
+    async def _wait(self, key: str | bytes, command_of: Callable[[float], tuple[Value, ...]], timeout_s: float) -> bool:
+        """Repeat a blocking command, made for the seconds to block, until it has an answer or time is over."""
         give_up_at = self._loop.time() + timeout_s
         slice_s = longest_wait_s(self._endpoint.reply_timeout_s)
         while (left_s := give_up_at - self._loop.time()) > 0:
-            reply = await self._wait_at_master(key, wait_s(min(slice_s, left_s)))
+            reply = await self._wait_at_master(key, command_of(wait_s(min(slice_s, left_s))))
             if isinstance(reply, MovedError):
                 self._move(reply, self.address)
             elif isinstance(reply, BaseException):
@@ -335,7 +352,7 @@ class AsyncScriptCaller(AsyncClosing):
                 return True
         return False
 
-    async def _wait_at_master(self, key: str | bytes, seconds: float) -> Any:
+    async def _wait_at_master(self, key: str | bytes, command: tuple[Value, ...]) -> Any:
         """Return the reply, or the exception in its place, of one blocking command."""
         if self._closed:
             return self._closing_error
@@ -346,7 +363,7 @@ class AsyncScriptCaller(AsyncClosing):
         idle = self._idle.setdefault(master.address, [])
         connection = idle.pop() if idle else Connection(master.endpoint, limits=self._limits)
         self._waiting.add(connection)
-        question = Question(("BZPOPMIN", key, f"{seconds:.3f}"))
+        question = Question(command)
         connection.send(question)
         try:
             reply = await question.future

@@ -106,6 +106,10 @@ class Queue:
     def lanes(self, consumer: str) -> int:
         return int(self.members.get(consumer, "fifo skip 1").split()[2])
 
+    def is_bounded(self, consumer: str) -> bool:
+        """Return whether a consumer has a maximum length: then it has no cursor, and publishers name it."""
+        return self.members[consumer].split()[3] != "0"
+
     def of(self, consumer: str) -> FanoutConsumerKeys:
         return fanout_consumer_keys(self.name, consumer, lanes=self.lanes(consumer))
 
@@ -138,14 +142,12 @@ class Queue:
         due: Sequence[int | str] = (),
         membership: int | None = None,
     ) -> Any:
-        names = [to] if to else list(self.members)
+        names = [to] if to else [name for name in self.members if any(due) or self.is_bounded(name)]
         keys: list[str] = []
         values: list[lua.Value] = []
         for name in names:
             own = self.of(name)
-            lanes = sorted({order_hash % len(own.ready) for order_hash in order_hashes or [0]})
-            keys += [own.wake, *(own.ready[lane] for lane in lanes)]
-            keys += [own.details, own.delayed] if self.members[name].split()[3] != "0" or any(due) else []
+            keys += [own.wakes, own.details, own.delayed, *own.ready]
             values += [name, self.members[name]]
         for position, record in enumerate(records):
             order_hash = order_hashes[position] if order_hashes else 0
@@ -300,6 +302,12 @@ class Queue:
             if not member.options.startswith(b"leaving")
         }
 
+    def pull(self, consumer: str, *, limit: int = 1_000) -> Any:
+        return self.ask(scripts.pull(self.keys, self.of(consumer), consumer=consumer, limit=limit))
+
+    def take_over(self, *, dry_run: bool = False) -> Any:
+        return self.ask(scripts.take_over(self.keys, dry_run=int(dry_run)))
+
     def return_claimed(self, consumer: str, *ids: int, token: str = "t1") -> Any:
         return self.ask(scripts.return_claimed(self.of(consumer), token=token, ids=ids))
 
@@ -336,7 +344,7 @@ class Queue:
         return self.ask(scripts.expire(self.keys, limit=limit, held_at=held_at, now_ms=self.now, behind=0))
 
     def purge(self, consumer: str, *, limit: int = 1_000) -> Any:
-        return self.ask(scripts.purge(self.keys, self.of(consumer), limit=limit))
+        return self.ask(scripts.purge(self.keys, self.of(consumer), consumer=consumer, limit=limit))
 
     def purge_held(self, *, limit: int = 1_000) -> Any:
         return self.ask(scripts.purge_held(self.keys, limit=limit))
@@ -347,12 +355,23 @@ class Queue:
 
     def resume(self, consumer: str = "") -> Any:
         noted = self.of(consumer).details if consumer else self.keys.state
-        wakes = [self.of(name).wake for name in ([consumer] if consumer else self.members)]
+        wakes = [self.of(name).wakes for name in ([consumer] if consumer else self.members)]
         return self.ask(scripts.resume(self.keys, paused=noted, wakes=wakes, consumer=consumer))
 
     def peek(self, consumer: str, *, lane: int = 0, offset: int = 0, limit: int = 100) -> Any:
         own = self.of(consumer)
-        return self.ask(scripts.peek(self.keys, own, ready=own.ready[lane], offset=offset, limit=limit))
+        return self.ask(
+            scripts.peek(
+                self.keys,
+                own,
+                ready=own.ready[lane],
+                offset=offset,
+                limit=limit,
+                consumer=consumer,
+                lane=lane + 1,
+                lanes=len(own.ready),
+            )
+        )
 
     def waiting(self, consumer: str, *, lane: int = 0) -> list[int]:
         """Return the ids at the head of a list, as peek shows them."""
@@ -372,19 +391,19 @@ class Queue:
     def _of_all(self, script: Bound, values: Sequence[lua.Value]) -> Any:
         """Run what takes the keys of all consumers."""
         keys: list[str] = []
-        lanes: list[lua.Value] = []
+        named: list[lua.Value] = []
         for name, text in self.members.items():
             own = self.of(name)
             keys += [own.leases, own.delayed, own.dead, own.details, *own.ready]
-            lanes.append(0 if text.startswith("fifo") else self.lanes(name))
+            named += [name, 0 if text.startswith("fifo") else self.lanes(name)]
         return self.ask(
             script(
                 self.keys,
                 consumer_keys=keys,
                 membership=self.membership,
                 now_ms=self.now,
-                consumers=len(lanes),
-                values=[*lanes, *values],
+                consumers=len(self.members),
+                values=[*named, *values],
             )
         )
 

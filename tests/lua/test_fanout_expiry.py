@@ -242,7 +242,7 @@ FREED: dict[str, Callable[[Queue], Any]] = {
 
 @pytest.mark.parametrize("act", FREED)
 def test_message_whose_payload_went_by_itself_is_like_any_that_has_expired(vanished: Queue, act: str) -> None:
-    assert vanished.verify(1, 5) == {1: (0, -1, 0, "1r 2r"), 5: (1, 2, 1, "1r 2r")}
+    assert vanished.verify(1, 5) == {1: (0, -1, 0, "1g 2g"), 5: (1, 2, 1, "1g 2g")}
 
     FREED[act](vanished)
 

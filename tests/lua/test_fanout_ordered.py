@@ -29,7 +29,7 @@ def test_lease_is_the_lock_and_its_end_lets_the_next_message_go(queue: Queue) ->
 
     assert queue.ack("o", 1, token="w1") == {"acked": 1, "freed": 1}
 
-    assert queue.client.zcard(queue.of("o").wake) == 1
+    assert queue.client.xlen(queue.of("o").wakes) == 1
     assert queue.claim("o", "w2").ids == [2]
 
 

@@ -18,7 +18,7 @@ def everything(queue: Queue) -> dict[str, bytes]:
     keys = [*queue.keys]
     for name in queue.members:
         own = queue.of(name)
-        keys += [own.leases, own.delayed, own.dead, own.details, own.wake, *own.ready]
+        keys += [own.leases, own.delayed, own.dead, own.details, own.wakes, *own.ready]
     return {key: dumped for key in keys if (dumped := queue.client.dump(key)) is not None}
 
 
@@ -83,7 +83,7 @@ def test_membership_without_all_its_members_is_refused(client: RedisClient) -> N
     del queue.members["b"]
 
     with pytest.raises(UsageError, match="the queue has 2 members"):
-        queue.publish("x")
+        queue.publish("x", due=["+5"])
 
 
 def test_message_for_one_member_reaches_it_alone(client: RedisClient) -> None:
@@ -341,11 +341,12 @@ def test_held_messages_whose_lives_are_over_make_room(client: RedisClient) -> No
     assert queue.claim("late", count=5).records == [b"3", b"4", b"5"]
 
 
-def test_500_consumers_get_a_message_in_one_bounded_call(client: RedisClient) -> None:
+def test_500_consumers_with_lists_of_their_own_get_a_message_in_one_bounded_call(client: RedisClient) -> None:
     queue = Queue(client=client)
     names = [f"consumer-{number}" for number in range(500)]
-    queue.members = dict.fromkeys(names, options())
-    client.hset(queue.keys.options, mapping={name: options() for name in names})
+    bounded = options(max_length=100)
+    queue.members = dict.fromkeys(names, bounded)
+    client.hset(queue.keys.options, mapping={name: bounded for name in names})
     client.hset(queue.keys.state, mapping={"membership": 500, "members": 500})
     queue.membership = 500
 

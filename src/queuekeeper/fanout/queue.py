@@ -21,6 +21,7 @@ class _Methods:
 
     register, adopt, configure, touch = Both(_Ops.register), Both(_Ops.adopt), Both(_Ops.configure), Both(_Ops.touch)
     unregister, unregister_idle = Both(_Ops.unregister), Both(_Ops.unregister_idle)
+    take_over = Both(_Ops.take_over)
     publish, cancel = Both(_Ops.publish), Both(_Ops.cancel)
     claim, ack, nack, extend = Both(_Ops.claim), Both(_Ops.ack), Both(_Ops.nack), Both(_Ops.extend)
     return_claimed, reap, await_wake = Both(_Ops.return_claimed), Both(_Ops.reap), Both(_Ops.await_wake)
@@ -70,7 +71,7 @@ class FanoutQueues(_Methods, Blocking):
     def answer(self, step: Step) -> lua.Replies | bool:
         """Send the calls of a step, or wait for a wake-up."""
         if isinstance(step, Wake):
-            return self._caller.await_wake(step.key, timeout_s=step.timeout_s)
+            return self._caller.await_entry(step.streams, timeout_s=step.timeout_s)
         return self._caller.execute(step)
 
     reap_leases = blocking(FanoutOperations.reap_leases)
@@ -99,5 +100,5 @@ class AsyncFanoutQueues(_Methods, Awaiting):
     async def answer(self, step: Step) -> lua.Replies | bool:
         """Send the calls of a step, or wait for a wake-up."""
         if isinstance(step, Wake):
-            return await self._caller.await_wake(step.key, timeout_s=step.timeout_s)
+            return await self._caller.await_entry(step.streams, timeout_s=step.timeout_s)
         return await self._caller.execute(step)

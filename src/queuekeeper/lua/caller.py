@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -130,12 +131,30 @@ class ScriptCaller:
         :returns: whether there was one.
         :raises ServerUnavailable: when the connection is lost; a member may have been taken by then.
         """
+        return self._wait(lambda slice_s: self._client.bzpopmin(key, timeout=slice_s), timeout_s)
+
+    def await_entry(self, streams: Mapping[str, int], *, timeout_s: float) -> bool:
+        """Wait until a stream has an entry behind the given one, on a connection of its own.
+
+        :param streams: streams of one slot, each with the first part of an entry's id.
+        :param timeout_s: how long to wait at most.
+        :returns: whether there was one.
+        :raises ServerUnavailable: when the connection is lost.
+        """
+        behind: dict[Any, Any] = dict(streams)
+        # Of no more than one entry, since its content does not matter.
+        return self._wait(
+            lambda slice_s: self._client.xread(behind, count=1, block=math.ceil(1_000 * slice_s)) or None, timeout_s
+        )
+
+    def _wait(self, ask: Callable[[float], object], timeout_s: float) -> bool:
+        """Repeat a blocking command, which is given the seconds to block, until it has an answer or time is over."""
         give_up_at = time.monotonic() + timeout_s
         slice_s = longest_wait_s(_reply_timeout_s(self._client))
         with redis_errors(address_of(self._client)):
             while (left_s := give_up_at - time.monotonic()) > 0:
                 try:
-                    if self._client.bzpopmin(key, timeout=wait_s(min(slice_s, left_s))) is not None:
+                    if ask(wait_s(min(slice_s, left_s))) is not None:
                         return True
                 except ReadOnlyError:
                     # The address may lead to another server by now.

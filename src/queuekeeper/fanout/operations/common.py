@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock
-from queuekeeper.errors import MembershipChanged, QueuekeeperError
+from queuekeeper.errors import ConsumerBehind, MembershipChanged, QueuekeeperError
 from queuekeeper.fanout.model import (
     MAX_CLAIM,
     ConsumerOptions,
@@ -52,9 +52,12 @@ Reply: TypeAlias = Any
 
 
 class Wake(NamedTuple):
-    """Step: wait until a consumer may have something to claim; the answer is whether a wake-up came."""
+    """Step: wait until a consumer may have something to claim; the answer is whether a wake-up came.
 
-    key: str
+    :ivar streams: each stream with the number of the entry behind which a new one wakes.
+    """
+
+    streams: dict[str, int]
     timeout_s: float
 
 
@@ -64,33 +67,40 @@ _ConsumerCall: TypeAlias = Callable[[FanoutKeys, FanoutConsumerKeys], lua.Call]
 
 
 class Member(NamedTuple):
-    """A registered consumer; its options are ``None`` while it is being removed."""
+    """A registered consumer; its options are ``None`` while it is being removed.
+
+    :ivar cursor: number of the log's entry up to which it has read; ``None`` when publishers put ids into its lists.
+    """
 
     options: ConsumerOptions | None
     last_seen_ms: int
     keys: FanoutConsumerKeys
+    cursor: int | None
+
+    @property
+    def publish_keys(self) -> list[str]:
+        """The keys of a publish that names this consumer."""
+        own = self.keys
+        return [own.wakes, own.details, own.delayed, *own.ready]
 
 
 class Membership(NamedTuple):
-    """The consumers of a queue, with the keys and arguments of a publish to all of them.
+    """The consumers of a queue, with the keys and arguments of a publish.
 
-    :ivar joined: number of consumers that are not being removed.
-    :ivar publish_keys: ``None`` while a consumer has several lanes: the keys then depend on the messages.
+    :ivar number: number of the membership.
+    :ivar joined: names of the consumers that are not being removed.
+    :ivar named: names of those of them that a publish to all names, since they have no cursor.
+    :ivar publish_keys: their keys.
+    :ivar publish_args: their names and options.
     """
 
     number: int
     now_ms: int
     members: dict[str, Member]
-    joined: int
-    publish_keys: list[str] | None
+    joined: list[str]
+    named: list[str]
+    publish_keys: list[str]
     publish_args: list[str]
-
-    def keys_of_all(self, order_hashes: Sequence[int], *, for_later: bool) -> list[str]:
-        """Return the keys of a publish to all consumers; see :func:`publish_keys_of`."""
-        if self.publish_keys is not None and not for_later:
-            return self.publish_keys
-        joined = (member for member in self.members.values() if member.options is not None)
-        return [key for member in joined for key in publish_keys_of(member, order_hashes, for_later=for_later)]
 
 
 class CommonOperations:
@@ -113,6 +123,7 @@ class CommonOperations:
         self._counts_only = counts_only
         self._size = size
         self._memberships: OrderedDict[str, Membership] = OrderedDict()
+        self._logged: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         # Making these names takes as long as the rest of a call with one message.
         self._keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_keys, prefix=self._prefix))
@@ -164,17 +175,14 @@ class CommonOperations:
         keys = self._keys(queue)
         reply = yield from ask(scripts.list_consumers(keys))
         members: dict[str, Member] = {}
-        publish_args: list[str] = []
         for each in reply.members:
             name = each.consumer.decode()
             own = fanout_consumer_keys(queue, name, lanes=_lanes(each.options), prefix=self._prefix)
-            member = members[name] = Member(read_options(each.options), each.last_seen_ms, own)
-            if member.options is not None:
-                publish_args += (name, each.options.decode())
-        joined = [member for member in members.values() if member.options is not None]
-        is_plain = all(len(member.keys.ready) == 1 for member in joined)
-        publish_keys = [key for member in joined for key in publish_keys_of(member)] if is_plain else None
-        found = Membership(reply.membership, reply.now_ms, members, len(joined), publish_keys, publish_args)
+            cursor = None if each.cursor < 0 else each.cursor
+            members[name] = Member(read_options(each.options), each.last_seen_ms, own, cursor)
+        joined = [name for name, member in members.items() if member.options is not None]
+        named = [name for name in joined if members[name].cursor is None]
+        found = Membership(reply.membership, reply.now_ms, members, joined, named, *publish_parts(members, named))
         with self._lock:
             self._memberships[queue] = found
             self._memberships.move_to_end(queue)
@@ -249,12 +257,15 @@ class CommonOperations:
             paused=bool(details.pop("paused")),
             adopting=bool(details.pop("adopting")),
             last_seen_ms=reply.last_seen_ms,
-            ready=sum(lane.length for lane in lanes),
+            ready=sum(lane.length for lane in lanes) + reply.in_log,
             leased=reply.leased,
             overdue=reply.overdue,
             delayed=reply.delayed,
             dead=reply.dead,
-            oldest_ready_ms=min((lane.published_ms for lane in lanes if lane.published_ms), default=None),
+            oldest_ready_ms=min(
+                (since_ms for since_ms in (reply.in_log_since_ms, *(lane.published_ms for lane in lanes)) if since_ms),
+                default=None,
+            ),
             next_deadline_ms=reply.deadline_ms or None,
             next_due_ms=reply.due_ms or None,
             oldest_dead_ms=reply.oldest_dead_ms or None,
@@ -263,6 +274,21 @@ class CommonOperations:
             only_holder=reply.only_holder,
             counters={name: int(value or 0) for name, value in details.items()},
         )
+
+    def _with_all_in_line(self, queue: str, consumer: str, make: Callable[[], Steps[T]]) -> Steps[T]:
+        """Make a call that needs what waits for a consumer in its own lists; put it there when it is in the log."""
+        for _ in range(TRIES):
+            try:
+                return (yield from make())
+            except ConsumerBehind:
+                in_log = 1
+                while in_log:
+                    in_log = yield from self._ask_with_lanes(
+                        queue,
+                        consumer,
+                        lambda keys, own: scripts.pull(keys, own, consumer=consumer, limit=self._size(IDS_PER_WALK)),
+                    )
+        return (yield from make())
 
     def _forget(self, queue: str) -> None:
         """Forget the consumers of a queue, which have changed; the next call reads them."""
@@ -282,7 +308,7 @@ class CommonOperations:
                 return found
 
     def _walk_values(self, key: str) -> Steps[dict[int, bytes]]:
-        """Return the value of each id in a hash."""
+        """Return the value of each id in a hash or in the log."""
         found: dict[int, bytes] = {}
         cursor: lua.Value = 0
         while True:
@@ -317,16 +343,16 @@ def _texts(fields: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in fields}
 
 
-def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:
-    """Return the keys of a publish to a consumer, with only the lists of the lanes that the messages go to.
-
-    :param for_later: whether one of the messages has a due time.
-    """
-    own = member.keys
-    lanes = len(own.ready)
-    ready = own.ready if lanes == 1 else [own.ready[lane] for lane in sorted({each % lanes for each in order_hashes})]
-    is_bounded = member.options is not None and member.options.max_length is not None
-    return [own.wake, *ready, *([own.details, own.delayed] if is_bounded or for_later else [])]
+def publish_parts(members: Mapping[str, Member], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the keys, and the names and options, of consumers that a publish names."""
+    keys: list[str] = []
+    args: list[str] = []
+    for name in names:
+        member = members[name]
+        if member.options is not None:
+            keys += member.publish_keys
+            args += (name, written_options(member.options))
+    return keys, args
 
 
 def written_options(options: ConsumerOptions) -> str:

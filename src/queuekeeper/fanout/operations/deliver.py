@@ -13,6 +13,7 @@ from queuekeeper.fanout.model import DEFAULT_LEASE_MS, DEFAULT_MAX_STALLS, MAX_C
 from queuekeeper.fanout.operations.common import (
     IDS_PER_CALL,
     MAX_STALLS,
+    RECENT_QUEUES,
     CommonOperations,
     Steps,
     Wake,
@@ -70,6 +71,7 @@ class DeliverOperations(CommonOperations):
                 now_ms=self._now(),
             ),
         )
+        self._note_logged(queue, consumer, reply.logged)
         dead = reply.dead
         messages = []
         for raw_id, attempt, stalls, raw in reply.messages:
@@ -238,11 +240,19 @@ class DeliverOperations(CommonOperations):
         :param timeout_s: longest time in seconds, more than 0 and at most 86,400.
         :returns: whether a wake-up came; claim in both cases.
         """
-        _, own = self._own_keys(queue, consumer)
+        keys, own = self._own_keys(queue, consumer)
         if not 0 < timeout_s <= MAX_WAIT_S:
             raise UsageError(f"timeout_s is {timeout_s}: it must be more than 0, and {MAX_WAIT_S:g} at most")
-        woken: bool = yield Wake(own.wake, timeout_s)
+        logged = self._logged.get((queue, consumer), 0)
+        woken: bool = yield Wake({keys.log: logged, own.wakes: 0}, timeout_s)
         return woken
+
+    def _note_logged(self, queue: str, consumer: str, number: int) -> None:
+        """Note how far the log went at the last claim: a wait is over when it goes farther."""
+        self._logged[(queue, consumer)] = number
+        if len(self._logged) > RECENT_QUEUES:
+            # Without its number the next wait only ends at once.
+            self._logged.clear()
 
 
 def _cut(reason: str) -> bytes:

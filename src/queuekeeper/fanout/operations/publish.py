@@ -5,6 +5,7 @@ from __future__ import annotations
 from binascii import crc32
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
@@ -19,8 +20,7 @@ from queuekeeper.fanout.operations.common import (
     Membership,
     Steps,
     ask,
-    publish_keys_of,
-    written_options,
+    publish_parts,
 )
 from queuekeeper.fanout.records import write_record
 from queuekeeper.fanout.reports import PublishReport
@@ -69,8 +69,9 @@ class PublishOperations(CommonOperations):
                 membership = yield from self._membership(queue, fresh=bool(tries) or not is_known)
                 end = at + 1
                 if end < len(records):
-                    end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, membership.joined)))
-                reply = yield from self._publish_chunk(keys, membership, messages[at:end], records[at:end], to=to)
+                    end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, len(membership.named))))
+                chunk = partial(self._publish_chunk, keys, membership, messages[at:end], records[at:end], to=to)
+                reply = yield from (chunk() if to is None else self._with_all_in_line(queue, to, chunk))
             except MembershipChanged as error:
                 tries += 1
                 if tries > TRIES:
@@ -98,7 +99,7 @@ class PublishOperations(CommonOperations):
         keys = self._keys(queue)
         for tries in range(TRIES + 1):
             membership = yield from self._membership(queue, fresh=bool(tries))
-            joined = [member.keys.delayed for member in membership.members.values() if member.options is not None]
+            joined = [membership.members[name].keys.delayed for name in membership.joined]
             call = scripts.cancel(
                 keys, delayed_sets=joined, membership=membership.number, id=message_id, now_ms=self._now()
             )
@@ -118,28 +119,25 @@ class PublishOperations(CommonOperations):
         *,
         to: str | None,
     ) -> Steps[list[PublishReport]]:
-        order_hashes: list[int] = []
         for_later = False
         values: list[lua.Value] = []
         for message, record in zip(messages, records, strict=True):
             order_hash = crc32(message.order_key.encode()) if message.order_key is not None else 0
-            order_hashes.append(order_hash)
             remembered_ms = "" if message.deduplication_ms is None else message.deduplication_ms
             due = _instant(message)
             for_later = for_later or due != ""
             values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, due, record)
-        if to is None:
-            count = membership.joined
-            consumer_keys = membership.keys_of_all(order_hashes, for_later=for_later)
-            consumer_args = membership.publish_args
-        else:
+        consumer_keys, consumer_args = membership.publish_keys, membership.publish_args
+        if to is not None:
             member = membership.members.get(to)
             if member is None or member.options is None:
                 raise UnknownConsumer(
                     f"no consumer {to!r} is registered with the queue: register it first, or publish to all"
                 )
-            count, consumer_keys = 1, publish_keys_of(member, order_hashes, for_later=for_later)
-            consumer_args = [to, written_options(member.options)]
+            consumer_keys, consumer_args = publish_parts(membership.members, [to])
+        elif for_later:
+            # Each waits beside the lists of every consumer until it is due.
+            consumer_keys, consumer_args = publish_parts(membership.members, membership.joined)
         reply = yield from ask(
             scripts.publish(
                 keys,
@@ -147,7 +145,7 @@ class PublishOperations(CommonOperations):
                 membership=membership.number,
                 to=to or "",
                 now_ms=self._now(),
-                consumers=count,
+                consumers=len(consumer_args) // 2,
                 values=[*consumer_args, *values],
             )
         )

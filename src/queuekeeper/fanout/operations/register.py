@@ -132,10 +132,26 @@ class RegisterOperations(CommonOperations):
             return
         assert consumer is not None
         text = written_options(options)
-        yield from self._ask_with_lanes(
-            queue, consumer, lambda keys, own: scripts.configure(keys, own, consumer=consumer, options=text)
+        yield from self._with_all_in_line(
+            queue,
+            consumer,
+            lambda: self._ask_with_lanes(
+                queue, consumer, lambda keys, own: scripts.configure(keys, own, consumer=consumer, options=text)
+            ),
         )
         self._forget(queue)
+
+    def take_over(self, queue: str, *, dry_run: bool = True) -> Operation[tuple[str, ...]]:
+        """Let consumers that an earlier version has registered read the log, so that a publish costs the same for all.
+
+        Nothing is moved: what is in their lists comes first. Update all workers and publishers before. A consumer with
+        a ``max_length`` keeps its lists.
+
+        :returns: names of these consumers.
+        """
+        reply = yield from ask(scripts.take_over(self._keys(queue), dry_run=int(dry_run)))
+        self._forget(queue)
+        return tuple(sorted(name.decode() for name in reply.consumers))
 
     def touch(self, queue: str, *, consumer: str) -> Operation[int]:
         """Note that a consumer is alive.

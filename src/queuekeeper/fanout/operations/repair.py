@@ -154,6 +154,7 @@ class RepairOperations(CommonOperations):
         expiries = set((yield from self._walk_ids(keys.expiries)))
         references = yield from self._walk_values(keys.references)
         held = yield from self._walk_ids(keys.held)
+        log = yield from self._walk_values(keys.log)
         owed = Counter(held)
         lengths: dict[str, int] = {}
         expired_references = 0
@@ -171,6 +172,8 @@ class RepairOperations(CommonOperations):
             )
             places = Counter(leased)
             places.update(ready)
+            if member.cursor is not None:
+                places.update(message_id for message_id, number in log.items() if int(number) > member.cursor)
             for key in (own.delayed, own.dead):
                 places.update((yield from self._walk_ids(key)))
             notes = yield from self._walk_values(own.details)
@@ -240,13 +243,13 @@ class RepairOperations(CommonOperations):
         """
         keys = self._keys(queue)
         consumer_keys: list[str] = []
-        lanes: list[int] = []
+        named: list[lua.Value] = []
         for name in group:
             member = membership.members[name]
             own = member.keys
             consumer_keys += (own.leases, own.delayed, own.dead, own.details, *own.ready)
             is_fifo = member.options is None or member.options.mode is Mode.FIFO
-            lanes.append(0 if is_fifo and len(own.ready) == 1 else len(own.ready))
+            named += (name, 0 if is_fifo and len(own.ready) == 1 else len(own.ready))
         return (
             yield from ask(
                 script(
@@ -254,8 +257,8 @@ class RepairOperations(CommonOperations):
                     consumer_keys=consumer_keys,
                     membership=membership.number,
                     now_ms=self._now(),
-                    consumers=len(lanes),
-                    values=[*lanes, *values],
+                    consumers=len(group),
+                    values=[*named, *values],
                 )
             )
         )

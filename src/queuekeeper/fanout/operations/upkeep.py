@@ -79,7 +79,7 @@ class UpkeepOperations(DeadOperations):
                 view = yield from self._consumer_view(queue, name, sample=0)
                 released += view.ready + view.delayed
                 continue
-            report = yield from _drained(scripts.purge(keys, member.keys, limit=IDS_PER_CALL))
+            report = yield from _drained(scripts.purge(keys, member.keys, consumer=name, limit=IDS_PER_CALL))
             released += report.released
             freed += report.freed or 0
         if consumer is None and dry_run:
@@ -110,9 +110,9 @@ class UpkeepOperations(DeadOperations):
         keys, paused = self._pausable(queue, consumer)
         if consumer is None:
             membership = yield from self._membership(queue, fresh=True)
-            wakes = [member.keys.wake for member in membership.members.values()]
+            wakes = [member.keys.wakes for member in membership.members.values()]
         else:
-            wakes = [self._own_keys(queue, consumer)[1].wake]
+            wakes = [self._own_keys(queue, consumer)[1].wakes]
         return bool((yield from ask(scripts.resume(keys, paused=paused, wakes=wakes, consumer=consumer or ""))))
 
     def _pausable(self, queue: str, consumer: str | None) -> tuple[FanoutKeys, str]:
@@ -139,7 +139,18 @@ class UpkeepOperations(DeadOperations):
         member = yield from self._member(queue, consumer)
         own = member.keys
         check_integer("lane", lane, 0, len(own.ready) - 1)
-        reply = yield from ask(scripts.peek(keys, own, ready=own.ready[lane], offset=offset, limit=limit))
+        reply = yield from ask(
+            scripts.peek(
+                keys,
+                own,
+                ready=own.ready[lane],
+                offset=offset,
+                limit=limit,
+                consumer=consumer,
+                lane=lane + 1,
+                lanes=len(own.ready),
+            )
+        )
         messages = (
             read_message(queue, consumer, int(found.id), found.message, attempt=found.attempts, stalls=found.stalls)
             for found in reply.messages
