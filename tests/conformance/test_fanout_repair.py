@@ -23,6 +23,7 @@ from queuekeeper.maintenance.fanout.queues import PacedFanoutQueues, find_queues
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.redis_client import RedisClient, connect
 from tests.conformance.stale_plans import refused_as_stale
+from tests.fanout_lists import line_up
 from tests.fanout_repair_world import DAY_MS, HOUR_MS, LEASE_MS, MINUTE_MS, START_MS, World
 
 pytestmark = pytest.mark.conformance
@@ -60,6 +61,7 @@ def break_everything(world: World) -> None:
     world.register(Q, A, B)
     popped, missing, drifted, endless, doubled = world.publish(Q, 5)
     keys, own = world.keys(Q), world.consumer_keys(Q, A)
+    line_up(client, Q, A, B, prefix=world.prefix)
     for consumer in (A, B):
         client.lrem(world.consumer_keys(Q, consumer).ready[0], 0, popped)
     client.hdel(keys.messages, missing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fanout_lists import line_up
 from tests.fanout_repair_world import DAY_MS, HOUR_MS, LEASE_MS, World
 from tests.golden_defects.defect import Defect, found_in
 
@@ -31,6 +32,7 @@ class FanoutStage:
 
     def pop(self, queue: str, consumer: str) -> str:
         """Take an id off a consumer's list as BLPOP does, and return it."""
+        line_up(self.client, queue, consumer, prefix=self.world.prefix)
         return str(self.client.lpop(self.world.consumer_keys(queue, consumer).ready[0]).decode())
 
     def registered(self, queue: str) -> None:

@@ -346,7 +346,7 @@ def test_500_consumers_with_lists_of_their_own_get_a_message_in_one_bounded_call
     names = [f"consumer-{number}" for number in range(500)]
     bounded = options(max_length=100)
     queue.members = dict.fromkeys(names, bounded)
-    client.hset(queue.keys.options, mapping={name: bounded for name in names})
+    client.hset(queue.keys.options, mapping=dict.fromkeys(names, bounded))
     client.hset(queue.keys.state, mapping={"membership": 500, "members": 500})
     queue.membership = 500
 

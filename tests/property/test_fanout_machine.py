@@ -222,14 +222,14 @@ class FanoutMachine(RuleBasedStateMachine):
         consumers = list(self.model.consumers.values())
         pipeline = self.world.client.pipeline(transaction=False)
         pipeline.hkeys(keys.messages).hgetall(keys.references).zrange(keys.expiries, 0, -1, withscores=True)
-        pipeline.lrange(keys.held, 0, -1)
+        pipeline.lrange(keys.held, 0, -1).xrange(keys.log).zrange(keys.cursors, 0, -1, withscores=True)
         for consumer in consumers:
             own = self.world.consumer_keys(Q, consumer.name, lanes=consumer.options.lanes)
             for scores in (own.leases, own.delayed, own.dead):
                 pipeline.zrange(scores, 0, -1, withscores=True)
             for ready in own.ready:
                 pipeline.lrange(ready, 0, -1)
-        stored, references, expiries, held, *rest = pipeline.execute()
+        stored, references, expiries, held, log, cursors, *rest = pipeline.execute()
         messages = self.model.messages
         # A payload is there as long as somebody owes an ack, and no longer.
         assert {int(one) for one in stored} == messages.keys()
@@ -243,8 +243,10 @@ class FanoutMachine(RuleBasedStateMachine):
             assert scored(next(found)) == consumer.leases, consumer
             assert scored(next(found)) == consumer.delayed, consumer
             assert scored(next(found)) == consumer.dead, consumer
-            for lane in consumer.ready:
-                assert [int(one) for one in next(found)] == lane, consumer
+            cursor = dict(cursors).get(consumer.name.encode(), float("inf"))
+            in_log = lanes_of_log(log, cursor, consumer.options.lanes)
+            for lane, unread in zip(consumer.ready, in_log, strict=True):
+                assert [*map(int, next(found)), *unread] == lane, consumer
 
     @invariant()
     def order_is_kept(self) -> None:
@@ -374,6 +376,17 @@ class FanoutMachine(RuleBasedStateMachine):
     def _lives(self, message_id: int) -> bool:
         message = self.model.messages.get(message_id)
         return message is not None and message.expires_at_ms > self.now
+
+
+def lanes_of_log(log: list[tuple[bytes, dict[bytes, bytes]]], cursor: float, lanes: int) -> list[list[int]]:
+    """Return the ids that a consumer has still to read in the log, by lane."""
+    found: list[list[int]] = [[] for _ in range(lanes)]
+    for number, fields in log:
+        if int(number.split(b"-")[0]) > cursor:
+            for word in fields[b"m"].split():
+                message_id, _, order_hash = word.partition(b":")
+                found[int(order_hash or 0) % lanes].append(int(message_id))
+    return found
 
 
 def scored(pairs: list[tuple[bytes, float]]) -> dict[int, int]:

@@ -20,6 +20,7 @@ from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.schema_migrations import migrate
+from tests.fanout_lists import line_up
 from tests.fanout_repair_world import HOUR_MS, World
 from tests.golden_defects.defect import act_out
 from tests.golden_defects.fanout_defects import DEFECTS, FANOUT, A, B, FanoutStage
@@ -135,6 +136,7 @@ def test_each_fault_of_a_fanout_queue_has_its_number(stage: Stage) -> None:
     world.register("wrong", A, options=ConsumerOptions(dead_retention_ms=HOUR_MS))
     _, endless, doubled, died, _ = world.publish("wrong", 5)
     keys, own = world.keys("wrong"), world.consumer_keys("wrong", A)
+    line_up(stage.client, "wrong", A, prefix=world.prefix)
     stage.client.zrem(keys.expiries, endless)
     stage.client.rpush(own.ready[0], doubled)
     stage.client.hset(own.details, 77, "1 0 0 -")
