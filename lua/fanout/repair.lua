@@ -28,11 +28,14 @@ Cost
     As verify.
 ]]
 --- @include "includes/fanout_recount"
+--- @include "includes/fanout_pull"
 --- @include "includes/instant"
 
 local FIRST_CONSUMER_KEY = 8
 local FIRST_VALUE = 4
 local VALUES_PER_ID = 3
+-- Farther back in the log, the id of a message that is gone stays until it is skipped.
+local PULLED_PER_CALL = 1000
 
 local state_key, messages_key, references_key, expiries_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7]
 local keys = { state = state_key, log = KEYS[5], cursors = KEYS[6] }
@@ -107,6 +110,10 @@ for position, id in ipairs(ids) do
             forget_notes(consumer, id)
             noted = noted + 1
         elseif found ~= '' and not message then
+            if string.find(found, 'g') and number_of_entry - consumer.cursor <= PULLED_PER_CALL then
+                pull(consumer, consumer.name, number_of_entry - consumer.cursor)
+                consumer.cursor = number_of_entry
+            end
             withdraw(consumer, id)
             forget_notes(consumer, id)
             missing = missing + 1

@@ -48,12 +48,13 @@ local function read_holders(keys, first_key, first_value, values_per_id)
         for _, key in ipairs(ready) do
             entries = entries + redis.call('LLEN', key)
         end
-        local reached, cursor =
-            cursor_of({ state = keys.state, cursors = keys.cursors, details = KEYS[at + 3] }, name)
-        consumers[number] = {
-            leases = KEYS[at], delayed = KEYS[at + 1], dead = KEYS[at + 2], details = KEYS[at + 3], ready = ready,
-            lanes = lanes, cursor = cursor or reached, reached = reached,
+        local consumer = {
+            name = name, lanes = lanes, leases = KEYS[at], delayed = KEYS[at + 1], dead = KEYS[at + 2],
+            details = KEYS[at + 3], ready = ready, state = keys.state, log = keys.log, cursors = keys.cursors,
         }
+        consumer.reached, consumer.cursor = cursor_of(consumer, name)
+        consumer.cursor = consumer.cursor or consumer.reached
+        consumers[number] = consumer
         at = at + 4 + lists
     end
     local ids, seen = {}, {}
