@@ -85,11 +85,22 @@ end
 
 -- Each key is read and added to first, and removed from once, at the end: while a cluster moves a slot, a script must
 -- not touch a key again that it has emptied.
-local later = string.format('%d', now + 1)
-local first_deadline = redis.call('ZRANGEBYSCORE', keys.leases, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-local first_due = redis.call('ZRANGEBYSCORE', keys.delayed, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+-- Returns the first score of a set that is to come, and whether another one has come.
+local function look_ahead(key)
+    local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+    if not first or tonumber(first) >= now + 1 then
+        return first, false
+    end
+    local later = string.format('%d', now + 1)
+    return redis.call('ZRANGEBYSCORE', key, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2], true
+end
+local first_deadline, has_overdue = look_ahead(keys.leases)
+local first_due, has_due = look_ahead(keys.delayed)
 
-local stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, MOVED_PER_CALL, now)
+local stalled, dead, is_more, foreign = {}, 0, false, {}
+if has_overdue then
+    stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, MOVED_PER_CALL, now)
+end
 reply[5], reply[6] = #stalled, dead
 if is_more then
     count = 0
@@ -98,7 +109,7 @@ end
 local is_halted = dead > 0 and options.mode == 'ordered' and options.when_failed == 'halt'
 
 -- A message that is due comes after those that wait, also in the log.
-local due = read_due(keys.delayed, now, MOVED_PER_CALL)
+local due = has_due and read_due(keys.delayed, now, MOVED_PER_CALL) or {}
 if #due > 0 and pull(keys, consumer, PULLED_PER_CALL) > 0 then
     due, is_more = {}, true
 end
@@ -158,9 +169,8 @@ local function lease(ids, lane)
     if #noted > 0 then
         redis.call('HSET', keys.details, unpack(noted))
         redis.call('ZADD', keys.leases, unpack(leased))
-        redis.call('ZADD', keys.expiries, 'XX', 'GT', unpack(leased))
         if #short_lived > 0 then
-            keep_payloads(keys.messages, now + lease_ms, short_lived)
+            keep(keys, now + lease_ms, short_lived)
         end
     end
     return #noted / 2, looked_at
