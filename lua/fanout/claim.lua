@@ -2,11 +2,12 @@
 --[[
 Purpose
     Take the next messages of a consumer under a lease, from its lists and then from the log, and count an attempt of
-    each. Before that, leases that have run out are ended, and messages that are due, for a retry or because they were published for later, are put in line, at
-    most 100 of each; while more leases have run out, nothing is handed out. A message that has expired before its first
-    attempt, or whose payload is gone, is skipped, and removed when nobody else works on it; a message that is handed
-    out is kept at least until the deadline. A message whose lease ran out twice is handed out alone, since it may crash
-    its workers. An ordered consumer gets at most one message per lane, and none from a lane whose last one is not done.
+    each. Before that, leases that have run out are ended, and messages that are due, for a retry or because they were
+    published for later, are put in line, at most 100 of each; while more leases have run out, nothing is handed out. A
+    message that has expired before its first attempt, or whose payload is gone, is skipped, and removed when nobody
+    else works on it; a message that is handed out is kept at least until the deadline. A message whose lease ran out
+    twice is handed out alone, since it may crash its workers. An ordered consumer gets at most one message per lane,
+    and none from a lane whose last one is not done.
 KEYS
     [1-13]  state, options, consumers, messages, references, expiries, log, cursors, leases, delayed, dead, details,
             wakes
@@ -22,7 +23,8 @@ Returns
     {deadline_ms, wait_until_ms, more, skipped, stalled, dead, logged, *messages(id, attempt, stalls, message)}
                          deadline; instant at which something becomes due if nothing is published, 0 for none; 1 when
                          there may be more to claim at once; messages skipped; leases ended; dead letters among
-                         those; number of the log's last entry, behind which there is more to claim; then four per message, the last as in the hash. A paused or adopting consumer gets none
+                         those; number of the log's last entry: an entry behind it is more to claim; then four per
+                         message, the last as in the hash. A paused or adopting consumer gets none
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
@@ -114,8 +116,8 @@ if #due > 0 and pull(keys, consumer, PULLED_PER_CALL) > 0 then
     due, is_more = {}, true
 end
 line_up(keys, options, due)
-local before = tonumber(redis.call('ZSCORE', keys.cursors, consumer) or nil) or logged
-local cursor = before
+local first_cursor = tonumber(redis.call('ZSCORE', keys.cursors, consumer) or nil) or logged
+local cursor = first_cursor
 
 local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
 local bytes, is_full = 0, false
@@ -283,8 +285,8 @@ elseif not is_halted then
     end
 end
 
-if cursor ~= before then
-    move_cursor(keys, consumer, before, cursor)
+if cursor ~= first_cursor then
+    move_cursor(keys, consumer, first_cursor, cursor)
 end
 if taken > 0 then
     redis.call('HINCRBY', keys.details, 'claimed', taken)

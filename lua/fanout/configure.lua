@@ -25,6 +25,7 @@ Cost
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_next_membership"
 --- @include "includes/fanout_pull"
+--- @include "includes/fanout_leave"
 
 local PULLED_PER_CALL = 1000
 local FIRST_READY = 8

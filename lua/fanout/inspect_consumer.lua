@@ -14,21 +14,21 @@ Returns
      in_log, in_log_since_ms, fields(name, value), lanes(length, published_ms, state)}
                          its options, with mode leaving while it is unregistered; messages under lease, those whose
                          lease has run out, messages that wait for a retry, dead letters; earliest deadline, retry and
-                         death, 0 without one; messages looked at, and those that only it owes an ack for; messages that it has
-                         still to read in the log, and when the next of them was published, as below; its counters,
-                         empty without any; per lane its length, when its next message was published (0: none, or it
-                         is gone), and "leased <id>", "blocked <ms>" or empty
+                         death, 0 without one; messages looked at, and those that only it owes an ack for; messages
+                         that it has still to read in the log, and when the next of them was published; its counters,
+                         empty without any; per lane the length of its list, when its next message was published (0:
+                         none, or it is gone), and "leased <id>", "blocked <ms>" or empty
 Errors
     INVALID  an argument breaks the rules above
     UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
     VERSION  the consumer has another number of lanes
 Cost
-    O(lanes + sample); about 20 us, 1 us per message looked at. At most 1,000 of these.
+    O(lanes + sample); about 25 us, 1 us per message looked at. At most 1,000 of these.
 ]]
 --- @include "includes/instant"
 --- @include "includes/fanout_consumer"
 --- @include "includes/fanout_lanes"
---- @include "includes/fanout_log"
+--- @include "includes/fanout_read_log"
 
 local SAMPLE = 1000
 local FIRST_READY = 12

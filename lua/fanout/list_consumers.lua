@@ -9,7 +9,8 @@ ARGV
 Returns
     {membership, now_ms, *members(consumer, options, last_seen_ms, cursor)}
                          number of the membership, 0 for an unknown queue; the server's time; four values per consumer,
-                         in no order, the last its cursor in the log, -1 without one. A consumer with the mode "leaving" is not a member
+                         in no order, the last its cursor in the log, -1 without one. A consumer with the mode
+                         "leaving" is not a member
 Errors
     INVALID  4 keys and no arguments are expected
 Cost

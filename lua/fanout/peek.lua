@@ -20,7 +20,7 @@ Cost
 ]]
 --- @include "includes/fanout_entries"
 --- @include "includes/fanout_page"
---- @include "includes/fanout_log"
+--- @include "includes/fanout_read_log"
 
 local IN_LOG_PER_CALL = 100000
 --- @keys

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove the messages that wait for a consumer: in its lists, in the log, and its delayed messages. Leases and dead letters stay.
+    Remove the messages that wait for a consumer: in its lists, in the log, and its delayed messages. Leases and dead
+    letters stay.
 KEYS
     [1-8]  state, messages, references, expiries, log, cursors, delayed, details
     [9+] ready           list of ids per lane

@@ -2,7 +2,8 @@
 --[[
 Purpose
     Make a consumer a member of a queue: it gets every message that is published from then on, by a cursor in the log,
-    or in its own list if it has a maximum length. A queue is created with its first member. A consumer that is a member already keeps its options; configure changes them.
+    or in its own lists if it has a maximum length. A queue is created with its first member. A consumer that is a
+    member already keeps its options; configure changes them.
 KEYS
     [1-5]  state, options, consumers, cursors, details
 ARGV

@@ -11,9 +11,9 @@ ARGV
     [1]  membership      its number, by which all consumers are known, also if they are named in several calls
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
-    [4+] values          per consumer its name and lanes, 0 when it is not ordered and has one list; then three values for each
-                         of 1 to 100 different ids: the id; number of unnamed consumers that have it, or - to leave
-                         count and message alone; the count when these were found, -1 for none, or empty when all
+    [4+] values          per consumer its name and lanes, 0 when it is not ordered and has one list; then three values
+                         for each of 1 to 100 different ids: the id; number of unnamed consumers that have it, or - to
+                         leave count and message alone; the count when these were found, -1 for none, or empty when all
                          consumers are named. If the count differs now, count and message stay as they are
 Returns
     {looked_at, missing, freed, recounted, leases, doubled, notes, expiries}  number of ids that this call has looked
@@ -120,9 +120,10 @@ for position, id in ipairs(ids) do
         elseif found ~= '' then
             owed = owed + 1
             if #found > 1 then
-                -- The place in the log stays in any case; else a worker's lease is kept first, then the place in a list,
-                -- then the retry, then the dead letter.
-                local kept = string.match(found, 'g') or string.match(found, 'l') or string.match(found, 'r') or string.match(found, 'd') or 'x'
+                -- The place in the log stays in any case; else a worker's lease is kept first, then the place in a
+                -- list, then the retry, then the dead letter.
+                local kept = string.match(found, 'g') or string.match(found, 'l') or string.match(found, 'r')
+                kept = kept or string.match(found, 'd') or 'x'
                 withdraw(consumer, id, kept, list)
                 doubled = doubled + 1
             elseif found == 'u' then

@@ -32,6 +32,7 @@ Cost
 --- @include "includes/fanout_next_membership"
 --- @include "includes/fanout_release"
 --- @include "includes/fanout_pull"
+--- @include "includes/fanout_leave"
 
 local PER_CALL = 1000
 local FIRST_READY = 14

@@ -9,14 +9,15 @@ ARGV
     [1]  membership      its number, by which all consumers are known, also if they are named in several calls
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
-    [4+] values          per consumer its name and lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
+    [4+] values          per consumer its name and lanes, 0 when it is not ordered and has one list; then 1 to 100
+                         different ids
 Returns
     {*rows(id, has_message, references, expires_at_ms, places)}
                          five values per id; the count and the expiry, as text, are -1 when there is none, and when the
                          payload was removed by its own expiry; places has a word per consumer that has the id: its
-                         position in the call, from 1, and a letter per place: r ready, g in the log, d delayed, l leased,
-                         u leased without a token and not overdue, x dead letter, n only notes; "0h" for held. There may be
-                         fewer ids than were asked about: continue after the last
+                         position in the call, from 1, and a letter per place: r ready, g in the log, d delayed, l
+                         leased, u leased without a token and not overdue, x dead letter, n only notes; "0h" for held.
+                         There may be fewer ids than were asked about: continue after the last
 Errors
     INVALID   an argument breaks the rules above
     VERSION   the membership is another one

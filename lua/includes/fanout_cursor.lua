@@ -1,4 +1,3 @@
---- @include "includes/fanout_log"
 local NUMBERS_PER_TRIM = 64
 
 -- Removes the entries that every cursor has passed, of which this is the lowest; all of them without one.
@@ -16,11 +15,4 @@ local function move_cursor(keys, consumer, from, to)
     if math.floor(from / NUMBERS_PER_TRIM) < math.floor(to / NUMBERS_PER_TRIM) then
         trim_log(keys, redis.call('ZRANGE', keys.cursors, 0, 0, 'WITHSCORES')[2])
     end
-end
-
--- Removes a cursor, and what it alone kept in the log.
-local function leave_log(keys, consumer)
-    local lowest = redis.call('ZRANGE', keys.cursors, 0, 1, 'WITHSCORES')
-    trim_log(keys, lowest[1] == consumer and lowest[4] or lowest[1] ~= consumer and lowest[2])
-    redis.call('ZREM', keys.cursors, consumer)
 end

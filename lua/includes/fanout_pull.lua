@@ -1,3 +1,4 @@
+--- @include "includes/fanout_read_log"
 --- @include "includes/fanout_cursor"
 -- Puts ids of the log into a member's lists, as many as are wanted, 1 to 1,000, or up to 99 more. Returns how many are
 -- still in the log.
