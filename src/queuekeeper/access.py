@@ -215,7 +215,7 @@ def redis_users() -> Mapping[str, RedisUser]:
             purpose="publishers and consumers of fan-out queues, and queuekeeper fanout",
             keys=("fanout:*",),
             scripts=_area("fanout", *_FANOUT_UPKEEP),
-            commands=("bzpopmin", "scan"),
+            commands=("xread", "scan"),
         ),
         RedisUser(
             job="fanout-repair",

@@ -382,6 +382,28 @@ def unregister(
     )
 
 
+@command(app, also=PLANS)
+def take_over(call: OnQueues, queue: QueueName) -> Shown:
+    """Let consumers that an earlier version has registered read the queue's log.
+
+    A publish then costs the same for any number of them. Update all workers and publishers first: an earlier version
+    finds nothing in the log. Nothing is moved, and what is in their lists comes first. A question says first which
+    consumers that are.
+
+    Examples: `queuekeeper fanout take-over orders --dry-run`
+    """
+
+    def question(found: tuple[str, ...]) -> str:
+        return f"{', '.join(map(printable, found))} of {printable(queue)} will read the log."
+
+    found = call.carry_out(lambda dry_run: call.store.take_over(queue, dry_run=dry_run), question, needed=bool)
+    nobody = "Every consumer reads the log, or has a maximum length and so lists of its own."
+    return Shown(
+        {"queue": queue, "dry_run": call.dry_run, "consumers": found},
+        lambda: [listing(call.title("Taken over"), found, {"consumer": str}, nothing=nobody)],
+    )
+
+
 queues.command(
     fanout.FanoutQueues.touch,
     lambda _, seen_ms, **names: Shown(names | {"last_seen_ms": seen_ms}, "Touched"),

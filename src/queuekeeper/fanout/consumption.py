@@ -143,8 +143,7 @@ class Consumption:
         self._waiting: deque[_Held] = deque()
         self._busy: set[_Held] = set()
         self._ended: dict[_Held, Ended] = {}
-        self._surplus: list[_Held] = []
-        # _woken: a wake-up came, and no claim since then; without room it is passed on to another worker.
+        # _woken: a wake-up came, and no claim since then. It came to all workers that wait.
         self._woken = self._listening = False
         self._look_at_s = self._listen_at_s = self._touch_at_s = now_s()
         self._touch_s = TOUCH_S
@@ -188,7 +187,7 @@ class Consumption:
                 yield from self._hear(self._wake_at_s())
             if self._is_late():
                 self._over = True
-        left = len(self._waiting) + len(self._busy) + len(self._ended) + len(self._surplus)
+        left = len(self._waiting) + len(self._busy) + len(self._ended)
         if left:
             _log.warning(
                 "consumer %r of %r ended with %d messages, which are handed out again when their leases are over",
@@ -247,7 +246,6 @@ class Consumption:
     def _turn(self) -> Operation[None]:
         yield from self._settle()
         yield from self._renew()
-        yield from self._give_back()
         if self._stop_at_s is not None:
             yield from self._wind_up(self._stop_at_s)
             return
@@ -256,11 +254,8 @@ class Consumption:
             # Fails if the consumer was unregistered meanwhile, and so does not register it again.
             yield from self._operations.touch(self.queue, consumer=self.consumer)
             yield from self._register()
-        if self._room > 0:
-            if self._woken or self._now_s() >= self._look_at_s:
-                yield from self._claim()
-        elif self._woken:
-            yield from self._pass_on()
+        if self._room > 0 and (self._woken or self._now_s() >= self._look_at_s):
+            yield from self._claim()
         if self._now_s() >= self._touch_at_s:
             yield from self._operations.touch(self.queue, consumer=self.consumer)
             self._touch_at_s = self._now_s() + self._touch_s
@@ -353,23 +348,6 @@ class Consumption:
             quiet_s = min(quiet_s, max(0.001, due_ms / 1_000))
         self._look_at_s = self._now_s() + quiet_s
 
-    def _pass_on(self) -> Operation[None]:
-        """Wake other workers, since there is no room here: a message that is claimed and returned wakes them."""
-        claimed = yield from self._operations.claim(
-            self.queue, consumer=self.consumer, lease_ms=self.rules.lease_ms, max_stalls=self.rules.max_stalls
-        )
-        self._woken = False
-        self._look_at_s = self._now_s()
-        self._surplus += [
-            _Held(message=message, token=claimed.token, renew_at_s=float("inf")) for message in claimed.messages
-        ]
-        yield from self._give_back()
-
-    def _give_back(self) -> Operation[None]:
-        """Return messages for which there is no room; after a call without an answer the next turn repeats it."""
-        yield from self._return(self._surplus)
-        self._surplus.clear()
-
     def _settle(self) -> Operation[None]:
         """Report the outcomes of messages; after a call without an answer the next turn repeats it."""
         done: dict[str, list[_Held]] = {}
@@ -446,9 +424,6 @@ class Consumption:
         if self._waiting:
             yield from self._return(list(self._waiting))
             self._waiting.clear()
-            self._woken = False
-        if self._woken and not self._listening:
-            yield from self._pass_on()
         if self._busy and self._now_s() >= stop_at_s:
             self._has_cut = yield Cut()
             self._over = not self._has_cut
