@@ -1182,6 +1182,73 @@ def test_a_large_queue_is_verified_and_repaired_in_steps(queues: Queues, world: 
     assert len(queues.claim(Q, consumer=A, count=1_000).messages) == 1_000
 
 
+def test_a_message_for_a_consumer_that_is_far_behind_comes_behind_all_that_it_has(queues: Queues) -> None:
+    for consumer in (A, B):
+        queues.register(Q, consumer=consumer)
+    published = publish(queues, 2_500)
+
+    [only] = queues.publish(Q, messages(1), to=A)
+    assert only.consumers == 1
+    late = publish(queues, 1)
+
+    for consumer, expected in ((A, [*published, only.id, *late]), (B, [*published, *late])):
+        claimed: list[int] = []
+        while page := queues.claim(Q, consumer=consumer, count=1_000).messages:
+            claimed += ids(page)
+        assert claimed == expected
+
+
+def test_a_consumer_that_is_far_behind_can_be_given_a_bound(queues: Queues) -> None:
+    queues.register(Q, consumer=A)
+    published = publish(queues, 2_500)
+
+    queues.configure(Q, consumer=A, options=ConsumerOptions(max_length=2_500))
+
+    with pytest.raises(QueueFull, match=A):
+        publish(queues, 1)
+    [view] = queues.inspect(Q).consumers
+    assert view.ready == 2_500
+    assert queues.verify(Q).healthy
+    queues.configure(Q, consumer=A, options=ConsumerOptions())
+    late = publish(queues, 1)
+    claimed: list[int] = []
+    while page := queues.claim(Q, consumer=A, count=1_000).messages:
+        claimed += ids(page)
+    assert claimed == [*published, *late]
+
+
+def test_consumers_of_an_earlier_version_go_on_and_are_taken_over(queues: Queues, world: FanoutWorld) -> None:
+    for consumer in (A, B):
+        queues.register(Q, consumer=consumer)
+    # An earlier version has made no cursors.
+    world.client.delete(world.keys(Q).cursors)
+    publisher = world.queues()
+    first = publish(publisher, 2)
+    assert world.client.lrange(world.consumer_keys(Q, A).ready[0], 0, -1) == [b"%d" % one for one in first]
+
+    assert queues.take_over(Q) == (A, B)
+    assert queues.take_over(Q, dry_run=False) == (A, B)
+    assert queues.take_over(Q, dry_run=False) == ()
+    second = publish(publisher, 2)
+
+    assert world.client.llen(world.consumer_keys(Q, A).ready[0]) == 2
+    assert queues.verify(Q).healthy
+    for consumer in (A, B):
+        assert ids(queues.claim(Q, consumer=consumer, count=9).messages) == [*first, *second]
+
+
+def test_every_waiting_worker_of_a_name_is_woken(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A)
+    others = [world.queues(), world.queues()]
+    for each in others:
+        assert each.claim(Q, consumer=A).messages == ()
+    publish(queues, 1)
+
+    assert [each.await_wake(Q, consumer=A, timeout_s=PATIENCE_S) for each in others] == [True, True]
+    assert [len(each.claim(Q, consumer=A).messages) for each in others] == [1, 0]
+    assert not others[1].await_wake(Q, consumer=A, timeout_s=0.01)
+
+
 def test_whoever_waits_is_woken_by_what_can_be_claimed(queues: Queues, world: FanoutWorld) -> None:
     queues.register(Q, consumer=A)
     assert not queues.await_wake(Q, consumer=A, timeout_s=0.01)

@@ -354,6 +354,19 @@ def test_consumer_is_removed_with_all_that_is_its_after_a_question(both: FanoutQ
     fails("unregister", Q, A, "--yes", code=2, words="no consumer of this name")
 
 
+def test_consumers_of_an_earlier_version_are_named_and_taken_over_after_a_question(
+    both: FanoutQueues, client: redis_client.RedisClient
+) -> None:
+    client.delete(keyspace.fanout_keys(Q).cursors)
+
+    assert as_json("take-over", Q, "--dry-run") == {"queue": Q, "dry_run": True, "consumers": [A, B]}
+    asked = run("take-over", Q, given=b"n\n")
+    assert f"{A}, {B} of {Q} will read the log." in asked.output
+    assert asked.exit_code != 0
+    assert as_json("take-over", Q, "--yes")["consumers"] == [A, B]
+    assert "Every consumer reads the log" in run("take-over", Q).output
+
+
 def test_idle_consumers_are_removed_and_those_that_were_seen_stay(both: FanoutQueues) -> None:
     assert "No consumer was unseen" in run("unregister", Q, "--idle").stdout
     both.register(Q, consumer="gone", options=ConsumerOptions(idle_expiry_ms=1))

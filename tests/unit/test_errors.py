@@ -25,6 +25,7 @@ OF_SERVERS = {"ServerUnavailable", "StoreFull", "RefusedError", "NotAllowed", "S
 
 EXIT_CODES = {
     "CheckFailed": 1,
+    "ConsumerBehind": 4,
     "ConsumerLeaving": 4,
     "ForeignOwner": 4,
     "HasLeases": 4,

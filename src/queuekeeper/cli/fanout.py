@@ -397,7 +397,7 @@ def take_over(call: OnQueues, queue: QueueName) -> Shown:
         return f"{', '.join(map(printable, found))} of {printable(queue)} will read the log."
 
     found = call.carry_out(lambda dry_run: call.store.take_over(queue, dry_run=dry_run), question, needed=bool)
-    nobody = "Every consumer reads the log, or has a maximum length and so lists of its own."
+    nobody = "Every consumer reads the log, or has a max_length and so lists of its own."
     return Shown(
         {"queue": queue, "dry_run": call.dry_run, "consumers": found},
         lambda: [listing(call.title("Taken over"), found, {"consumer": str}, nothing=nobody)],
