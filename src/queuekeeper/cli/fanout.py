@@ -384,7 +384,7 @@ def unregister(
 
 @command(app, also=PLANS)
 def take_over(call: OnQueues, queue: QueueName) -> Shown:
-    """Let consumers that an earlier version has registered read the queue's log.
+    """Let consumers of an earlier version read the log.
 
     A publish then costs the same for any number of them. Update all workers and publishers first: an earlier version
     finds nothing in the log. Nothing is moved, and what is in their lists comes first. A question says first which
