@@ -251,8 +251,8 @@ local function store(messages_key, values, expires_at)
     redis.call('HSET', messages_key, unpack(values))
 end
 
--- Adds the ids that are not for later to the log. If the server has lost the number that the log had reached, the log
--- itself tells it.
+-- Adds the ids that are not for later to the log. If the server has lost the number that the log had reached, the entry
+-- is refused, and the log itself tells the number.
 local function add_to_log()
     local words = {}
     for _, position in ipairs(fresh) do
@@ -261,15 +261,17 @@ local function add_to_log()
             words[#words + 1] = order_hash == '0' and ids[position] or ids[position] .. ':' .. order_hash
         end
     end
-    local text, before = table.concat(words, ' '), fields[9]
-    if not before and redis.call('EXISTS', keys.log) == 1 then
+    local text = table.concat(words, ' ')
+    local reached = string.format('%d', (tonumber(fields[9]) or 0) + #words)
+    if type(redis.pcall('XADD', keys.log, reached .. '-0', 'm', text)) == 'table' then
         local facts = redis.call('XINFO', 'STREAM', keys.log)
         for index = 1, #facts, 2 do
-            before = facts[index] == 'last-generated-id' and string.match(facts[index + 1], '^%d+') or before
+            if facts[index] == 'last-generated-id' then
+                reached = string.format('%d', tonumber(string.match(facts[index + 1], '^%d+')) + #words)
+            end
         end
+        redis.call('XADD', keys.log, reached .. '-0', 'm', text)
     end
-    local reached = string.format('%d', (tonumber(before or nil) or 0) + #words)
-    redis.call('XADD', keys.log, reached .. '-0', 'm', text)
     redis.call('HSET', keys.state, 'logged', reached)
 end
 

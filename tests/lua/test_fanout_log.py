@@ -224,10 +224,13 @@ def test_queue_whose_consumers_all_have_lists_has_no_log(single: RedisClient) ->
     assert (queue.claim("a", count=9).ids, queue.claim("b", count=9).ids) == ([1, 2], [2])
 
 
-def test_number_that_the_state_has_lost_is_taken_from_the_log(queue: Queue) -> None:
+@pytest.mark.parametrize("left", [None, "1"])
+def test_number_that_the_state_has_lost_is_taken_from_the_log(queue: Queue, left: str | None) -> None:
     queue.publish("1", "2")
     queue.claim("a", count=9)
     queue.client.hdel(queue.keys.state, "logged")
+    if left is not None:
+        queue.client.hset(queue.keys.state, "logged", left)
 
     queue.publish("3")
 
