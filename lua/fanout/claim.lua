@@ -76,7 +76,7 @@ end
 local deadline = string.format('%d', now + lease_ms)
 local reply = { deadline, 0, 0, 0, 0, 0, 0 }
 redis.call('ZADD', keys.consumers, 'XX', string.format('%d', now), consumer)
-local notes = redis.call('HMGET', keys.details, 'paused', 'adopting', 'next_lane')
+local notes = redis.call('HMGET', keys.details, 'paused', 'adopting', 'next_lane', 'claimed')
 local of_queue = redis.call('HMGET', keys.state, 'paused', 'logged')
 local logged = tonumber(of_queue[2] or nil) or 0
 reply[7] = logged
@@ -120,6 +120,7 @@ local first_cursor = tonumber(redis.call('ZSCORE', keys.cursors, consumer) or ni
 local cursor = first_cursor
 
 local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
+local claimed = tonumber(notes[4] or nil) or 0
 local bytes, is_full = 0, false
 -- Returns whether the reply has room for one more message; a larger message is returned alone.
 local function fits(id)
@@ -169,13 +170,15 @@ local function lease(ids, lane)
         end
     end
     if #noted > 0 then
+        claimed = claimed + #noted / 2
+        noted[#noted + 1], noted[#noted + 2] = 'claimed', string.format('%d', claimed)
         redis.call('HSET', keys.details, unpack(noted))
         redis.call('ZADD', keys.leases, unpack(leased))
         if #short_lived > 0 then
             keep(keys, now + lease_ms, short_lived)
         end
     end
-    return #noted / 2, looked_at
+    return #leased / 2, looked_at
 end
 
 local waiting = 0
@@ -287,9 +290,6 @@ end
 
 if cursor ~= first_cursor then
     move_cursor(keys, consumer, first_cursor, cursor)
-end
-if taken > 0 then
-    redis.call('HINCRBY', keys.details, 'claimed', taken)
 end
 if #skipped > 0 then
     redis.call('HDEL', keys.details, unpack(skipped))

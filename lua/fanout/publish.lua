@@ -253,7 +253,7 @@ end
 
 -- Adds the ids that are not for later to the log. If the server has lost the number that the log had reached, the entry
 -- is refused, and the log itself tells the number.
-local function add_to_log()
+local function add_to_log(reached)
     local words = {}
     for _, position in ipairs(fresh) do
         local order_hash = ARGV[first_message + VALUES_PER_MESSAGE * (position - 1) + 1]
@@ -262,7 +262,6 @@ local function add_to_log()
         end
     end
     local text = table.concat(words, ' ')
-    local reached = string.format('%d', (tonumber(fields[9]) or 0) + #words)
     if type(redis.pcall('XADD', keys.log, reached .. '-0', 'm', text)) == 'table' then
         local facts = redis.call('XINFO', 'STREAM', keys.log)
         for index = 1, #facts, 2 do
@@ -271,14 +270,15 @@ local function add_to_log()
             end
         end
         redis.call('XADD', keys.log, reached .. '-0', 'm', text)
+        redis.call('HSET', keys.state, 'logged', reached)
     end
-    redis.call('HSET', keys.state, 'logged', reached)
 end
 
 local dropped = 0
 if #fresh > 0 then
     local stored, ends, records, bytes = {}, {}, {}, tonumber(fields[8]) or 0
     local owed = string.format('%d', math.max(receivers_of_all, 1))
+    local logged = string.format('%d', (tonumber(fields[9]) or 0) + (is_logged and #in_line or 0))
     for number, position in ipairs(fresh) do
         local index = first_message + VALUES_PER_MESSAGE * (position - 1)
         local published = due[position] or now
@@ -290,7 +290,8 @@ if #fresh > 0 then
     end
     redis.call(
         'HSET', keys.state, 'version', 1, 'next_id', string.format('%d', next_id + #fresh),
-        'published', string.format('%d', (tonumber(fields[7]) or 0) + #fresh), 'bytes', string.format('%d', bytes)
+        'published', string.format('%d', (tonumber(fields[7]) or 0) + #fresh), 'bytes', string.format('%d', bytes),
+        'logged', logged
     )
     -- If the caller gives the instant, the server's clock is not used.
     local has_own_expiry = HAS_FIELD_EXPIRY and ARGV[3] == ''
@@ -322,7 +323,7 @@ if #fresh > 0 then
         pull(reader, to, PULLED_PER_CALL)
     end
     if is_logged and #in_line > 0 then
-        add_to_log()
+        add_to_log(logged)
     end
     for push, key in ipairs(push_keys) do
         if #push_ids[push] > 0 then
