@@ -232,7 +232,7 @@ elseif not is_halted then
         fields[lane] = 'l' .. lane
     end
     local states = redis.call('HMGET', keys.details, unpack(fields))
-    local free, is_short, in_log = {}, false, 0
+    local free, is_short, in_log = {}, false, logged - cursor
     for lane = 1, options.lanes do
         local kind, value = string.match(states[lane] or '', '^(%l+) (%d+)$')
         -- A lane's note without a lease would block the lane for ever.

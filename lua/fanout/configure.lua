@@ -5,8 +5,8 @@ Purpose
     length has all its messages in its own lists from then on, and no cursor. A full server runs this, too, since a
     lower limit makes room.
 KEYS
-    [1-7]  state, options, log, cursors, leases, delayed, details
-    [8+] ready           list of ids per lane that it has now
+    [1-8]  state, options, log, cursors, leases, delayed, details, wakes
+    [9+] ready           list of ids per lane that it has now
 ARGV
     [1]  consumer        its name
     [2]  options         "mode when_failed lanes max_length when_full dead_retention_ms idle_expiry_ms"
@@ -26,9 +26,10 @@ Cost
 --- @include "includes/fanout_next_membership"
 --- @include "includes/fanout_pull"
 --- @include "includes/fanout_leave"
+--- @include "includes/fanout_wake"
 
 local PULLED_PER_CALL = 1000
-local FIRST_READY = 8
+local FIRST_READY = 9
 --- @include "includes/fanout_all_keys"
 
 --- @keys
@@ -58,8 +59,10 @@ redis.call('HSET', keys.options, consumer, text)
 if wanted.max_length > 0 and cursor then
     pull(keys, consumer, PULLED_PER_CALL)
     leave_log(keys, consumer)
+    -- Who waits for an entry of the log would not find one that was removed just now.
+    wake(keys.wakes)
 elseif wanted.max_length == 0 and known.max_length > 0 then
-    redis.call('ZADD', keys.cursors, string.format('%d', reached), consumer)
+    redis.call('ZADD', keys.cursors, 'NX', string.format('%d', reached), consumer)
 end
 if is_rearranged then
     redis.call('HDEL', keys.details, 'next_lane')

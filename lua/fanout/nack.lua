@@ -4,8 +4,8 @@ Purpose
     Report that work on a message has failed: it is handed out again, at once or later, or becomes a dead letter. With
     an ordered consumer it returns to the head of its lane, which waits for it. Its payload is kept at least until then.
 KEYS
-    [1-9]  state, options, messages, expiries, leases, delayed, dead, details, wakes
-    [10+] ready          list of ids per lane
+    [1-10]  state, options, messages, expiries, cursors, leases, delayed, dead, details, wakes
+    [11+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  token           of the lease
@@ -35,11 +35,11 @@ Cost
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_bury"
 --- @include "includes/fanout_keep"
---- @include "includes/fanout_due"
+--- @include "includes/fanout_to_tail"
 --- @include "includes/fanout_wake"
 
 
-local FIRST_READY = 10
+local FIRST_READY = 11
 --- @include "includes/fanout_all_keys"
 --- @keys
 
@@ -82,6 +82,6 @@ elseif delay_ms > 0 then
 elseif place == 'head' then
     redis.call('LPUSH', keys.ready[1], id)
 else
-    redis.call('RPUSH', keys.ready[1], id)
+    put_at_tail(keys, ARGV[1], { id }, now)
 end
 return { 'retried', due }

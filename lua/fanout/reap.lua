@@ -148,6 +148,8 @@ if lane == #keys.ready + 1 and left > 0 then
         'XRANGE', keys.log, string.format('(%d-0', from), string.format('%d-0', reached), 'COUNT', ENTRIES_PER_READ
     )
     local to, lists, is_end = from, {}, false
+    -- Where something is due, all has been pulled; a caller that only counts still finds it in the log.
+    local is_pulled = behind and redis.call('ZCOUNT', keys.delayed, '-inf', '(' .. string.format('%d', now + 1)) > 0
     for _, entry in ipairs(entries) do
         local ids, lanes, removed = {}, {}, 0
         for id, order_hash in string.gmatch(entry[2][2], '(%d+):?(%d*)') do
@@ -159,7 +161,7 @@ if lane == #keys.ready + 1 and left > 0 then
             removed = removed + (gone[position] and 1 or 0)
         end
         -- What comes behind a publish whose messages are all there stays in the log.
-        is_end = removed == 0
+        is_end = removed == 0 and not is_pulled
         if is_end or left <= 0 then
             break
         end

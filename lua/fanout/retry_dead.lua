@@ -4,8 +4,8 @@ Purpose
     Put dead letters back in line, with attempts and stalls of 0: after other messages, or, with an ordered consumer,
     before them. They are kept as long as new dead letters.
 KEYS
-    [1-7]  state, options, messages, expiries, dead, details, wakes
-    [8+] ready           list of ids per lane
+    [1-9]  state, options, messages, expiries, cursors, delayed, dead, details, wakes
+    [10+] ready           list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  now_ms          instant; empty: the server's time
@@ -27,25 +27,20 @@ Cost
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_keep"
 --- @include "includes/fanout_wake"
+--- @include "includes/fanout_to_tail"
 
 local IDS_PER_CALL = 500
-local FIRST_READY = 8
+local FIRST_READY = 10
 local FIRST_ID = 3
 --- @include "includes/fanout_all_keys"
 
-local state_key, options_key, messages_key, expiries_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local dead_key, details_key, wakes_key = KEYS[5], KEYS[6], KEYS[7]
-local ready = { unpack(KEYS, FIRST_READY) }
+--- @keys
 local now = instant(ARGV[2])
 local count = #ARGV - FIRST_ID + 1
 if count < 1 or count > IDS_PER_CALL or not are_ids(ARGV, FIRST_ID) or not now then
     return redis.error_reply('INVALID a name, an instant and 1 to ' .. IDS_PER_CALL .. ' ids are expected')
 end
-local options, unknown = options_of(state_key, options_key, ARGV[1])
-local refused = unknown or lanes_error(options, ready)
-if refused then
-    return refused
-end
+--- @include "includes/fanout_own_options"
 
 local ids = { unpack(ARGV, FIRST_ID) }
 local is_ordered = options.mode == 'ordered'
@@ -56,21 +51,21 @@ table.sort(ids, function(one, other)
     return tonumber(one) < tonumber(other)
 end)
 local reply = { 0 }
-local ended = {}
-for position, died in ipairs(redis.call('ZMSCORE', dead_key, unpack(ids))) do
+local ended, again = {}, {}
+for position, died in ipairs(redis.call('ZMSCORE', keys.dead, unpack(ids))) do
     local id = ids[position]
     local was_dead = died and id ~= ids[position - 1]
-    local message = was_dead and redis.call('HGET', messages_key, id)
+    local message = was_dead and redis.call('HGET', keys.messages, id)
     local order_hash = string.match(message or '', '^%d+:%d+:(%d+):')
     if order_hash then
         local lane = is_ordered and tonumber(order_hash) % options.lanes + 1 or 0
-        redis.call('HSET', details_key, id, write_entry(0, 0, lane, '-'))
-        redis.call('HDEL', details_key, 'e' .. id)
-        keep({ messages = messages_key, expiries = expiries_key }, now + options.dead_retention_ms, { id })
+        redis.call('HSET', keys.details, id, write_entry(0, 0, lane, '-'))
+        redis.call('HDEL', keys.details, 'e' .. id)
+        keep(keys, now + options.dead_retention_ms, { id })
         if is_ordered then
-            redis.call('LPUSH', ready[lane], id)
+            redis.call('LPUSH', keys.ready[lane], id)
         else
-            redis.call('RPUSH', ready[1], id)
+            again[#again + 1] = id
         end
         ended[#ended + 1] = id
         reply[1] = reply[1] + 1
@@ -78,15 +73,18 @@ for position, died in ipairs(redis.call('ZMSCORE', dead_key, unpack(ids))) do
         reply[#reply + 1] = id
         if was_dead then
             ended[#ended + 1] = id
-            redis.call('HDEL', details_key, id, 'e' .. id)
+            redis.call('HDEL', keys.details, id, 'e' .. id)
         end
     end
 end
+if #again > 0 then
+    put_at_tail(keys, ARGV[1], again, now)
+end
 if #ended > 0 then
-    redis.call('ZREM', dead_key, unpack(ended))
+    redis.call('ZREM', keys.dead, unpack(ended))
 end
 if reply[1] > 0 then
-    redis.call('HINCRBY', details_key, 'revived', reply[1])
-    wake(wakes_key)
+    redis.call('HINCRBY', keys.details, 'revived', reply[1])
+    wake(keys.wakes)
 end
 return reply

@@ -3,7 +3,7 @@
 Purpose
     Give a cursor to each member that publishers put ids into the lists of although it has no maximum length: those that
     an earlier version has registered. From then on it reads the log; what is in its lists comes first. Publishers learn
-    of it by the membership's number.
+    of it by the membership's number. A cursor of nobody, which an earlier version has left, is removed.
 KEYS
     [1-3]  state, options, cursors
 ARGV
@@ -38,10 +38,19 @@ for index = 1, #pairs_of_options, 2 do
         cursors[size + 1], cursors[size + 2] = fields[2] or '0', consumer
     end
 end
+local nobodys = {}
+for _, consumer in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
+    if redis.call('HEXISTS', KEYS[2], consumer) == 0 then
+        nobodys[#nobodys + 1] = consumer
+    end
+end
 local membership = tonumber(fields[3]) or 0
 if #found > 0 and ARGV[1] == '0' then
     membership = next_membership(KEYS[1])
     redis.call('ZADD', KEYS[3], unpack(cursors))
     redis.call('HSET', KEYS[1], 'membership', string.format('%d', membership))
+end
+if #nobodys > 0 and ARGV[1] == '0' then
+    redis.call('ZREM', KEYS[3], unpack(nobodys))
 end
 return { membership, unpack(found) }

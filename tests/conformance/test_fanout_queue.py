@@ -1217,6 +1217,24 @@ def test_a_consumer_that_is_far_behind_can_be_given_a_bound(queues: Queues) -> N
     assert claimed == [*published, *late]
 
 
+def test_a_large_batch_for_later_reaches_many_consumers(queues: Queues, world: FanoutWorld) -> None:
+    names = [f"c{number}" for number in range(30)]
+    for name in names:
+        queues.register(Q, consumer=name)
+
+    later = publish(queues, 99, delay_ms=60_000)
+    mixed = queues.publish(Q, [*messages(50), *messages(50, delay_ms=60_000)])
+
+    assert [report.error for report in mixed] == [None] * 100
+    assert {view.delayed for view in queues.inspect(Q).consumers} == {len(later) + 50}
+    assert len(queues.claim(Q, consumer=names[-1], count=1_000).messages) == 50
+    world.pass_ms(60_000)
+    claimed: list[int] = []
+    while page := queues.claim(Q, consumer=names[0], count=1_000).messages:
+        claimed += ids(page)
+    assert len(claimed) == len(set(claimed)) == 199
+
+
 def test_consumers_of_an_earlier_version_go_on_and_are_taken_over(queues: Queues, world: FanoutWorld) -> None:
     for consumer in (A, B):
         queues.register(Q, consumer=consumer)

@@ -294,3 +294,72 @@ def test_id_is_found_in_the_log_wherever_it_is(queue: Queue, size: int) -> None:
         found = queue.verify(*range(first, first + 60))
         assert {row.places for row in found.values()} == {"1r 2g"}
     assert queue.verify(301)[301].places == "1r"
+
+
+def test_message_that_fails_again_and_again_lets_all_others_pass(queue: Queue) -> None:
+    queue.publish(*"12345")
+    for record in "678":
+        queue.publish(record)
+    queue.register("late")
+
+    seen: list[int] = []
+    for turn in range(16):
+        [taken_up] = queue.claim("a", f"t{turn}").ids
+        queue.nack("a", taken_up, token=f"t{turn}")
+        seen.append(taken_up)
+
+    assert seen == [*range(1, 9)] * 2
+
+
+def test_dead_letters_that_are_retried_come_behind_what_is_in_the_log(queue: Queue) -> None:
+    queue.publish("1")
+    queue.nack("a", *queue.claim("a").ids, max_attempts=1)
+    queue.publish("2", "3")
+
+    assert queue.retry_dead("a", 1) == {"retried": 1}
+
+    claim = queue.claim("a", count=9)
+    assert (claim.ids, [message.attempt for message in claim.messages]) == ([2, 3, 1], [1, 1, 1])
+
+
+def test_lane_whose_messages_have_all_expired_goes_on_in_the_log(queue: Queue) -> None:
+    queue.register("o", options("ordered"))
+    fill(queue, 100)
+    queue.client.delete(queue.keys.messages)
+    queue.publish("1", "2")
+    queue.ack("o", *queue.claim("o").ids)
+    queue.pull("o", limit=1)
+    queue.publish("3")
+
+    assert queue.claim("o", count=9).ids == [102]
+    queue.client.hdel(queue.keys.messages, "102")
+    queue.ack("o", 102)
+    queue.publish("4")
+    first = queue.claim("o", count=9)
+    claims = [first, queue.claim("o", count=9)] if first.more else [first]
+    assert [one for claim in claims for one in claim.ids] == [103]
+
+
+def test_bound_that_was_given_and_taken_by_an_earlier_version_costs_no_message(queue: Queue) -> None:
+    queue.publish("1", "2")
+    # An earlier version changes the options alone.
+    queue.client.hset(queue.keys.options, "a", options(max_length=9))
+    queue.members["a"] = options(max_length=9)
+
+    queue.configure("a", options())
+
+    assert queue.claim("a", count=9).ids == [1, 2]
+
+
+def test_take_over_removes_cursors_of_nobody(queue: Queue) -> None:
+    queue.client.zadd(queue.keys.cursors, {"gone": 0})
+    assert queue.take_over(dry_run=True).consumers == ()
+    assert queue.client.zscore(queue.keys.cursors, "gone") == 0
+    assert queue.take_over().consumers == ()
+    assert queue.client.zrange(queue.keys.cursors, 0, -1) == [b"a", b"b"]
+
+
+def test_whoever_waits_is_woken_when_a_bound_empties_the_log(queue: Queue) -> None:
+    queue.publish("1")
+    queue.configure("a", options(max_length=9))
+    assert queue.client.xlen(queue.of("a").wakes) == 1

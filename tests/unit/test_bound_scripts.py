@@ -105,7 +105,8 @@ def test_keys_and_arguments_come_in_the_order_of_the_header() -> None:
     call = scripts.fanout.retry_dead(keys, own, ids=[7, 8], now_ms=5, consumer="billing")
     assert call.script is lua.load("fanout/retry_dead")
     assert call.keys == [
-        keys.state, keys.options, keys.messages, keys.expiries, own.dead, own.details, own.wakes, *own.ready,
+        keys.state, keys.options, keys.messages, keys.expiries, keys.cursors, own.delayed, own.dead, own.details,
+        own.wakes, *own.ready,
     ]  # fmt: skip
     assert call.args == ["billing", 5, 7, 8]
 

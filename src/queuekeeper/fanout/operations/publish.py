@@ -59,6 +59,7 @@ class PublishOperations(CommonOperations):
         for message in messages:
             check_body(message, self._rules)
         records = list(map(write_record, messages))
+        for_later = any(map(_instant, messages))
         reports: list[PublishReport] = []
         most = MESSAGES_PER_CALL
         tries = 0
@@ -69,7 +70,8 @@ class PublishOperations(CommonOperations):
                 membership = yield from self._membership(queue, fresh=bool(tries) or not is_known)
                 end = at + 1
                 if end < len(records):
-                    end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, len(membership.named))))
+                    named = 1 if to is not None else len(membership.joined if for_later else membership.named)
+                    end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, named)))
                 chunk = partial(self._publish_chunk, keys, membership, messages[at:end], records[at:end], to=to)
                 reply = yield from (chunk() if to is None else self._with_all_in_line(queue, to, chunk))
             except MembershipChanged as error:
