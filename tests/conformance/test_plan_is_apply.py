@@ -872,7 +872,11 @@ def asked_for(call: lua.Call) -> int:
         for each, value in zip(declared.args, call.args, strict=False)
         if each.name in ("limit", "count")
     ]
-    return max(1, next(named, 1), *limits)
+    # A consumer is named by two values, before what is asked.
+    consumers = sum(
+        2 * int(str(value)) for each, value in zip(declared.args, call.args, strict=False) if each.name == "consumers"
+    )
+    return max(1, next(named, 1) - consumers, *limits)
 
 
 def listed_in(values: Any) -> int:

@@ -577,7 +577,7 @@ def unchanged(client: RedisClient) -> Iterator[None]:
 
 
 def value_of(node: redis.Redis, key: bytes) -> Any:
-    """Return what a key of a session holds."""
+    """Return what a key holds."""
     match node.type(key):
         case b"string":
             return node.get(key)
@@ -587,5 +587,7 @@ def value_of(node: redis.Redis, key: bytes) -> Any:
             return node.zrange(key, 0, -1, withscores=True)
         case b"list":
             return node.lrange(key, 0, -1)
+        case b"stream":
+            return node.xrange(key)
         case other:
             raise AssertionError(f"{key!r} is a {other!r}, which no script writes")

@@ -209,7 +209,7 @@ class CommonOperations:
         reply = yield from ask(scripts.inspect(keys))
         state = _texts(reply.fields)
         chosen = {name: state.pop(name) for name in ("when_nobody", "max_held", "deduplication_ms") if name in state}
-        for name in ("version", "members"):
+        for name in ("version", "members", "logged"):
             state.pop(name, None)
         return QueueView(
             queue=queue,
