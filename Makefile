@@ -116,6 +116,10 @@ bench-fanout: setup ## Measure fan-out queues beside RedisQ's commands and Redis
 bench-peers: setup ## Measure fan-out queues beside other job queues, and kill all their workers (ARGS="--rounds 2 --kills 10")
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
+.PHONY: bench-event-peers
+bench-event-peers: setup ## Measure the event broker beside other queues on PostgreSQL, and kill all their workers (ARGS="--rounds 2")
+	@$(BIN)/python benchmarks/event_peers.py $(ARGS)
+
 .PHONY: bench-cleanup
 bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--messages 1000000 --sessions 100000")
 	@$(BIN)/python benchmarks/cleanup.py $(ARGS)

@@ -374,6 +374,11 @@ class Stand:
     messages: int
     keys: int
 
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self.server.url
+
     def empty(self) -> None:
         """Give every measurement the same empty server, and its append-only file no more than that."""
         empty_redis(self.client)

@@ -13,7 +13,8 @@ kills       the worker and all its processes get SIGKILL at random points, the s
 
 Systems keep no results. For the kills, the time after which a dead worker's messages come again is three seconds
 wherever a system lets one choose it. Peers are installed from ``benchmarks/peers.txt``, each into a folder of its own
-below QUEUEKEEPER_HOME, and never beside the project. ``server`` and ``client`` are processor time per message.
+below QUEUEKEEPER_HOME, and never beside the project. ``server`` and ``client`` are processor time per message; what a
+worker's start takes is not counted.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import bench
-from compacted import Stand
+import compacted
 from online import family_cpu_s
 from rich.console import Console
 
@@ -52,6 +53,12 @@ PINNED = HERE / "peers.txt"
 BATCH = 100
 MEASURED = 0.98
 """Share of the messages by which the speed of the work is measured: the others wait for their second attempt."""
+
+START_S = 5.0
+"""Seconds in which a worker starts; what it takes to do so is not counted as work."""
+
+END_S = 0.5
+"""Seconds in which a worker acknowledges what it has handled last."""
 
 LINE_BYTES = 9
 LOOK_S = 0.002
@@ -71,8 +78,11 @@ class Peer:
     :param worker: words of its command; ``{python}`` is Python.
     :param pinned: its line in ``peers.txt``, without the version; none for ours.
     :param when_killed: further words where workers are killed.
+    :param beside: words of the command of a service that it needs, which says a word when it begins and is not killed.
     :param batches: whether it publishes many messages by one call.
+    :param needs_tables: whether its module makes what it needs in an empty database.
     :param quiet_s: time without work after which nothing is going to happen.
+    :param url_variable: variable, beside that of all systems, that tells it where the server is.
     """
 
     name: str
@@ -80,8 +90,11 @@ class Peer:
     worker: str
     pinned: str = ""
     when_killed: str = ""
+    beside: str = ""
     batches: bool = False
+    needs_tables: bool = False
     quiet_s: float = 10.0
+    url_variable: str = "QUEUEKEEPER_REDIS_URL"
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -110,6 +123,7 @@ PEERS = [
         Peer(
             name=name, module="of_rq", pinned="rq", worker=f"{{python}} -m rq.cli worker peers --quiet -w {worker}",
             when_killed="--maintenance-interval 5 --job-monitoring-interval 1", batches=True, quiet_s=100.0,
+            url_variable="RQ_REDIS_URL",
         )
         for name, worker in (("rq", "rq.Worker"), ("rq, simple worker", "rq.SimpleWorker"))
     ),
@@ -166,7 +180,7 @@ def versions(peer: Peer) -> dict[str, str]:
     """Return the versions of a peer and of what it talks to the server with."""
     if not peer.pinned:
         return {"queuekeeper": __version__}
-    wanted = {peer.pinned.partition("[")[0], "redis", "ioredis"}
+    wanted = {peer.pinned.partition("[")[0], "redis", "ioredis", "psycopg"}
     if not peer.is_node:
         return {each.name: each.version for each in distributions(path=[str(peer.folder)]) if each.name in wanted}
     packages = [peer.folder / "node_modules" / name / "package.json" for name in sorted(wanted)]
@@ -176,14 +190,28 @@ def versions(peer: Peer) -> dict[str, str]:
 # --- one run of one system -------------------------------------------------------------------------------------
 
 
+class Stand(Protocol):
+    """The server on which systems take turns."""
+
+    @property
+    def url(self) -> str:
+        """Its address, of an empty database where it has several."""
+
+    def empty(self) -> None:
+        """Give every measurement the same empty server."""
+
+    def server_cpu_s(self) -> float:
+        """Return the processor time that the server has used."""
+
+
 class Run:
     """A system at work on an empty server, in a folder of its own; used with ``with``."""
 
     def __init__(self, stand: Stand, peer: Peer, *, payload_bytes: int, is_killed: bool) -> None:
         self._peer = peer
         self._payload_bytes = payload_bytes
-        words = f"{peer.worker} {peer.when_killed if is_killed else ''}".split()
-        self._command = [word.format(python=sys.executable) for word in words]
+        self._command = f"{peer.worker} {peer.when_killed if is_killed else ''}"
+        stand.empty()
         self._folder = Path(tempfile.mkdtemp(prefix="queuekeeper-peers-"))
         path = [str(HERE), str(peer.folder)] if peer.pinned else [str(HERE)]
         self._variables = {
@@ -191,26 +219,38 @@ class Run:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join(path),
             "NODE_PATH": str(peer.folder / "node_modules"),
-            "PEERS_URL": stand.server.url,
-            "RQ_REDIS_URL": stand.server.url,
-            "QUEUEKEEPER_REDIS_URL": stand.server.url,
+            "PEERS_URL": stand.url,
+            peer.url_variable: stand.url,
             "PEERS_FOLDER": str(self._folder),
             "PEERS_KILLED": str(int(is_killed)),
             **peer.variables,
         }
         self._worker: subprocess.Popen[bytes] | None = None
+        self._service: subprocess.Popen[bytes] | None = None
         self.published = 0
-        stand.empty()
 
     def __enter__(self) -> Run:
+        if self._peer.needs_tables:
+            self._publisher(0, by=1)
+        if self._peer.beside:
+            self._service = self._started(self._peer.beside)
+            while not (self._folder / "log").stat().st_size:
+                time.sleep(LOOK_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        self._end(self._service)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def publish(self, count: int, *, by: int = 1) -> tuple[float, float]:
         """Publish the next messages; return the seconds, and those of processor time, that it took."""
+        service_s = self.service_cpu_s()
+        seconds, cpu_s = self._publisher(count, by=by)
+        self.published += count
+        return seconds, cpu_s + self.service_cpu_s() - service_s
+
+    def _publisher(self, count: int, *, by: int) -> tuple[float, float]:
         words = [self._peer.module, *map(str, (self.published, count, self._payload_bytes, by))]
         command = [sys.executable, "-m", "peer_workers.publish"]
         if self._peer.is_node:
@@ -220,29 +260,39 @@ class Run:
         )
         if done.returncode:
             raise QueuekeeperError(f"{self._peer.name} cannot publish: {done.stderr[-2_000:]}")
-        self.published += count
         took = json.loads(done.stdout.splitlines()[-1])
         return took["seconds"], took["cpu_s"]
 
+    def _started(self, command: str) -> subprocess.Popen[bytes]:
+        words = [word.format(python=sys.executable) for word in command.split()]
+        with (self._folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                words, env=self._variables, cwd=self._folder, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _end(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
     def start(self) -> None:
         """Start the worker, as leader of a group of its own."""
-        with (self._folder / "log").open("ab") as log:
-            self._worker = subprocess.Popen(
-                self._command, env=self._variables, cwd=self._folder, stdout=log, stderr=log, start_new_session=True
-            )
+        self._worker = self._started(self._command)
 
     def kill(self) -> None:
         """Kill the worker and all that it has started, as a host that crashes does."""
-        if self._worker is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._worker.pid, signal.SIGKILL)
-            self._worker.wait()
-            self._worker = None
+        self._end(self._worker)
+        self._worker = None
 
-    def cpu_s(self) -> float:
+    def worker_cpu_s(self) -> float:
         """Return the processor time of the worker and all that it has started."""
         assert self._worker is not None
         return family_cpu_s(self._worker.pid)
+
+    def service_cpu_s(self) -> float:
+        """Return the processor time of the service beside it."""
+        return 0.0 if self._service is None else family_cpu_s(self._service.pid)
 
     def lines(self) -> int:
         """Return how often a message was handled."""
@@ -328,15 +378,21 @@ def measured(stand: Stand, peer: Peer, arguments: argparse.Namespace) -> Sample:
         with Run(stand, peer, payload_bytes=arguments.payload_bytes, is_killed=False) as run:
             batches = published(run, BATCH)[:2]
     with Run(stand, peer, payload_bytes=arguments.payload_bytes, is_killed=False) as run:
+        run.start()
+        time.sleep(START_S)
+        client_s = run.worker_cpu_s()
+        run.kill()
         publish_per_s, publish_server_us, publish_client_us = published(run, 1)
+        server_s, client_s = stand.server_cpu_s(), client_s + run.service_cpu_s()
         run.start()
         run.await_lines(1)
         began_s, first = time.perf_counter(), run.lines()
-        server_s, client_s = stand.server_cpu_s(), run.cpu_s()
         run.await_lines(int(MEASURED * count))
         seconds, done = time.perf_counter() - began_s, run.lines() - first
-        server_s, client_s = stand.server_cpu_s() - server_s, run.cpu_s() - client_s
         run.await_lines(count)
+        time.sleep(END_S)
+        server_s = stand.server_cpu_s() - server_s
+        client_s = run.worker_cpu_s() + run.service_cpu_s() - client_s
         handled = run.handled()
     if len(handled) < count:
         raise QueuekeeperError(f"{peer.name} has lost {count - len(handled)} messages without being killed")
@@ -347,8 +403,8 @@ def measured(stand: Stand, peer: Peer, arguments: argparse.Namespace) -> Sample:
         batches_per_s=batches[0],
         batches_server_us=batches[1],
         work_per_s=done / seconds,
-        work_server_us=1e6 * server_s / done,
-        work_client_us=1e6 * client_s / done,
+        work_server_us=1e6 * server_s / count,
+        work_client_us=1e6 * client_s / count,
         twice=handled.total() - len(handled),
     )
 
@@ -396,7 +452,7 @@ def summary(
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
     bench.show_ways(
-        console, "Job queues on one server", result["summary"], [
+        console, "Queues on one server", result["summary"], [
             ("publish/s", "publish_per_s", ",.0f"), ("server µs", "publish_server_us", ",.0f"),
             ("client µs", "publish_client_us", ",.0f"), ("by 100/s", "batches_per_s", ",.0f"),
             ("server µs", "batches_server_us", ",.0f"), ("work/s", "work_per_s", ",.0f"),
@@ -416,32 +472,26 @@ def can_run(peer: Peer) -> bool:
     return not peer.is_node or (shutil.which("node") is not None and shutil.which("npm") is not None)
 
 
-def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure everything and return the result."""
-    wanted = [peer for peer in PEERS if peer.name in arguments.systems]
+def compared(systems: Sequence[Peer], stand: Stand, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure the systems that were asked for and return the figures."""
+    wanted = [peer for peer in systems if peer.name in arguments.systems]
     peers = [peer for peer in wanted if can_run(peer)]
     for peer in peers:
         if peer.pinned:
             install(peer)
-    with bench.measured_redis(arguments) as (server, client):
-        stand = Stand(server=server, client=client, clients=1, messages=arguments.messages, keys=0)
-        rounds = bench.in_turns(
-            {peer.name: partial(measured, stand, peer, arguments) for peer in peers},
-            rounds=arguments.rounds,
-            console=console,
-            told=lambda sample: f"{sample.publish_per_s:,.0f} published/s, {sample.work_per_s:,.0f} handled/s",
-        )
-        crashes = bench.in_turns(
-            {peer.name: partial(crashed, stand, peer, arguments) for peer in peers},
-            rounds=int(arguments.kills > 0),
-            console=console,
-            told=lambda found: f"{found.kills} kills: {found.lost} lost, {found.twice} twice",
-        )
-        machine = bench.facts(None, client)
+    rounds = bench.in_turns(
+        {peer.name: partial(measured, stand, peer, arguments) for peer in peers},
+        rounds=arguments.rounds,
+        console=console,
+        told=lambda sample: f"{sample.publish_per_s:,.0f} published/s, {sample.work_per_s:,.0f} handled/s",
+    )
+    crashes = bench.in_turns(
+        {peer.name: partial(crashed, stand, peer, arguments) for peer in peers},
+        rounds=int(arguments.kills > 0),
+        console=console,
+        told=lambda found: f"{found.kills} kills: {found.lost} lost, {found.twice} twice",
+    )
     return {
-        "machine": machine,
-        "server": arguments.server,
-        "append_only": arguments.append_only,
         "messages": arguments.messages,
         "payload_bytes": arguments.payload_bytes,
         "crash_messages": arguments.crash_messages,
@@ -454,22 +504,49 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print, and write the result where that is asked for."""
-    parser = bench.options(__doc__, rounds=2)
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure everything and return the result."""
+    with bench.measured_redis(arguments) as (server, client):
+        stand = compacted.Stand(server=server, client=client, clients=1, messages=arguments.messages, keys=0)
+        return {
+            "machine": bench.facts(None, client),
+            "server": arguments.server,
+            "append_only": arguments.append_only,
+            **compared(PEERS, stand, arguments, console),
+        }
+
+
+def options(about: str | None, systems: Sequence[Peer]) -> argparse.ArgumentParser:
+    """Return a parser of the options of a comparison."""
+    parser = bench.options(about, rounds=2)
     parser.add_argument("--messages", type=int, default=5_000)
     parser.add_argument("--payload-bytes", type=int, default=1_024)
     parser.add_argument("--kills", type=int, default=10, help="of each system's worker; 0 for none")
     parser.add_argument("--crash-messages", type=int, default=2_000, help="while workers are killed")
     parser.add_argument("--seed", type=int, default=1, help="of the points at which workers are killed")
-    names = [peer.name for peer in PEERS]
+    names = [peer.name for peer in systems]
     parser.add_argument("--systems", nargs="+", choices=names, default=names, metavar="SYSTEM")
-    bench.add_server(parser)
-    bench.add_append_only(parser)
     bench.add_json(parser)
+    return parser
+
+
+def finish(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str] | None,
+    measure: Callable[[argparse.Namespace, Console], dict[str, Any]],
+) -> int:
+    """Read the options, measure, print, and write the result where that is asked for."""
     arguments = parser.parse_args(words)
     bench.refuse_less_than_one(parser, arguments.rounds, arguments.messages // BATCH, arguments.crash_messages // BATCH)
-    return bench.finish(partial(run, arguments), show, path=arguments.json, width=150)
+    return bench.finish(partial(measure, arguments), show, path=arguments.json, width=150)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Compare fan-out queues with other job queues."""
+    parser = options(__doc__, PEERS)
+    bench.add_server(parser)
+    bench.add_append_only(parser)
+    return finish(parser, words, run)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Publish messages by one system and print what it took: ``publish.py MODULE FIRST COUNT SIZE BY``."""
+"""Publish messages by one system and print what it took: ``publish.py MODULE FIRST COUNT SIZE BY``.
+
+With a count of 0, make the tables that the system needs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def main() -> None:
     bodies = (body_of(number, size) for number in range(first, first + count))
     pages = [list(islice(bodies, by)) for _ in range(0, count, by)]
     began_s, used_s = time.perf_counter(), time.process_time()
-    publishing = module.publish(pages)
+    publishing = module.publish(pages) if count else module.make_tables()
     if inspect.iscoroutine(publishing):
         asyncio.run(publishing)
     print(json.dumps({"seconds": time.perf_counter() - began_s, "cpu_s": time.process_time() - used_s}))
