@@ -1,4 +1,4 @@
-"""Lists of a fan-out queue's consumers, for tests that write into them."""
+"""What waits for a fan-out queue's consumers, for tests that read it or write into it."""
 
 from __future__ import annotations
 
@@ -16,3 +16,14 @@ def line_up(client: Any, queue: str, *consumers: str, prefix: str) -> None:
         own = fanout_consumer_keys(queue, consumer, prefix=prefix)
         while ScriptCaller(client).call(*scripts.pull(keys, own, consumer=consumer, limit=1_000)):
             pass
+
+
+def lanes_of_log(log: list[tuple[bytes, dict[bytes, bytes]]], cursor: float, lanes: int) -> list[list[int]]:
+    """Return the ids that a consumer has still to read in the log, by lane."""
+    found: list[list[int]] = [[] for _ in range(lanes)]
+    for number, fields in log:
+        if int(number.split(b"-")[0]) > cursor:
+            for word in fields[b"m"].split():
+                message_id, _, order_hash = word.partition(b":")
+                found[int(order_hash or 0) % lanes].append(int(message_id))
+    return found

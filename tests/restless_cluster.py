@@ -54,6 +54,9 @@ def restore(client: RedisClient, found: Contents) -> None:
                 anything.set(key, value)
             case dict():
                 anything.hset(key, mapping=value)
+            case [(_, dict()), *_]:
+                for entry_id, fields in value:
+                    anything.xadd(key, fields, id=entry_id)
             case [(_, _), *_]:
                 anything.zadd(key, dict(value))
             case _:

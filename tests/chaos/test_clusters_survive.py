@@ -27,6 +27,7 @@ from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.redis_client import RedisClient, connect
 from tests import cleanup_world, compacted_gc_world, fanout_repair_world
 from tests.conftest import ONE_SERVER_EACH, nightly
+from tests.fanout_lists import line_up
 from tests.remedies_world import engine_of
 from tests.restless_cluster import (
     Contents,
@@ -225,6 +226,7 @@ def test_repair_of_fanout_queues(
             world.register(name, "billing", "shipping")
             popped, missing, drifted, *_ = world.publish(name, 6)
             world.kill(name, "billing", 2)
+            line_up(client, name, "billing", "shipping", prefix=world.prefix)
             for consumer in ("billing", "shipping"):
                 anything.lrem(world.consumer_keys(name, consumer).ready[0], 0, popped)
             anything.hdel(world.keys(name).messages, missing)

@@ -33,6 +33,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import cleanup_world, compacted_gc_world, fanout_repair_world
 from tests.cleanup_world import HOUR_MS, Device, record
+from tests.fanout_lists import lanes_of_log, line_up
 from tests.golden_defects.event_defects import POISON
 from tests.remedies_world import RemedyPlan, apply_remedy, plan_remedy, undo_remedy
 from tests.run_kinds import JOBS as ENGINE_JOBS
@@ -233,6 +234,7 @@ class FanoutRepair:
         world.register(q, "a", options=ConsumerOptions(dead_retention_ms=HOUR_MS))
         world.register(q, "b", "idle")
         popped, missing, drifted, endless, *_ = world.publish(q, 12)
+        line_up(client, q, "a", "b", prefix=world.prefix)
         for consumer in ("a", "b", "idle"):
             client.lrem(world.consumer_keys(q, consumer).ready[0], 0, popped)
         client.hdel(world.keys(q).messages, missing)
@@ -292,11 +294,13 @@ class FanoutRepair:
             for member, end in client.zrange(self.world.keys(q).expiries, 0, -1, withscores=True)
             if end > self.world.now_ms and client.hexists(self.world.keys(q).messages, member)
         }
-        found = set()
+        found, log = set(), client.xrange(self.world.keys(q).log)
         for each in self.world.queues.inspect(q).consumers:
             own = self.world.consumer_keys(q, each.consumer)
             held = [*client.zrange(own.leases, 0, -1), *client.zrange(own.delayed, 0, -1)]
             held += [one for key in own.ready for one in client.lrange(key, 0, -1)]
+            cursor = client.zscore(self.world.keys(q).cursors, each.consumer)
+            held += [b"%d" % one for one in lanes_of_log(log, cursor, lanes=1)[0]]
             found |= {(each.consumer, one) for one in alive.intersection(held)}
         return found
 

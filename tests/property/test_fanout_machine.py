@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from queuekeeper.errors import HasLeases
 from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage, Start, WhenFailed
 from tests.conformance.fanout_worlds import START_MS, FanoutWorld
+from tests.fanout_lists import lanes_of_log
 from tests.property.fanout_model import QueueModel
 from tests.property.run_machine import run_machine
 
@@ -376,17 +377,6 @@ class FanoutMachine(RuleBasedStateMachine):
     def _lives(self, message_id: int) -> bool:
         message = self.model.messages.get(message_id)
         return message is not None and message.expires_at_ms > self.now
-
-
-def lanes_of_log(log: list[tuple[bytes, dict[bytes, bytes]]], cursor: float, lanes: int) -> list[list[int]]:
-    """Return the ids that a consumer has still to read in the log, by lane."""
-    found: list[list[int]] = [[] for _ in range(lanes)]
-    for number, fields in log:
-        if int(number.split(b"-")[0]) > cursor:
-            for word in fields[b"m"].split():
-                message_id, _, order_hash = word.partition(b":")
-                found[int(order_hash or 0) % lanes].append(int(message_id))
-    return found
 
 
 def scored(pairs: list[tuple[bytes, float]]) -> dict[int, int]:
