@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, encryption_finding
 from queuekeeper.doctor.machine import room_finding
+from queuekeeper.doctor.queue_tables import examine_queue_tables
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.migration.preflight import check_source
 from queuekeeper.postgres import Connection, address, connect, is_local, translated_errors
@@ -110,6 +111,10 @@ def _examine(notes: Notes, connection: Connection, clock: Clock) -> None:
         room_finding(notes, Path(facts.data_directory), ["its data"])
     else:
         notes.add("free disk for its data", State.UNKNOWN, "cannot be seen from here", "look on the server's machine")
+    found = examine_queue_tables(connection, server=notes.subject, clock=clock)
+    notes.findings += found
+    if not found:
+        notes.add("queue tables", State.OK, "nothing is wrong with them")
 
 
 def _slots(notes: Notes, connection: Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queuekeeper.maintenance.partitions.findings import FindingKind, finding
+from queuekeeper.maintenance.partitions.keys import Span
 from queuekeeper.maintenance.partitions.model import Coverage, RetiredState
 from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
@@ -14,6 +15,7 @@ from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 _HOUR_S = 3_600.0
+_MONTH_S = 30 * 86_400.0
 
 
 def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False) -> Coverage:
@@ -73,7 +75,9 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
         bytes=sum(each.bytes for each in table.partitions) + (table.default.bytes if table.default else 0),
         lowest=key.text(min(bounded)) if bounded else None,
         covered_until=None if until is None else key.text(until),
-        inserts_fail_in_s=_fails_in_s(seen, until, rate),
+        inserts_fail_in_s=None if table.default else _reached_in_s(seen, until, rate),
+        runway_s=_reached_in_s(seen, prepared, rate),
+        interval_s=_interval_s(seen, rate),
         keys_per_hour=rate,
         head_room_met=met,
         has_overflow=overflow is not None,
@@ -88,15 +92,30 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
     )
 
 
-def _fails_in_s(seen: Survey, until: int | None, keys_per_hour: float | None) -> float | None:
-    """Return the seconds until inserts begin to fail; none for never or unknown."""
-    if until is None or seen.table.default is not None:
+def _reached_in_s(seen: Survey, end: int | None, keys_per_hour: float | None) -> float | None:
+    """Return the seconds until new keys reach an end; none for no end or unknown."""
+    if end is None:
         return None
     if seen.now is not None:
-        return seen.table.key.seconds(until - seen.now)
+        return seen.table.key.seconds(end - seen.now)
     if seen.highest is None or not keys_per_hour:
         return None
-    return (until - seen.highest) / keys_per_hour * _HOUR_S
+    return (end - seen.highest) / keys_per_hour * _HOUR_S
+
+
+def _interval_s(seen: Survey, keys_per_hour: float | None) -> float | None:
+    """Return the length of a step in seconds; none for integers whose rate is not known yet."""
+    step_s, ahead_s = (_seconds(seen, each, keys_per_hour) for each in (seen.spans.step, seen.spans.ahead))
+    # With head-room of one step or less, maintenance is less than a step ahead most of the time.
+    return None if step_s is None or ahead_s is None else min(step_s, ahead_s / 2)
+
+
+def _seconds(seen: Survey, span: Span, keys_per_hour: float | None) -> float | None:
+    if span.months:
+        return span.months * _MONTH_S
+    if seen.now is not None:
+        return seen.table.key.seconds(span.size)
+    return _HOUR_S * span.size / keys_per_hour if keys_per_hour else None
 
 
 def _keys_per_hour(seen: Survey, observed: list[tuple[int, str | None]]) -> float | None:

@@ -9,14 +9,10 @@ import psycopg
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
-from queuekeeper.maintenance.partitions.keys import KeyKind, parse_span
-from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.sql_statements import statement
-
-_MONTH_S = 30 * 86_400
 
 
 def read_partitioned_tables(connection: Connection, *, now_ms: int) -> tuple[dict[str, Any], ...]:
@@ -56,24 +52,13 @@ def _covered(connection: Connection, policy: PartitionPolicy, *, now_ms: int) ->
     except QueuekeeperError:
         # The table was dropped, is no longer partitioned, or may not be read; the maintenance plan says which.
         return {"unreadable": 1}
-    step_s, ahead_s = (_seconds(found, text) for text in (policy.step, policy.ahead))
-    # With head-room of one step or less, maintenance is less than a step ahead most of the time.
-    interval_s = None if step_s is None or ahead_s is None else min(step_s, ahead_s / 2)
     fails_in_s = found.inserts_fail_in_s
     return {
         "unreadable": 0,
-        "intervals_ahead": None if fails_in_s is None or interval_s is None else max(0.0, fails_in_s) / interval_s,
+        "intervals_ahead": None
+        if fails_in_s is None or not found.interval_s
+        else max(0.0, fails_in_s) / found.interval_s,
         "head_room_met": int(found.head_room_met),
         "gaps": sum(finding.kind is FindingKind.GAP for finding in found.findings),
         "overflow_rows": int(found.overflow_rows),
     }
-
-
-def _seconds(found: Coverage, text: str) -> float | None:
-    """Return the length of a policy's span in seconds, or ``None`` for integers whose rate is not known yet."""
-    span = parse_span(text, kind=KeyKind(found.key_kind), what="span")
-    if span.months:
-        return span.months * _MONTH_S
-    if span.scale:
-        return span.size / span.scale / 1e6
-    return 3_600 * span.size / found.keys_per_hour if found.keys_per_hour else None

@@ -1,0 +1,282 @@
+"""What the doctor says of queue tables on real servers: each thing that can be wrong, nothing where all is well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from queuekeeper import postgres, schema_migrations
+from queuekeeper.clock import system_clock
+from queuekeeper.doctor import Finding, State, examine_postgres
+from queuekeeper.doctor.queue_tables import Limits, examine_queue_tables
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.events import schema
+from queuekeeper.maintenance.partitions.apply import apply_plan
+from queuekeeper.maintenance.partitions.broker import TABLES
+from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.plan import plan_creation
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.postgres import Connection
+
+pytestmark = pytest.mark.sql
+
+HOUR_MS = 3_600_000
+AT_ONCE = Limits(held_s=0.0, unread_s=0.0)
+"""Every holder of a snapshot is too late."""
+
+POLICY = PartitionPolicy(table="public.readings", step="6 hours", ahead="2 days", archive=False)
+
+
+def examine(connection: Connection, *, limits: Limits | None = None, later_ms: int = 0) -> list[Finding]:
+    return examine_queue_tables(connection, server="PostgreSQL", clock=lambda: system_clock() + later_ms, limits=limits)
+
+
+@pytest.fixture
+def queues(connection: Connection, control_schema: None) -> Connection:
+    """A database with a broker and a table of readings, both with their partitions."""
+    schema.install(connection)
+    connection.execute("CREATE TABLE readings (at timestamptz, n int, PRIMARY KEY (at, n)) PARTITION BY RANGE (at)")
+    connection.execute("CREATE TABLE readings_default PARTITION OF readings DEFAULT")
+    save_policy(connection, POLICY)
+    create(connection)
+    return connection
+
+
+def create(connection: Connection) -> None:
+    now_ms = system_clock()
+    apply_plan(connection, plan=plan_creation(connection, policy=POLICY, now_ms=now_ms), now_ms=now_ms)
+
+
+@pytest.fixture(scope="module")
+def own_server(postgres_binaries: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A server that keeps prepared transactions and takes logical slots."""
+    home = tmp_path_factory.mktemp("postgres")
+    for folder in (home, *home.parents[:2]):
+        folder.chmod(0o711)
+    server = PostgresServer(home / "server", durable=False, die_with_parent=True, binaries=postgres_binaries)
+    server.start()
+    with psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("ALTER SYSTEM SET max_prepared_transactions = 5")
+        admin.execute("ALTER SYSTEM SET wal_level = 'logical'")
+    server.stop()
+    server.start()
+    yield server
+    server.erase()
+
+
+@pytest.fixture
+def own(own_server: PostgresServer) -> Iterator[Connection]:
+    with postgres.connect(own_server.url, autocommit=True) as opened:
+        yield opened
+
+
+def test_healthy_tables_yield_nothing(queues: Connection) -> None:
+    assert examine(queues) == []
+    found = {each.check: each for each in examine_postgres(dsn(queues))}
+    assert (found["queue tables"].state, found["queue tables"].remedy) == (State.OK, "")
+
+
+def dsn(connection: Connection) -> str:
+    told = connection.info
+    return f"postgresql://{told.user}:{told.password}@{told.host}:{told.port}/{told.dbname}"
+
+
+def test_session_that_idles_in_a_transaction_is_named_with_what_ends_it(
+    queues: Connection, connect: Callable[[], Connection]
+) -> None:
+    idle = connect()
+    idle.execute("SET application_name = 'forgotten'")
+    idle.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    idle.execute("SELECT count(*) FROM readings")
+    assert examine(queues) == []
+    (found,) = examine(queues, limits=AT_ONCE)
+    pid = idle.info.backend_pid
+    assert (found.subject, found.check, found.state) == ("PostgreSQL", "old snapshots", State.WARNING)
+    assert found.found.startswith(f"idle in transaction {pid} (postgres, forgotten, 127.0.0.1) for ")
+    assert found.remedy == f"SELECT pg_terminate_backend({pid});"
+    (worse,) = examine(queues, limits=replace(AT_ONCE, dangerous_transactions=0))
+    assert worse.state is State.FAILED
+    (old,) = examine(queues, limits=Limits(held_transactions=0))
+    assert old.state is State.WARNING
+
+    queues.execute(found.remedy.encode())
+    until_gone(queues, pid)
+    assert examine(queues, limits=AT_ONCE) == []
+
+
+def until_gone(connection: Connection, pid: int) -> None:
+    while connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]).fetchall():
+        connection.execute("SELECT pg_sleep(0.02)")
+
+
+def test_long_query_is_cancelled_and_an_open_transaction_is_ended(
+    queues: Connection, connect: Callable[[], Connection]
+) -> None:
+    other = connect()
+    pid = other.info.backend_pid
+    other.execute("BEGIN")
+    other.execute("INSERT INTO readings VALUES (now(), 1)")
+    (idle,) = examine(queues, limits=AT_ONCE)
+    assert idle.found.startswith("idle in transaction")
+    other.execute("SELECT pg_sleep(0.5)")
+    other.pgconn.send_query(b"SELECT pg_sleep(60)")
+    running = "SELECT FROM pg_stat_activity WHERE pid = %s AND state = 'active' AND query LIKE '%%sleep(60)'"
+    while not queues.execute(running, [pid]).fetchall():
+        queues.execute("SELECT pg_sleep(0.02)")
+    (opened,) = examine(queues, limits=AT_ONCE)
+    assert opened.found.startswith(f"open transaction {pid} ")
+    assert opened.remedy == f"SELECT pg_terminate_backend({pid});"
+    queues.execute("SELECT pg_sleep(0.8)")
+    (query,) = examine(queues, limits=AT_ONCE)
+    assert query.found.startswith(f"long query {pid} ")
+    assert "sleep" not in query.found
+    assert query.remedy == f"SELECT pg_cancel_backend({pid});"
+    queues.execute(query.remedy.encode())
+    ended = other.pgconn.get_result()
+    assert ended is not None
+    assert b"canceling statement" in ended.error_message
+
+
+def test_vacuum_and_other_databases_hold_nothing_back(queues: Connection, postgres_server: PostgresServer) -> None:
+    with postgres.connect(postgres_server.url) as elsewhere:
+        elsewhere.execute("SELECT pg_current_xact_id()")
+        assert examine(queues, limits=AT_ONCE) == []
+
+
+def test_prepared_transaction_is_named_and_its_name_is_quoted(own: Connection) -> None:
+    with own.transaction():
+        own.execute("SELECT pg_current_xact_id()")
+        own.execute("PREPARE TRANSACTION 'it''s mine'")
+    (found,) = examine(own, limits=AT_ONCE)
+    assert found.found.startswith("prepared transaction it's mine (postgres) for ")
+    assert found.remedy.startswith("ROLLBACK PREPARED 'it''s mine';")
+    own.execute(found.remedy.encode())
+    assert examine(own, limits=AT_ONCE) == []
+
+
+def test_slot_without_a_reader_is_named_and_dropped(own: Connection) -> None:
+    own.execute("SELECT pg_create_logical_replication_slot('lost', 'test_decoding')")
+    assert examine(own) == []
+    limits = AT_ONCE if own.info.server_version >= 170_000 else Limits(held_transactions=0)
+    (found,) = examine(own, limits=limits)
+    assert found.found.startswith("logical replication slot lost (test_decoding, postgres)")
+    assert found.found.endswith("holds rows of catalogs")
+    assert found.remedy.startswith("SELECT pg_drop_replication_slot('lost');")
+    own.execute(found.remedy.encode())
+    assert examine(own, limits=AT_ONCE) == []
+
+
+def test_many_holders_are_told_oldest_first_and_then_counted(
+    queues: Connection, connect: Callable[[], Connection]
+) -> None:
+    pids = []
+    for _ in range(7):
+        other = connect()
+        other.execute("BEGIN")
+        other.execute("SELECT pg_current_xact_id()")
+        pids.append(other.info.backend_pid)
+    found = examine(queues, limits=AT_ONCE)
+    assert [each.remedy for each in found] == [f"SELECT pg_terminate_backend({pid});" for pid in pids[:5]]
+    assert found[-1].found.endswith("; 2 younger are not shown")
+
+
+@pytest.mark.parametrize(("has_default", "then"), [(True, "rows go to DEFAULT"), (False, "inserts fail")])
+def test_runway_is_told_in_hours_before_it_ends_and_after(queues: Connection, has_default: bool, then: str) -> None:
+    if not has_default:
+        queues.execute("DROP TABLE readings_default")
+    now_ms = system_clock()
+    runway_s = coverage(queues, policy=POLICY, now_ms=now_ms).runway_s
+    assert runway_s is not None
+    assert 48 <= runway_s / 3_600 <= 54
+
+    def told(hours_left: float) -> Finding | None:
+        at_ms = now_ms + round(1_000 * (runway_s - 3_600 * hours_left))
+        found = examine_queue_tables(queues, server="PostgreSQL", clock=lambda: at_ms)
+        return next((each for each in found if each.subject == POLICY.table), None)
+
+    assert told(6.1) is None
+    short, gone = told(3), told(-1)
+    assert short is not None
+    assert (short.check, short.state) == ("runway", State.WARNING)
+    assert short.found == f"partitions reach 3.0 hours ahead, the step is 6 hours: {then} then"
+    assert gone is not None
+    assert (gone.check, gone.state) == ("runway", State.FAILED)
+    assert gone.found == f"partitions reach 0.0 hours ahead, the step is 6 hours: {then} now"
+    assert gone.remedy == "queuekeeper partitions create public.readings"
+
+
+def test_broker_whose_partitions_run_out_is_named_before_events_go_to_the_overflow(queues: Connection) -> None:
+    found = {each.subject: each for each in examine(queues, later_ms=4 * HOUR_MS)}
+    assert set(found) == set(TABLES)
+    assert found["pgmb.events"].state is State.FAILED
+    assert found["pgmb.events"].found.endswith("rows go to the overflow now")
+
+
+def test_rows_in_default_are_named_with_what_drains_them(queues: Connection) -> None:
+    queues.execute("INSERT INTO readings VALUES (now() - interval '3 days', 1)")
+    (found,) = examine(queues)
+    assert (found.subject, found.check, found.state) == ("public.readings", "default rows", State.WARNING)
+    assert found.found.startswith("public.readings_default: it holds rows of 1 steps, from ")
+    assert found.remedy == "queuekeeper partitions create public.readings"
+    create(queues)
+    assert examine(queues) == []
+
+
+def test_policy_of_a_table_that_is_gone_is_to_be_forgotten(queues: Connection) -> None:
+    queues.execute("DROP TABLE readings")
+    (found,) = examine(queues)
+    assert (found.subject, found.state) == ("public.readings", State.WARNING)
+    assert "there is no table public.readings" in found.found
+    assert found.remedy == "queuekeeper partitions forget public.readings"
+
+
+def test_role_with_few_rights_is_told_what_it_may_not_see(
+    queues: Connection, connect: Callable[[], Connection]
+) -> None:
+    role = f"few_{os.getpid()}"
+    queues.execute("INSERT INTO readings SELECT now() - interval '3 days', n FROM generate_series(1, 12) AS n")
+    queues.execute("SELECT pg_stat_force_next_flush()")
+    queues.execute("ANALYZE readings_default")
+    idle = connect()
+    idle.execute("BEGIN")
+    idle.execute("SELECT pg_current_xact_id()")
+    queues.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'".encode())
+    try:
+        with psycopg.connect(dsn(queues), user=role, password="x", autocommit=True) as few:
+            unknown = examine(few, limits=AT_ONCE)
+            queues.execute(f"GRANT USAGE ON SCHEMA queuekeeper, pgmb TO {role}".encode())
+            queues.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA queuekeeper, pgmb TO {role}".encode())
+            queues.execute(f"GRANT EXECUTE ON ALL ROUTINES IN SCHEMA pgmb TO {role}".encode())
+            queues.execute(f"GRANT SELECT (at) ON readings TO {role}".encode())
+            some = examine(few, limits=AT_ONCE)
+            old = examine(few, limits=Limits(held_transactions=0))
+    finally:
+        queues.execute(f"DROP OWNED BY {role}".encode())
+        queues.execute(f"DROP ROLE {role}".encode())
+    assert {each.check: each.state for each in unknown} == {
+        "policies of partitions": State.UNKNOWN,
+        "old snapshots": State.UNKNOWN,
+    }
+    assert (
+        unknown[0].remedy
+        == "queuekeeper acl postgres --job monitor prints what this role needs: let a superuser run it"
+    )
+    assert unknown[1].remedy.startswith(f"GRANT pg_read_all_stats TO {role};")
+    assert [(each.check, each.state) for each in some] == [
+        ("old snapshots", State.UNKNOWN),
+        ("default rows", State.WARNING),
+    ]
+    assert some[1].found == "public.readings_default: it holds about 12 rows by the statistics"
+    assert old[0].found.startswith(f"session {idle.info.backend_pid} ")
+
+
+def test_database_without_our_schemas_has_nothing_to_find(connection: Connection) -> None:
+    assert examine(connection, limits=AT_ONCE) == []
+    schema_migrations.migrate(connection)
+    assert examine(connection) == []
