@@ -43,6 +43,7 @@
     ├── CheckFailed                  1   a verification found differences
     ├── StoreFull                    1   the server refused a write for want of memory
     ├── UnreadableRecord             1   a stored value is none of ours, or was damaged
+    ├── UnreadableSnapshot           1   an RDB file is damaged, cut off, or holds what is not known
     ├── Rejected                     1   a handler's word: a message or event will never do
     ├── TimeLimitExceeded            1   a handler took longer than it may
     └── ScriptError                  1   a Lua file is broken, or a script answered with an unknown error word
@@ -260,6 +261,10 @@ class StoreFull(QueuekeeperError):
 
 class UnreadableRecord(QueuekeeperError):
     """A stored value cannot be read; append its key anew, or skip its number."""
+
+
+class UnreadableSnapshot(QueuekeeperError):
+    """The file is no snapshot of a Redis that can be read to its end."""
 
 
 class Rejected(QueuekeeperError):

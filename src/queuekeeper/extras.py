@@ -23,6 +23,7 @@ _EXTRAS = {
     "queuekeeper.metrics": "cli",
     "queuekeeper.migration": "spark",
     "queuekeeper.quality": "quality",
+    "queuekeeper.rdb": "spark",
     "queuekeeper.report": "reports",
     "queuekeeper.sessions": "spark",
 }

@@ -69,6 +69,7 @@ EXIT_CODES = {
     "UnknownQueue": 2,
     "UnknownTable": 2,
     "UnreadableRecord": 1,
+    "UnreadableSnapshot": 1,
     "UsageError": 2,
 }
 

@@ -19,7 +19,7 @@ from tests.conftest import LONGEST_FIRST, TOGETHER
 
 ROOT = Path(__file__).parents[2]
 CODE = ("benchmarks", "dags", "plugins", "release", "scripts", "spark_jobs", "src", "tests")
-BINARY = {".gif", ".ico", ".jpg", ".jpeg", ".png", ".webp", ".woff2"}
+BINARY = {".gif", ".ico", ".jpg", ".jpeg", ".png", ".rdb", ".webp", ".woff2"}
 
 # Written in pieces: this file is part of the tree that it reads.
 FORBIDDEN = {
