@@ -1,10 +1,11 @@
 -- Read the statistics of the tables that hold queues, one row for each partition: tables of the event broker and of
 -- sessions, and the given ones.
 -- params: tables
--- rows: (oid, root_oid, name, table_name, is_default, is_ours, live_rows, dead_rows, vacuum_at_rows, is_enabled,
--- is_running, vacuumed_s, freeze_share, multixact_share); table_name is the partitioned table of a partition; is_ours
--- where this role may read it as its owner; vacuum_at_rows is how many dead rows autovacuum waits for; freeze_share of
--- the age at which autovacuum freezes at the latest
+-- rows: (oid, root_oid, name, table_name, is_default, is_ours, live_rows, dead_rows, vacuum_at_rows, is_off,
+-- is_running, vacuumed_s, xid_age, xid_limit, xid_end, multixact_age, multixact_limit, multixact_end); table_name is
+-- the partitioned table of a partition; is_ours where this role may read it as its owner; vacuum_at_rows is how many
+-- dead rows autovacuum waits for; is_off says where it is switched off, null where it is on; a limit is the age at
+-- which autovacuum freezes at the latest, an end the age at which VACUUM leaves out all else
 -- index: none, the catalog's own
 WITH RECURSIVE queue_tables AS (
     SELECT
@@ -60,8 +61,10 @@ SELECT
             )
         ) AS bigint
     ) AS vacuum_at_rows,
-    coalesce(cast(options.enabled AS boolean), TRUE) AND cast(current_setting('autovacuum') AS boolean)
-    AND cast(current_setting('track_counts') AS boolean) AS is_enabled,
+    CASE
+        WHEN NOT coalesce(cast(options.enabled AS boolean), TRUE) THEN 'table'
+        WHEN 'off' IN (current_setting('autovacuum'), current_setting('track_counts')) THEN 'server'
+    END AS is_off,
     relation.oid IN (
         SELECT vacuums.relid FROM pg_stat_progress_vacuum AS vacuums
         WHERE vacuums.datname = current_database()
@@ -72,20 +75,17 @@ SELECT
             - greatest(pg_stat_get_last_vacuum_time(relation.oid), pg_stat_get_last_autovacuum_time(relation.oid))
         ) AS double precision
     ) AS vacuumed_s,
-    cast(
-        greatest(age(relation.relfrozenxid), age(toast.relfrozenxid))
-        / least(
-            cast(options.freeze_max_age AS double precision),
-            cast(current_setting('autovacuum_freeze_max_age') AS double precision)
-        ) AS double precision
-    ) AS freeze_share,
-    cast(
-        greatest(mxid_age(relation.relminmxid), mxid_age(toast.relminmxid))
-        / least(
-            cast(options.multixact_freeze_max_age AS double precision),
-            cast(current_setting('autovacuum_multixact_freeze_max_age') AS double precision)
-        ) AS double precision
-    ) AS multixact_share
+    greatest(age(relation.relfrozenxid), age(toast.relfrozenxid)) AS xid_age,
+    least(
+        cast(options.freeze_max_age AS bigint), cast(current_setting('autovacuum_freeze_max_age') AS bigint)
+    ) AS xid_limit,
+    cast(current_setting('vacuum_failsafe_age') AS bigint) AS xid_end,
+    greatest(mxid_age(relation.relminmxid), mxid_age(toast.relminmxid)) AS multixact_age,
+    least(
+        cast(options.multixact_freeze_max_age AS bigint),
+        cast(current_setting('autovacuum_multixact_freeze_max_age') AS bigint)
+    ) AS multixact_limit,
+    cast(current_setting('vacuum_multixact_failsafe_age') AS bigint) AS multixact_end
 FROM queue_tables
 INNER JOIN pg_class AS relation ON queue_tables.oid = relation.oid
 INNER JOIN pg_namespace AS namespace ON relation.relnamespace = namespace.oid

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.pq import ExecStatus, PGconn
 
 from queuekeeper import postgres, schema_migrations
 from queuekeeper.clock import system_clock
@@ -23,6 +26,7 @@ from queuekeeper.maintenance.partitions.plan import plan_creation
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection
+from queuekeeper.sql_statements import statement
 
 pytestmark = pytest.mark.sql
 
@@ -55,7 +59,7 @@ def create(connection: Connection) -> None:
 
 @pytest.fixture(scope="module")
 def own_server(postgres_binaries: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A server that keeps prepared transactions and takes logical slots."""
+    """A server with prepared transactions and logical slots, on which autovacuum begins no work."""
     home = tmp_path_factory.mktemp("postgres")
     for folder in (home, *home.parents[:2]):
         folder.chmod(0o711)
@@ -64,6 +68,8 @@ def own_server(postgres_binaries: Path | None, tmp_path_factory: pytest.TempPath
     with psycopg.connect(server.url, autocommit=True) as admin:
         admin.execute("ALTER SYSTEM SET max_prepared_transactions = 5")
         admin.execute("ALTER SYSTEM SET wal_level = 'logical'")
+        # Autovacuum is on, and does not come.
+        admin.execute("ALTER SYSTEM SET autovacuum_naptime = '1d'")
     server.stop()
     server.start()
     yield server
@@ -172,6 +178,43 @@ def test_slot_without_a_reader_is_named_and_dropped(own: Connection) -> None:
     assert examine(own, limits=AT_ONCE) == []
 
 
+def test_standby_that_reports_its_queries_is_named_and_so_is_its_slot_when_it_is_gone(own: Connection) -> None:
+    own.execute("SELECT pg_create_physical_replication_slot('standby', true)")
+    ((xmin,),) = own.execute("SELECT pg_current_xact_id()::text::int").fetchall()
+    own.execute("SELECT pg_current_xact_id()")
+    own.execute("SELECT pg_current_xact_id()")
+    for slot, kind in (("", "standby feedback"), ("SLOT standby ", "standby feedback standby")):
+        with replicating(own, slot, xmin):
+            while not (found := examine(own, limits=Limits(held_transactions=1))):
+                own.execute("SELECT pg_sleep(0.02)")
+            (feedback,) = found
+            assert feedback.found.startswith(kind)
+            assert "hot_standby_feedback" in feedback.remedy
+    while (found := examine(own, limits=Limits(held_transactions=1))) and not found[0].found.startswith(
+        "physical replication slot standby"
+    ):
+        own.execute("SELECT pg_sleep(0.02)")
+    (gone,) = found
+    assert gone.remedy.startswith("SELECT pg_drop_replication_slot('standby');")
+    run(own, gone.remedy)
+    assert examine(own, limits=AT_ONCE) == []
+
+
+@contextmanager
+def replicating(connection: Connection, slot: str, xmin: int) -> Iterator[None]:
+    """Follow a server as a standby does, and report that its queries need rows from a transaction on."""
+    ((start,),) = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchall()
+    line = PGconn.connect(f"{dsn(connection)}?replication=true".encode())
+    try:
+        begun = line.exec_(f"START_REPLICATION {slot}PHYSICAL {start}".encode())
+        assert begun.status == ExecStatus.COPY_BOTH
+        line.put_copy_data(b"h" + struct.pack("!qIIII", 0, xmin, 0, 0, 0))
+        line.flush()
+        yield
+    finally:
+        line.finish()
+
+
 def test_many_holders_are_told_oldest_first_and_then_counted(
     queues: Connection, connect: Callable[[], Connection]
 ) -> None:
@@ -183,7 +226,7 @@ def test_many_holders_are_told_oldest_first_and_then_counted(
         pids.append(other.info.backend_pid)
     found = examine(queues, limits=AT_ONCE)
     assert [each.remedy for each in found] == [f"SELECT pg_terminate_backend({pid});" for pid in pids[:5]]
-    assert found[-1].found.endswith("; 2 younger are not shown")
+    assert found[-1].found.endswith("; 2 more are not shown")
 
 
 @pytest.mark.parametrize(("has_default", "then"), [(True, "rows go to DEFAULT"), (False, "inserts fail")])
@@ -246,6 +289,7 @@ def test_role_with_few_rights_is_told_what_it_may_not_see(
     idle = connect()
     idle.execute("BEGIN")
     idle.execute("SELECT pg_current_xact_id()")
+    queues.execute("CREATE TABLE device_publish_msg (id int GENERATED ALWAYS AS IDENTITY)")
     queues.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'".encode())
     try:
         with psycopg.connect(dsn(queues), user=role, password="x", autocommit=True) as few:
@@ -262,6 +306,7 @@ def test_role_with_few_rights_is_told_what_it_may_not_see(
     assert {each.check: each.state for each in unknown} == {
         "policies of partitions": State.UNKNOWN,
         "old snapshots": State.UNKNOWN,
+        "sequences": State.UNKNOWN,
     }
     assert (
         unknown[0].remedy
@@ -271,7 +316,10 @@ def test_role_with_few_rights_is_told_what_it_may_not_see(
     assert [(each.check, each.state) for each in some] == [
         ("old snapshots", State.UNKNOWN),
         ("default rows", State.WARNING),
+        ("sequences", State.UNKNOWN),
     ]
+    assert some[2].found == "the position of 1 sequence is not shown to this role"
+    assert some[2].remedy == f"GRANT SELECT ON SEQUENCE public.device_publish_msg_id_seq TO {role};"
     assert some[1].found == "public.readings_default: it holds about 12 rows by the statistics"
     assert old[0].found.startswith(f"session {idle.info.backend_pid} ")
 
@@ -280,3 +328,167 @@ def test_database_without_our_schemas_has_nothing_to_find(connection: Connection
     assert examine(connection, limits=AT_ONCE) == []
     schema_migrations.migrate(connection)
     assert examine(connection) == []
+
+
+def with_dead_rows(connection: Connection, *, options: str = "") -> None:
+    connection.execute(f"CREATE TABLE device_publish_msg (n int) {options}".encode())
+    connection.execute("INSERT INTO device_publish_msg SELECT generate_series(1, 20000)")
+    connection.execute("DELETE FROM device_publish_msg WHERE n > 100")
+    connection.execute("SELECT pg_stat_force_next_flush()")
+
+
+def test_table_without_autovacuum_is_named_and_mended(queues: Connection) -> None:
+    with_dead_rows(queues, options="WITH (autovacuum_enabled = off, autovacuum_vacuum_threshold = 1000)")
+    (found,) = examine(queues)
+    assert (found.subject, found.check, found.state) == ("public.device_publish_msg", "dead rows", State.FAILED)
+    assert found.found == (
+        "public.device_publish_msg: 19,900 dead rows beside 100 live ones; autovacuum comes at 1,000, "
+        "it is off for this table, never vacuumed"
+    )
+    queues.execute("ALTER TABLE device_publish_msg SET (autovacuum_vacuum_threshold = 19000)")
+    (warning,) = examine(queues)
+    assert warning.state is State.WARNING
+    run(queues, found.remedy)
+    assert examine(queues) == []
+
+
+def run(connection: Connection, remedy: str) -> None:
+    """Run the statements of a remedy, one after the other as psql does."""
+    for each in remedy.partition("--")[0].split(";"):
+        if each.strip():
+            connection.execute(each.encode())
+
+
+def test_table_to_which_autovacuum_does_not_come_is_named(own: Connection) -> None:
+    with_dead_rows(own)
+    try:
+        (found,) = examine(own)
+        assert found.state is State.FAILED
+        assert "autovacuum comes at 50, it is on, never vacuumed" in found.found
+        assert found.remedy.startswith("VACUUM (ANALYZE) public.device_publish_msg; -- if it does not come again")
+        own.execute("ALTER TABLE device_publish_msg SET (autovacuum_vacuum_threshold = 10000)")
+        # It is due, and may be on its way.
+        assert examine(own) == []
+        run(own, found.remedy)
+        own.execute("ALTER TABLE device_publish_msg RESET (autovacuum_vacuum_threshold)")
+        assert examine(own) == []
+    finally:
+        own.execute("DROP TABLE device_publish_msg")
+
+
+def test_vacuum_in_vain_is_told_with_who_makes_it_so(queues: Connection, connect: Callable[[], Connection]) -> None:
+    idle = connect()
+    idle.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    idle.execute("SELECT count(*) FROM readings")
+    with_dead_rows(queues)
+    queues.execute("VACUUM device_publish_msg")
+    holder, dead = examine(queues, limits=AT_ONCE)
+    assert holder.check == "old snapshots"
+    assert (dead.check, dead.remedy) == (
+        "dead rows",
+        "VACUUM (ANALYZE) public.device_publish_msg; -- first end what holds old snapshots",
+    )
+    assert "19,900 dead rows" in dead.found
+    run(queues, holder.remedy)
+    until_gone(queues, idle.info.backend_pid)
+    run(queues, dead.remedy)
+    assert examine(queues) == []
+
+
+def test_ages_near_the_wraparound_are_told_of_transactions_and_of_multixacts(
+    queues: Connection, connect: Callable[[], Connection]
+) -> None:
+    queues.execute(
+        "ALTER TABLE readings_default"
+        " SET (autovacuum_freeze_max_age = 100000, autovacuum_multixact_freeze_max_age = 10000)"
+    )
+    queues.execute("CREATE TABLE locked (n int)")
+    queues.execute("INSERT INTO locked VALUES (1)")
+    first, second = connect(), connect()
+    for _ in range(20):
+        for each in (first, second):
+            each.execute("BEGIN")
+            each.execute("SELECT n FROM locked FOR SHARE")
+        for each in (first, second):
+            each.execute("COMMIT")
+    limits = Limits(frozen_share=15 / 100_000)
+    found = examine(queues, limits=limits)
+    assert [each.found.partition(" is ")[0] for each in found] == [
+        "public.readings_default: its oldest multixact",
+        "public.readings_default: its oldest transaction id",
+    ]
+    assert {(each.subject, each.check, each.state) for each in found} == {
+        ("public.readings", "wraparound age", State.WARNING)
+    }
+    assert found[0].remedy == "VACUUM (FREEZE) public.readings_default; -- first end what holds old snapshots"
+    run(queues, found[0].remedy)
+    assert examine(queues, limits=limits) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "sequence", "wider"),
+    [
+        ("id int GENERATED ALWAYS AS IDENTITY", "public.device_publish_msg_id_seq", True),
+        ("id smallserial", "public.device_publish_msg_id_seq", True),
+        ("id int DEFAULT nextval('wide')", "public.wide", True),
+        ("id bigint DEFAULT nextval('short')", "public.short", False),
+        ("id bigint GENERATED ALWAYS AS IDENTITY (MAXVALUE 1000)", "public.device_publish_msg_id_seq", False),
+    ],
+)
+def test_sequence_near_its_end_is_named_and_goes_on(queues: Connection, table: str, sequence: str, wider: bool) -> None:
+    queues.execute("CREATE SEQUENCE wide")
+    queues.execute("CREATE SEQUENCE short MAXVALUE 1000")
+    queues.execute(f"CREATE TABLE device_publish_msg ({table}, n int)".encode())
+    assert examine(queues) == []
+    final = 1_000 if not wider else 32_767 if "small" in table else 2_147_483_647
+    for share, state in ((0.79, None), (0.81, State.WARNING), (0.951, State.FAILED)):
+        queues.execute("SELECT setval(%s, %s)", [sequence, round(share * final)])
+        found = examine(queues)
+        assert [each.state for each in found] == ([] if state is None else [state])
+    (used,) = found
+    assert (used.subject, used.check) == ("public.device_publish_msg", "sequences")
+    assert (
+        used.found
+        == f"id, numbered by {sequence}, is at {round(0.951 * final):,} of {final:,}, 95.1%: then inserts fail"
+    )
+    assert used.remedy.startswith("ALTER TABLE" if wider else f"ALTER SEQUENCE {sequence} AS bigint NO MAXVALUE;")
+    run(queues, used.remedy)
+    assert examine(queues) == []
+    queues.execute("SELECT setval(%s, %s)", [sequence, final])
+    queues.execute("INSERT INTO device_publish_msg (n) VALUES (1)")
+
+
+def test_sequence_that_begins_anew_has_no_end(queues: Connection) -> None:
+    queues.execute("CREATE TABLE device_publish_msg (id int GENERATED ALWAYS AS IDENTITY (MAXVALUE 10 CYCLE))")
+    queues.execute("SELECT setval('device_publish_msg_id_seq', 10)")
+    assert examine(queues) == []
+
+
+SMALL = Limits(bloat_bytes=1024 * 1024)
+
+
+@pytest.mark.parametrize("column", ["id bigint", "id text", "id uuid"])
+def test_index_much_larger_than_a_new_one_is_named_and_built_anew(queues: Connection, column: str) -> None:
+    values = {"id bigint": "n", "id text": "'client ' || md5(n::text)", "id uuid": "md5(n::text)::uuid"}
+    queues.execute(f"CREATE TABLE device_publish_msg ({column} PRIMARY KEY) WITH (autovacuum_enabled = off)".encode())
+    rows = f"SELECT {values[column]} FROM generate_series(1, 100000) AS n ORDER BY 1"
+    queues.execute(f"INSERT INTO device_publish_msg {rows}".encode())
+    queues.execute("VACUUM (ANALYZE) device_publish_msg")
+    ((oid,),) = queues.execute("SELECT 'device_publish_msg'::regclass::oid").fetchall()
+    ((_, _, row_count, size_bytes, needed_bytes),) = queues.execute(
+        statement("queue_tables/indexes"), {"oids": [oid], "least_bytes": 0}
+    ).fetchall()
+    assert row_count == 100_000
+    assert needed_bytes == pytest.approx(size_bytes, rel=0.1)
+    assert examine(queues, limits=SMALL) == []
+
+    queues.execute("CREATE INDEX also ON device_publish_msg (id, id)")
+    queues.execute("DELETE FROM device_publish_msg WHERE hashtext(id::text) % 20 <> 0")
+    queues.execute("VACUUM (ANALYZE) device_publish_msg")
+    found = examine(queues, limits=SMALL)
+    assert {each.check for each in found} == {"index bloat"}
+    assert len(found) == 2
+    for each in found:
+        run(queues, each.remedy)
+    queues.execute("ANALYZE device_publish_msg")
+    assert examine(queues, limits=SMALL) == []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, encryption_finding
 from queuekeeper.doctor.machine import room_finding
-from queuekeeper.doctor.queue_tables import examine_queue_tables
+from queuekeeper.doctor.queue_tables import FROZEN_SHARE_WARNING, examine_queue_tables
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.migration.preflight import check_source
 from queuekeeper.postgres import Connection, address, connect, is_local, translated_errors
@@ -17,12 +17,6 @@ from queuekeeper.schema_migrations import outdated, schema_version
 from queuekeeper.sql_statements import statement
 
 CONNECTION_SHARE_WARNING = 0.8
-FROZEN_SHARE_WARNING = 2.0
-"""Age of the oldest transaction id, as a share of ``autovacuum_freeze_max_age``, from which a warning is due.
-
-Autovacuum freezes a table from a share of 1 on; at 2, something keeps it from doing so.
-"""
-
 KEPT_GIB_WARNING = 10.0
 
 

@@ -1,10 +1,10 @@
-"""Checks the tables that hold queues: old snapshots, partitions ahead, rows in DEFAULT; each finding has its remedy."""
+"""Checks the tables that hold queues: who holds back VACUUM, partitions, dead rows, ages, sequences, indexes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, LiteralString, NamedTuple
 
@@ -14,6 +14,7 @@ from psycopg import sql
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State
 from queuekeeper.errors import QueuekeeperError, UnknownTable
+from queuekeeper.maintenance.events.watch import FEWEST_DEAD_ROWS
 from queuekeeper.maintenance.partitions.broker import broker_policies
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
@@ -22,14 +23,27 @@ from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.session import pinned
 from queuekeeper.postgres import Connection, server_words, translated_errors
-from queuekeeper.report.figures import duration, number
+from queuekeeper.report.figures import duration, number, size
 from queuekeeper.schema_migrations import schema_version
 from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
 
 _HOUR_S = 3_600.0
 _LOCK_TIMEOUT_MS = 1_000
-_MOST_HOLDERS = 5
+_MOST = 5
+FROZEN_SHARE_WARNING = 2.0
+"""Age of the oldest transaction id, as a share of ``autovacuum_freeze_max_age``, from which a warning is due.
+
+Autovacuum freezes a table from a share of 1 on; at 2, something keeps it from doing so.
+"""
+
+_STARVED = 2
+"""Autovacuum is due at its threshold; at this many times that, it does not come."""
+
+_STARVED_LONG = 10
+_LARGEST_HIDDEN = 2**53
+"""A sequence that ends later is not used up in anybody's time: whoever may not read it misses nothing."""
+
 _BY_HAND = "no command mends it: do as found says"
 
 
@@ -41,12 +55,24 @@ class Limits:
     :param unread_s: seconds for which a replication slot may have no reader.
     :param held_transactions: age of a snapshot, in transactions, that is a warning whatever its time.
     :param dangerous_transactions: age of a snapshot, in transactions, that fails the check.
+    :param dead_rows: fewest dead rows of a table.
+    :param frozen_share: age of a table's oldest row, as a share of the age at which autovacuum freezes it.
+    :param used_share: share of a sequence's numbers that are used.
+    :param used_up_share: the same, from which the check fails.
+    :param bloat_share: share of an index that a new one would not need.
+    :param bloat_bytes: fewest such bytes.
     """
 
     held_s: float = 300.0
     unread_s: float = 3_600.0
     held_transactions: int = 1_000_000
     dangerous_transactions: int = 100_000_000
+    dead_rows: int = FEWEST_DEAD_ROWS
+    frozen_share: float = FROZEN_SHARE_WARNING
+    used_share: float = 0.8
+    used_up_share: float = 0.95
+    bloat_share: float = 0.5
+    bloat_bytes: int = 64 * 1024 * 1024
 
 
 class Holder(NamedTuple):
@@ -72,11 +98,39 @@ class TableStatistics(NamedTuple):
     live_rows: int
     dead_rows: int
     vacuum_at_rows: int
-    is_enabled: bool
+    is_off: str | None
     is_running: bool
     vacuumed_s: float | None
-    freeze_share: float
-    multixact_share: float
+    xid_age: int
+    xid_limit: int
+    xid_end: int
+    multixact_age: int
+    multixact_limit: int
+    multixact_end: int
+
+
+class Sequence(NamedTuple):
+    """How far a sequence has come: the row of ``queue_tables/sequences``."""
+
+    name: str
+    table_name: str
+    column_name: str
+    column_type: str
+    first: int
+    last: int | None
+    final: int
+    may_read: bool
+    role: str
+
+
+class Index(NamedTuple):
+    """Size of an index: the row of ``queue_tables/indexes``."""
+
+    name: str
+    table_name: str
+    row_count: int
+    size_bytes: int
+    needed_bytes: int
 
 
 def examine_queue_tables(
@@ -95,6 +149,7 @@ def examine_queue_tables(
 def _examined(connection: Connection, server: str, now_ms: int, limits: Limits) -> Iterator[Finding]:
     policies: list[PartitionPolicy] = []
     tables: list[TableStatistics] = []
+    late: list[Holder] = []
     notes = Notes(server)
     with pinned(connection, lock_timeout_ms=_LOCK_TIMEOUT_MS):
         with _noted(notes, "policies of partitions"):
@@ -104,13 +159,24 @@ def _examined(connection: Connection, server: str, now_ms: int, limits: Limits) 
             tables = [TableStatistics(*row) for row in _rows(connection, "queue_tables/tables", {"tables": names})]
         with _noted(notes, "old snapshots"):
             holders = [Holder(*row) for row in _rows(connection, "queue_tables/old_snapshots")]
-            notes.findings += _of_holders(holders, server, limits)
+            late = [each for each in holders if _is_late(each, limits)]
+            notes.findings += _first(_of_holders(late, server, limits))
             notes.findings += _of_hidden_sessions(connection, server)
         for policy in policies:
             with _noted(notes, "partitions", subject=policy.table):
                 found = coverage(connection, policy=policy, now_ms=now_ms, only_read=True)
                 defaults = [each for each in tables if each.table_name == policy.table and each.is_default]
                 notes.findings += _of_partitions(found, policy, defaults)
+        notes.findings += _first(_of_dead_rows(tables, limits, is_held=bool(late)))
+        notes.findings += _first(_of_ages(tables, limits))
+        oids = [oid for each in tables for oid in (each.oid, each.root_oid)]
+        with _noted(notes, "sequences"):
+            rows = _rows(connection, "queue_tables/sequences", {"oids": oids})
+            notes.findings += _of_sequences([Sequence(*row) for row in rows], server, limits)
+        with _noted(notes, "index bloat"):
+            given = {"oids": oids, "least_bytes": limits.bloat_bytes}
+            indexes = [Index(*row) for row in _rows(connection, "queue_tables/indexes", given)]
+            notes.findings += _first(_of_indexes(indexes, limits))
     yield from notes.findings
 
 
@@ -136,6 +202,15 @@ def _rows(
         return connection.execute(statement(name), parameters).fetchall()
 
 
+def _first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the first findings; the last of them says how many are left out."""
+    found = list(findings)
+    if len(found) > _MOST:
+        left_out = f"; {number(len(found) - _MOST)} more are not shown"
+        found[_MOST - 1] = replace(found[_MOST - 1], found=found[_MOST - 1].found + left_out)
+    return found[:_MOST]
+
+
 def _finding(subject: str, check: str, state: State, found: str, remedy: str) -> Finding:
     return Finding(subject=subject, check=check, state=state, found=found, remedy=remedy)
 
@@ -143,19 +218,15 @@ def _finding(subject: str, check: str, state: State, found: str, remedy: str) ->
 # --- old snapshots -------------------------------------------------------------------------------------------------
 
 
-def _of_holders(holders: Sequence[Holder], server: str, limits: Limits) -> Iterator[Finding]:
+def _of_holders(holders: list[Holder], server: str, limits: Limits) -> Iterator[Finding]:
     """Name who holds back VACUUM, the oldest first: what has died since then stays in every table of the database."""
-    late = [each for each in holders if _is_late(each, limits)]
-    for at, holder in enumerate(late[:_MOST_HOLDERS]):
+    for holder in holders:
         state = State.FAILED if holder.age >= limits.dangerous_transactions else State.WARNING
         found = f"{holder.kind} {holder.name}"
         found += f" ({holder.who})" if holder.who else ""
         found += f" for {duration(holder.held_s)}" if holder.held_s is not None else ""
         found += f", {number_of(holder.age, 'transaction')} old"
         found += ": holds rows of catalogs" if holder.kind == "logical replication slot" else ": holds dead rows"
-        left_out = len(late) - _MOST_HOLDERS
-        if at == _MOST_HOLDERS - 1 and left_out > 0:
-            found += f"; {number(left_out)} younger are not shown"
         yield _finding(server, "old snapshots", state, found, _end_of(holder))
 
 
@@ -197,7 +268,7 @@ def _of_hidden_sessions(connection: Connection, server: str) -> Iterator[Finding
 # --- partitions ----------------------------------------------------------------------------------------------------
 
 
-def _of_partitions(found: Coverage, policy: PartitionPolicy, defaults: Sequence[TableStatistics]) -> Iterator[Finding]:
+def _of_partitions(found: Coverage, policy: PartitionPolicy, defaults: list[TableStatistics]) -> Iterator[Finding]:
     """Say when partitions that were made ahead run out, and what else is wrong with them."""
     create = f"queuekeeper partitions create {quote(found.table)}"
     runway_s, interval_s = found.runway_s, found.interval_s
@@ -219,3 +290,87 @@ def _of_partitions(found: Coverage, policy: PartitionPolicy, defaults: Sequence[
         if partition.live_rows and not partition.is_ours:
             words = f"{partition.name}: it holds about {number_of(partition.live_rows, 'row')} by the statistics"
             yield _finding(found.table, "default rows", State.WARNING, words, create)
+
+
+# --- tables, sequences, indexes ------------------------------------------------------------------------------------
+
+
+def _of_dead_rows(tables: list[TableStatistics], limits: Limits, *, is_held: bool) -> Iterator[Finding]:
+    """Name tables to which autovacuum does not come although it is due, or comes in vain; the worst first.
+
+    :param is_held: whether old snapshots hold dead rows.
+    """
+    before = "first end what holds old snapshots" if is_held else "if it does not come again: autovacuum_max_workers"
+    for table in sorted(tables, key=lambda each: -each.dead_rows):
+        due = table.vacuum_at_rows * (1 if table.is_off else _STARVED)
+        if table.dead_rows < limits.dead_rows or table.dead_rows <= due or table.is_running:
+            continue
+        where = {None: "it is on", "table": "it is off for this table", "server": "it is off on this server"}
+        last = "never vacuumed" if table.vacuumed_s is None else f"last vacuumed {duration(table.vacuumed_s)} ago"
+        found = (
+            f"{table.name}: {number_of(table.dead_rows, 'dead row')} beside {number(table.live_rows)} live ones; "
+            f"autovacuum comes at {number(table.vacuum_at_rows)}, {where[table.is_off]}, {last}"
+        )
+        mend = {
+            None: f"VACUUM (ANALYZE) {table.name}; -- {before}",
+            "table": f"ALTER TABLE {table.name} RESET (autovacuum_enabled); VACUUM (ANALYZE) {table.name};",
+            "server": "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();",
+        }
+        state = State.FAILED if table.dead_rows > _STARVED_LONG * table.vacuum_at_rows else State.WARNING
+        yield _finding(table.table_name, "dead rows", state, found, mend[table.is_off])
+
+
+def _of_ages(tables: list[TableStatistics], limits: Limits) -> Iterator[Finding]:
+    """Name tables that come near the wraparound of transaction ids or of multixacts, the oldest first."""
+    ages = [
+        (age / limit, age >= end, table, f"{words} is {number(age)} old")
+        for table in tables
+        for words, age, limit, end in (
+            ("its oldest transaction id", table.xid_age, table.xid_limit, table.xid_end),
+            ("its oldest multixact", table.multixact_age, table.multixact_limit, table.multixact_end),
+        )
+    ]
+    for share, is_late, table, words in sorted(ages, key=lambda each: -each[0]):
+        if share > limits.frozen_share or is_late:
+            found = f"{table.name}: {words}, {share:,.0%} of the age at which autovacuum freezes it"
+            remedy = f"VACUUM (FREEZE) {table.name}; -- first end what holds old snapshots"
+            state = State.FAILED if is_late else State.WARNING
+            yield _finding(table.table_name, "wraparound age", state, found, remedy)
+
+
+def _of_sequences(sequences: list[Sequence], server: str, limits: Limits) -> Iterator[Finding]:
+    """Name sequences that come near their end; an insert behind it fails."""
+    for each in sequences:
+        if each.last is None:
+            continue
+        used = (each.last - each.first + 1) / (each.final - each.first + 1)
+        if used >= limits.used_share:
+            found = (
+                f"{each.column_name}, numbered by {each.name}, is at {number(each.last)} of {number(each.final)}, "
+                f"{used:.1%}: then inserts fail"
+            )
+            longer = f"ALTER SEQUENCE {each.name} AS bigint NO MAXVALUE;"
+            if each.column_type in ("smallint", "integer"):
+                wider = f"ALTER TABLE {each.table_name} ALTER COLUMN {each.column_name} TYPE bigint;"
+                longer = f"{wider} {longer} -- rewrites the table while nobody can use it"
+            state = State.FAILED if used >= limits.used_up_share else State.WARNING
+            yield _finding(each.table_name, "sequences", state, found, longer)
+    if hidden := [each for each in sequences if not each.may_read and each.final < _LARGEST_HIDDEN]:
+        names = ", ".join(each.name for each in hidden)
+        grant = f"GRANT SELECT ON SEQUENCE {names} TO {hidden[0].role};"
+        found = f"the position of {number_of(len(hidden), 'sequence')} is not shown to this role"
+        yield _finding(server, "sequences", State.UNKNOWN, found, grant)
+
+
+def _of_indexes(indexes: list[Index], limits: Limits) -> Iterator[Finding]:
+    """Name indexes that are much larger than new ones would be, by an estimate; the one with most to gain first."""
+    for each in sorted(indexes, key=lambda each: each.needed_bytes - each.size_bytes):
+        spare_bytes = each.size_bytes - each.needed_bytes
+        if spare_bytes >= limits.bloat_bytes and spare_bytes > limits.bloat_share * each.size_bytes:
+            found = (
+                f"{each.name}: {size(each.size_bytes)}, and its {number_of(each.row_count, 'entry')} need about "
+                f"{size(each.needed_bytes)}"
+            )
+            yield _finding(
+                each.table_name, "index bloat", State.WARNING, found, f"REINDEX INDEX CONCURRENTLY {each.name};"
+            )
