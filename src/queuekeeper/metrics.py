@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, LiteralString
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from queuekeeper.errors import QueuekeeperError
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.maintenance.partitions.coverage import runway_s
+from queuekeeper.maintenance.queue_tables import known_policies, read_holders, read_sequences, read_tables
 from queuekeeper.postgres import Connection, connect, translated_errors
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import nodes, redis_errors
@@ -70,6 +75,15 @@ METRICS: Mapping[str, Metric] = dict(
         _metric("postgres_connections", "Connections of clients."),
         _metric("postgres_max_connections", "Most connections that the server takes."),
         _metric("postgres_frozen_ratio", "Oldest transaction id, as a part of autovacuum_freeze_max_age."),
+        _metric("postgres_snapshot_age_transactions", "Age of the oldest snapshot that holds back VACUUM.", "kind"),
+        _metric("postgres_snapshot_held_seconds", "For how long a snapshot is held, at most.", "kind"),
+        # Tables that hold queues
+        _metric("queue_table_live_rows", "Rows, by the statistics.", "table"),
+        _metric("queue_table_dead_rows", "Dead rows, by the statistics.", "table"),
+        _metric("queue_table_vacuum_ratio", "Dead rows, as a part of those that autovacuum waits for.", "table"),
+        _metric("queue_table_frozen_ratio", "Oldest transaction id or multixact, as for the server.", "table"),
+        _metric("queue_table_runway_seconds", "For how long partitions are made ahead of the clock.", "table"),
+        _metric("queue_sequence_used_ratio", "Numbers of a sequence that are used.", "sequence"),
         # Sessions
         _metric("session_queues", "Sessions with messages, at the last full profile.", "store", "target"),
         _metric("session_messages", "References to messages, at the last full profile.", "store", "target"),
@@ -194,11 +208,39 @@ def _of_postgres(url: str) -> Iterator[Sample]:
         if version is not None:
             for query, read in _QUERIES.items():
                 yield from _rows(connection, statement(query), read)
+        yield from _of_queue_tables(connection)
         with translated_errors(connection):
             (present,) = connection.execute(statement("maintenance/partitions/has_broker")).fetchone() or (False,)
         if present:
             for query, read in _BROKER_QUERIES.items():
                 yield from _rows(connection, statement(query), read)
+
+
+def _of_queue_tables(connection: Connection) -> Iterator[Sample]:
+    policies = known_policies(connection)
+    tables = read_tables(connection, policies)
+    for name, parts in groupby(tables, lambda each: each.table_name):
+        partitions = list(parts)
+        yield "queue_table_live_rows", (name,), sum(each.live_rows for each in partitions)
+        yield "queue_table_dead_rows", (name,), sum(each.dead_rows for each in partitions)
+        yield "queue_table_vacuum_ratio", (name,), max(each.vacuum_share for each in partitions)
+        frozen = max(max(each.xid_share, each.multixact_share) for each in partitions)
+        yield "queue_table_frozen_ratio", (name,), frozen
+    for policy in policies:
+        # A table that is gone, or may not be looked at, has no figure; the doctor says why.
+        with suppress(RefusedError, UsageError):
+            yield (
+                "queue_table_runway_seconds",
+                (policy.table,),
+                runway_s(connection, table=policy.table, now_ms=system_clock()),
+            )
+    for sequence in read_sequences(connection, tables):
+        yield "queue_sequence_used_ratio", (sequence.name,), sequence.used_share
+    holders = read_holders(connection)
+    for kind in {each.kind for each in holders}:
+        ages = [(each.age, each.held_s or 0.0) for each in holders if each.kind == kind]
+        yield "postgres_snapshot_age_transactions", (kind,), max(age for age, _ in ages)
+        yield "postgres_snapshot_held_seconds", (kind,), max(held_s for _, held_s in ages)
 
 
 Row = Sequence[Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,8 @@ def test_what_a_user_may_not_ask_is_unknown_and_not_wrong(valkey_url: str) -> No
     ("behind_ms", "state", "words"),
     [
         (0, State.OK, "of this machine's"),
-        (5_000, State.WARNING, "5.0 s ahead of"),
-        (-120_000, State.FAILED, "120.0 s behind"),
+        (5_000, State.WARNING, r"(5\.0|4\.\d) s ahead of"),
+        (-120_000, State.FAILED, r"(120\.0|119\.\d) s behind"),
     ],
 )
 def test_clocks_that_differ_are_told_with_direction(
@@ -130,7 +131,8 @@ def test_clocks_that_differ_are_told_with_direction(
     for findings in (examine_redis(valkey_url, clock=clock), examine_postgres(postgres_url, clock=clock)):
         found = by_check(findings)["clock"]
         assert found.state is state
-        assert words in found.found
+        # The server may take its time to answer.
+        assert re.search(words, found.found)
 
 
 def test_disk_that_cannot_be_seen_is_unknown(tmp_path: Path) -> None:

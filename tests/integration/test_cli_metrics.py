@@ -13,6 +13,9 @@ from typer.testing import CliRunner, Result
 from queuekeeper.cli import app
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
+from queuekeeper.maintenance.partitions.broker import TABLES
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.metrics import METRICS, NAMESPACE
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from queuekeeper.postgres import connect
@@ -74,6 +77,42 @@ def test_event_broker_that_is_installed_has_figures(postgres_url: str, valkey_ur
     assert found["queuekeeper_events_undispatched"] == {(): 0}
     assert found["queuekeeper_events_head_room_seconds"][()] > 3_600
     assert found["queuekeeper_events_dead_letters"] == {(): 0}
+
+
+def test_tables_that_hold_queues_have_figures(postgres_url: str, valkey_url: str) -> None:
+    with connect(postgres_url, autocommit=True) as connection, connect(postgres_url, autocommit=True) as other:
+        migrate(connection)
+        install(connection)
+        connection.execute("CREATE TABLE readings (at timestamptz NOT NULL) PARTITION BY RANGE (at)")
+        connection.execute("CREATE TABLE now PARTITION OF readings FOR VALUES FROM ('2000-01-01') TO ('2100-01-01')")
+        save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="1 day"))
+        save_policy(connection, PartitionPolicy(table="public.gone", step="1 day", ahead="1 day"))
+        connection.execute(
+            "CREATE TABLE device_publish_msg (id int GENERATED ALWAYS AS IDENTITY (MAXVALUE 200)) "
+            "WITH (autovacuum_enabled = off, autovacuum_vacuum_threshold = 50)"
+        )
+        for _ in range(100):
+            connection.execute("INSERT INTO device_publish_msg DEFAULT VALUES")
+        connection.execute("DELETE FROM device_publish_msg WHERE id > 25")
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        other.execute("BEGIN")
+        other.execute("SELECT pg_current_xact_id()")
+        connection.execute("SELECT pg_current_xact_id()")
+        result = metrics("--postgres-url", postgres_url, "--redis-url", valkey_url)
+    assert result.exit_code == 0, result.stderr
+    found = figures(result.stdout)
+    table = ("public.device_publish_msg",)
+    assert found["queuekeeper_queue_table_live_rows"][table] == 25
+    assert found["queuekeeper_queue_table_dead_rows"][table] == 75
+    assert found["queuekeeper_queue_table_vacuum_ratio"][table] == 1.5
+    assert 0 < found["queuekeeper_queue_table_frozen_ratio"][table] < 1
+    assert found["queuekeeper_queue_sequence_used_ratio"][("public.device_publish_msg_id_seq",)] == 0.5
+    assert found["queuekeeper_postgres_snapshot_age_transactions"] == {("idle in transaction",): 2}
+    assert found["queuekeeper_postgres_snapshot_held_seconds"][("idle in transaction",)] > 0
+    runways = found["queuekeeper_queue_table_runway_seconds"]
+    assert set(runways) == {("public.readings",), *((name,) for name in TABLES)}
+    assert runways[("public.readings",)] > 50 * 365 * 86_400
+    assert runways[("pgmb.events",)] == pytest.approx(found["queuekeeper_events_head_room_seconds"][()], abs=60)
 
 
 def test_server_that_is_down_is_a_figure_and_the_other_is_asked(

@@ -22,6 +22,7 @@ from queuekeeper.events import schema
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.broker import TABLES
 from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.coverage import runway_s as catalog_runway_s
 from queuekeeper.maintenance.partitions.plan import plan_creation
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
@@ -237,6 +238,7 @@ def test_runway_is_told_in_hours_before_it_ends_and_after(queues: Connection, ha
     runway_s = coverage(queues, policy=POLICY, now_ms=now_ms).runway_s
     assert runway_s is not None
     assert 48 <= runway_s / 3_600 <= 54
+    assert catalog_runway_s(queues, table=POLICY.table, now_ms=now_ms) == runway_s
 
     def told(hours_left: float) -> Finding | None:
         at_ms = now_ms + round(1_000 * (runway_s - 3_600 * hours_left))
@@ -277,6 +279,19 @@ def test_policy_of_a_table_that_is_gone_is_to_be_forgotten(queues: Connection) -
     assert (found.subject, found.state) == ("public.readings", State.WARNING)
     assert "there is no table public.readings" in found.found
     assert found.remedy == "queuekeeper partitions forget public.readings"
+
+
+def test_table_that_somebody_has_locked_holds_up_nobody(queues: Connection, connect: Callable[[], Connection]) -> None:
+    other = connect()
+    other.execute("BEGIN")
+    other.execute("LOCK TABLE readings")
+    queues.execute("CREATE TABLE device_publish_msg (id int GENERATED ALWAYS AS IDENTITY (MAXVALUE 2))")
+    queues.execute("INSERT INTO device_publish_msg SELECT FROM generate_series(1, 2)")
+    locked, used = examine(queues)
+    assert (locked.subject, locked.check, locked.state) == ("public.readings", "partitions", State.UNKNOWN)
+    assert "lock timeout" in locked.found
+    assert used.check == "sequences"
+    assert catalog_runway_s(queues, table="public.readings", now_ms=system_clock()) is None
 
 
 def test_role_with_few_rights_is_told_what_it_may_not_see(

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from shlex import quote
-from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -15,17 +14,24 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State
 from queuekeeper.errors import QueuekeeperError, UnknownTable
 from queuekeeper.maintenance.events.watch import FEWEST_DEAD_ROWS
-from queuekeeper.maintenance.partitions.broker import broker_policies
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.model import Coverage
-from queuekeeper.maintenance.partitions.policies import load_policies
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.session import pinned
-from queuekeeper.postgres import Connection, server_words, translated_errors
+from queuekeeper.maintenance.queue_tables import (
+    Holder,
+    Index,
+    Sequence,
+    TableStatistics,
+    known_policies,
+    read_holders,
+    read_indexes,
+    read_sequences,
+    read_tables,
+)
+from queuekeeper.postgres import Connection, rows_of, server_words
 from queuekeeper.report.figures import duration, number, size
-from queuekeeper.schema_migrations import schema_version
-from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
 
 _HOUR_S = 3_600.0
@@ -75,64 +81,6 @@ class Limits:
     bloat_bytes: int = 64 * 1024 * 1024
 
 
-class Holder(NamedTuple):
-    """Who holds back VACUUM: the row of ``queue_tables/old_snapshots``."""
-
-    kind: str
-    name: str
-    who: str
-    held_s: float | None
-    age: int
-    is_active: bool
-
-
-class TableStatistics(NamedTuple):
-    """Statistics of a table or partition: the row of ``queue_tables/tables``."""
-
-    oid: int
-    root_oid: int
-    name: str
-    table_name: str
-    is_default: bool
-    is_ours: bool
-    live_rows: int
-    dead_rows: int
-    vacuum_at_rows: int
-    is_off: str | None
-    is_running: bool
-    vacuumed_s: float | None
-    xid_age: int
-    xid_limit: int
-    xid_end: int
-    multixact_age: int
-    multixact_limit: int
-    multixact_end: int
-
-
-class Sequence(NamedTuple):
-    """How far a sequence has come: the row of ``queue_tables/sequences``."""
-
-    name: str
-    table_name: str
-    column_name: str
-    column_type: str
-    first: int
-    last: int | None
-    final: int
-    may_read: bool
-    role: str
-
-
-class Index(NamedTuple):
-    """Size of an index: the row of ``queue_tables/indexes``."""
-
-    name: str
-    table_name: str
-    row_count: int
-    size_bytes: int
-    needed_bytes: int
-
-
 def examine_queue_tables(
     connection: Connection, *, server: str, clock: Clock = system_clock, limits: Limits | None = None
 ) -> list[Finding]:
@@ -143,23 +91,18 @@ def examine_queue_tables(
     :param connection: connection with ``autocommit``.
     :param server: subject of findings that are about no table.
     """
-    return list(_examined(connection, server, clock(), limits or Limits()))
-
-
-def _examined(connection: Connection, server: str, now_ms: int, limits: Limits) -> Iterator[Finding]:
+    limits, now_ms = limits or Limits(), clock()
     policies: list[PartitionPolicy] = []
     tables: list[TableStatistics] = []
     late: list[Holder] = []
     notes = Notes(server)
     with pinned(connection, lock_timeout_ms=_LOCK_TIMEOUT_MS):
         with _noted(notes, "policies of partitions"):
-            policies = load_policies(connection) if schema_version(connection) else broker_policies(connection)
+            policies = known_policies(connection)
         with _noted(notes, "queue tables"):
-            names = [each.table for each in policies]
-            tables = [TableStatistics(*row) for row in _rows(connection, "queue_tables/tables", {"tables": names})]
+            tables = read_tables(connection, policies)
         with _noted(notes, "old snapshots"):
-            holders = [Holder(*row) for row in _rows(connection, "queue_tables/old_snapshots")]
-            late = [each for each in holders if _is_late(each, limits)]
+            late = [each for each in read_holders(connection) if _is_late(each, limits)]
             notes.findings += _first(_of_holders(late, server, limits))
             notes.findings += _of_hidden_sessions(connection, server)
         for policy in policies:
@@ -169,15 +112,12 @@ def _examined(connection: Connection, server: str, now_ms: int, limits: Limits) 
                 notes.findings += _of_partitions(found, policy, defaults)
         notes.findings += _first(_of_dead_rows(tables, limits, is_held=bool(late)))
         notes.findings += _first(_of_ages(tables, limits))
-        oids = [oid for each in tables for oid in (each.oid, each.root_oid)]
         with _noted(notes, "sequences"):
-            rows = _rows(connection, "queue_tables/sequences", {"oids": oids})
-            notes.findings += _of_sequences([Sequence(*row) for row in rows], server, limits)
+            notes.findings += _of_sequences(read_sequences(connection, tables), server, limits)
         with _noted(notes, "index bloat"):
-            given = {"oids": oids, "least_bytes": limits.bloat_bytes}
-            indexes = [Index(*row) for row in _rows(connection, "queue_tables/indexes", given)]
+            indexes = read_indexes(connection, tables, least_bytes=limits.bloat_bytes)
             notes.findings += _first(_of_indexes(indexes, limits))
-    yield from notes.findings
+    return notes.findings
 
 
 @contextmanager
@@ -192,14 +132,9 @@ def _noted(notes: Notes, check: str, *, subject: str | None = None) -> Iterator[
         words, remedy = server_words(error), "see the message; other checks were made"
         if isinstance(error.__cause__ or error, psycopg.errors.InsufficientPrivilege):
             remedy = "queuekeeper acl postgres --job monitor prints what this role needs: let a superuser run it"
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            remedy = "another session has it locked: queuekeeper partitions plan names it, or try again later"
         notes.findings.append(_finding(subject or notes.subject, check, State.UNKNOWN, words, remedy))
-
-
-def _rows(
-    connection: Connection, name: LiteralString, parameters: dict[str, Any] | None = None
-) -> list[tuple[Any, ...]]:
-    with translated_errors(connection):
-        return connection.execute(statement(name), parameters).fetchall()
 
 
 def _first(findings: Iterable[Finding]) -> list[Finding]:
@@ -243,7 +178,8 @@ def _end_of(holder: Holder) -> str:
     if holder.kind == "prepared transaction":
         return f"ROLLBACK PREPARED {name}; -- or COMMIT PREPARED, as its transaction manager says"
     if holder.kind == "standby feedback":
-        return "on the standby end its oldest query, or: ALTER SYSTEM SET hot_standby_feedback = off"
+        off = "ALTER SYSTEM SET hot_standby_feedback = off; SELECT pg_reload_conf();"
+        return f"{off} -- on the standby, or end its oldest query there"
     if holder.kind.endswith("slot"):
         if holder.is_active:
             return "its reader is connected and does not confirm what it has read: look at the reader"
@@ -254,7 +190,7 @@ def _end_of(holder: Holder) -> str:
 
 
 def _of_hidden_sessions(connection: Connection, server: str) -> Iterator[Finding]:
-    ((sees_all, role),) = _rows(connection, "queue_tables/sees_all_sessions")
+    ((sees_all, role),) = rows_of(connection, "queue_tables/sees_all_sessions")
     if not sees_all:
         yield _finding(
             server,
@@ -323,11 +259,11 @@ def _of_dead_rows(tables: list[TableStatistics], limits: Limits, *, is_held: boo
 def _of_ages(tables: list[TableStatistics], limits: Limits) -> Iterator[Finding]:
     """Name tables that come near the wraparound of transaction ids or of multixacts, the oldest first."""
     ages = [
-        (age / limit, age >= end, table, f"{words} is {number(age)} old")
+        (share, age >= end, table, f"{words} is {number(age)} old")
         for table in tables
-        for words, age, limit, end in (
-            ("its oldest transaction id", table.xid_age, table.xid_limit, table.xid_end),
-            ("its oldest multixact", table.multixact_age, table.multixact_limit, table.multixact_end),
+        for words, age, share, end in (
+            ("its oldest transaction id", table.xid_age, table.xid_share, table.xid_end),
+            ("its oldest multixact", table.multixact_age, table.multixact_share, table.multixact_end),
         )
     ]
     for share, is_late, table, words in sorted(ages, key=lambda each: -each[0]):
@@ -341,10 +277,8 @@ def _of_ages(tables: list[TableStatistics], limits: Limits) -> Iterator[Finding]
 def _of_sequences(sequences: list[Sequence], server: str, limits: Limits) -> Iterator[Finding]:
     """Name sequences that come near their end; an insert behind it fails."""
     for each in sequences:
-        if each.last is None:
-            continue
-        used = (each.last - each.first + 1) / (each.final - each.first + 1)
-        if used >= limits.used_share:
+        used = each.used_share
+        if each.last is not None and used is not None and used >= limits.used_share:
             found = (
                 f"{each.column_name}, numbered by {each.name}, is at {number(each.last)} of {number(each.final)}, "
                 f"{used:.1%}: then inserts fail"
@@ -364,9 +298,8 @@ def _of_sequences(sequences: list[Sequence], server: str, limits: Limits) -> Ite
 
 def _of_indexes(indexes: list[Index], limits: Limits) -> Iterator[Finding]:
     """Name indexes that are much larger than new ones would be, by an estimate; the one with most to gain first."""
-    for each in sorted(indexes, key=lambda each: each.needed_bytes - each.size_bytes):
-        spare_bytes = each.size_bytes - each.needed_bytes
-        if spare_bytes >= limits.bloat_bytes and spare_bytes > limits.bloat_share * each.size_bytes:
+    for each in sorted(indexes, key=lambda each: -each.spare_bytes):
+        if each.spare_bytes >= limits.bloat_bytes and each.spare_bytes > limits.bloat_share * each.size_bytes:
             found = (
                 f"{each.name}: {size(each.size_bytes)}, and its {number_of(each.row_count, 'entry')} need about "
                 f"{size(each.needed_bytes)}"

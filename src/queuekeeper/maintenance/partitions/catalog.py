@@ -17,7 +17,7 @@ from queuekeeper.errors import ForeignOwner, NotPartitioned, UnknownTable, Usage
 from queuekeeper.maintenance.partitions.keys import Key, Span
 from queuekeeper.maintenance.partitions.model import Blocker
 from queuekeeper.maintenance.partitions.names import cut_name
-from queuekeeper.maintenance.partitions.ranges import Range
+from queuekeeper.maintenance.partitions.ranges import Range, covered_until
 from queuekeeper.postgres import Connection
 from queuekeeper.sql_statements import statement
 
@@ -80,6 +80,10 @@ class PartitionedTable:
     def overflow(self) -> Partition | None:
         """The partition that reaches to MAXVALUE, if any."""
         return next((each for each in self.partitions if each.range and each.range.upper is None), None)
+
+    def covered(self, position: int) -> int | None:
+        """Return the end of the partitions that cover a position without a gap, see :func:`covered_until`."""
+        return covered_until((each.range for each in self.partitions if each.range and not each.pending), position)
 
     def identifier(self) -> sql.Identifier:
         """Return the table's name for a statement."""

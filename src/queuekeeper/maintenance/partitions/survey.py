@@ -24,7 +24,7 @@ from queuekeeper.maintenance.partitions.catalog import (
 from queuekeeper.maintenance.partitions.findings import FindingKind, finding
 from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
-from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
+from queuekeeper.maintenance.partitions.ranges import Range, gaps
 from queuekeeper.maintenance.partitions.statements import drain_schema
 from queuekeeper.postgres import Connection, server_words, translated_errors
 
@@ -96,9 +96,8 @@ class Survey:
         return until is None or until >= position
 
     def covered(self, position: int) -> int | None:
-        """Return the end of the partitions that cover a position without a gap, see :func:`covered_until`."""
-        live = (each.range for each in self.table.partitions if each.range and not each.pending)
-        return covered_until(live, position)
+        """Return the end of the partitions that cover a position, see :meth:`PartitionedTable.covered`."""
+        return self.table.covered(position)
 
 
 def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False) -> Survey:
