@@ -220,6 +220,13 @@ def test_check_that_no_dag_mends_names_its_command(check: Check) -> None:
         ),
         (("run", "--data-docs", "s3://bucket/docs"), "--data-docs names an object store .s3://"),
         (("run", "--profile", "nothing"), "there is no profile 'nothing'"),
+        (("profile", "--rdb", "none.rdb"), "none.rdb cannot be read .No such file or directory.: name an RDB file"),
+        (("run", "--rdb", "none.rdb"), "none.rdb cannot be read"),
+        (("profile", "--rdb", "a.rdb", "--redis-url", "redis://a"), "--rdb is read instead of a server: leave out"),
+        (("profile", "--rdb", "a.rdb", "--store", "postgres"), "instead of Redis, which is not among the chosen"),
+        (("run", "--rdb", "a.rdb", "--store", "all_redis"), "--rdb reads sessions, and --store all_redis asks for"),
+        (("run", "--rdb", "a.rdb", "--store", "events"), "instead of Redis, which is not among the chosen"),
+        (("run", "--rdb", "a.rdb", "--profile", "p"), "--rdb makes a profile and --profile names one: leave out"),
         (("results",), "there is no quality run yet that has finished: make one"),
         (("results", "--check", "Q99"), "there is no check 'Q99'"),
         (("known", "add", "Q1", "--owner", "o", "--reason", "r", "--until", "soon"), "the day is 'soon': write it as"),
@@ -228,6 +235,13 @@ def test_check_that_no_dag_mends_names_its_command(check: Check) -> None:
 )
 def test_wrong_wishes_are_refused_before_any_work(url: str, arguments: tuple[str, ...], words: str) -> None:
     fails(*arguments, "--postgres-url", url, code=2, words=words)
+
+
+def test_a_file_that_is_no_snapshot_is_said_before_spark_starts(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "dump.rdb"
+    path.write_bytes(b"compressed")
+    where = ("--postgres-url", url, "--spark-master", "nowhere")
+    fails("profile", "--rdb", str(path), *where, code=1, words="dump.rdb begins with b'compresse': it is no RDB file")
 
 
 def test_a_server_that_is_down_is_said_before_spark_starts(url: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from lua_sessions import HOUR_MS, now_ms
 
+from queuekeeper import lua
 from queuekeeper.clock import Pace
 from queuekeeper.keyspace import MAX_PACKET_ID, Cohort, cohorts, packed_keys, session_keys
 from queuekeeper.quality.profile.model import FAULTS, ProfileParameters
@@ -547,7 +548,7 @@ def profiled(
     """Return what a profile says of each client, without Spark."""
     all_cohorts, batches = scanned(client, parameters, pace=pace)
     reader = QueueReader(
-        client,
+        lua.ScriptCaller(client),
         parameters=parameters,
         shards=[cohort.shard for cohort in all_cohorts],
         hash_key=b"key",

@@ -27,6 +27,7 @@ from planted_queues import (
     scanned,
 )
 
+from queuekeeper import lua
 from queuekeeper.clock import Pace
 from queuekeeper.errors import RefusedError
 from queuekeeper.identity import client_hash
@@ -88,7 +89,9 @@ def test_client_with_a_session_in_each_layout_has_a_row_for_each(client: RedisCl
 def every_row(client: RedisClient) -> list[dict[str, Any]]:
     """Return all rows of a profile; a client may have two."""
     _, batches = scanned(client, PARAMETERS)
-    reader = QueueReader(client, parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None))
+    reader = QueueReader(
+        lua.ScriptCaller(client), parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None)
+    )
     return [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
 
 
@@ -208,7 +211,11 @@ def test_queues_are_found_where_their_slots_have_gone(redis_cluster_url: str) ->
         slot.move()
         try:
             reader = QueueReader(
-                client, parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None)
+                lua.ScriptCaller(client),
+                parameters=CONTENTS,
+                shards=[""] * 12,
+                hash_key=b"key",
+                pace=Pace(lambda: None),
             )
             rows = [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
         finally:
@@ -255,7 +262,9 @@ def test_messages_of_an_id_whose_keys_are_not_read_together_count_once_when_scan
 
 def read_twice(client: RedisClient, batches: list[Any], *, shards: list[str]) -> list[dict[str, Any]]:
     """Return the rows of what SCAN has shown, when it shows all of it twice."""
-    reader = QueueReader(client, parameters=PARAMETERS, shards=shards, hash_key=b"key", pace=Pace(lambda: None))
+    reader = QueueReader(
+        lua.ScriptCaller(client), parameters=PARAMETERS, shards=shards, hash_key=b"key", pace=Pace(lambda: None)
+    )
     shown = [batch for batch in batches for _ in range(2)]
     return [row for batch in reader.read(iter(shown)) for row in batch.to_pylist()]
 

@@ -27,7 +27,7 @@ from planted_queues import (
 from pyspark.sql import SparkSession
 
 from queuekeeper import schema_migrations, sql_statements
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import UnreadableSnapshot, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.keyspace import client_slot
@@ -37,7 +37,7 @@ from queuekeeper.migration.spark.job import Environment
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.run import QualityReport, run_quality
 from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
-from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
+from queuekeeper.quality.profile.stores import profile_postgres, profile_redis, profile_snapshot
 from queuekeeper.redis_client import nodes
 from queuekeeper.sessions.pages import Layout
 from tests.conftest import nightly
@@ -86,6 +86,62 @@ def _sums(world: World, table: str, profile_id: str, *columns: str) -> tuple[Any
 @pytest.fixture(scope="module")
 def world(make_world: Callable[..., World]) -> World:
     return make_world(planted=True)
+
+
+def saved(client: Any) -> Path:
+    """Have a server write its snapshot and return its place."""
+    client.save()
+    return Path(client.config_get("dir")["dir"], client.config_get("dbfilename")["dbfilename"])
+
+
+def test_profile_of_a_snapshot_is_that_of_its_server_and_is_judged_without_one(world: World, tmp_path: Path) -> None:
+    path = saved(world.client)
+    common: dict[str, Any] = {
+        "postgres_url": world.postgres_url, "parameters": CONTENTS, "now_ms": now_ms(), "key": KEY,
+    }  # fmt: skip
+    live = profile_redis(world.spark, redis_url=world.redis_url, profile_id="of the server", **common)
+    found = profile_snapshot(world.spark, path=path, profile_id="of the snapshot", parquet_dir=str(tmp_path), **common)
+
+    assert replace(found, profile_id=live.profile_id, seconds=live.seconds, parquet=None) == live
+    places = {"shard": path.name}
+    rows, expected = (_rows(world.connection, each.profile_id) for each in (found, live))
+    assert {name: _bare(row) for name, row in rows.items()} == {
+        name: _bare(row) | places for name, row in expected.items()
+    }
+    hours = "messages", "payload_bytes"
+    assert _sums(world, "expiry_hours", "of the snapshot", *hours) == _sums(
+        world, "expiry_hours", "of the server", *hours
+    )
+    (target,) = world.connection.execute(
+        "SELECT target FROM queuekeeper.profiles WHERE profile_id = 'of the snapshot'"
+    ).fetchall()
+    assert target == (f"rdb:{path}/0",)
+
+    judged = run_quality(
+        postgres_url=world.postgres_url, profile_ids=["of the snapshot"], suites=["sessions_redis"],
+        quality_run_id="of the snapshot", now=datetime.now(UTC),
+    )  # fmt: skip
+    of_the_server = _judged(world, "of the server", quality_run_id="of the server")
+    outcomes = [
+        [(each.check_id, each.status, each.unexpected_count) for each in run.results] for run in (judged, of_the_server)
+    ]
+    assert outcomes[0] == outcomes[1]
+    assert judged.findings
+
+
+def test_a_damaged_snapshot_leaves_no_profile(world: World, tmp_path: Path) -> None:
+    whole = saved(world.client).read_bytes()
+    path = tmp_path / "cut.rdb"
+    path.write_bytes(whole[:-20])
+    with pytest.raises(UnreadableSnapshot, match=r"cut\.rdb ends after"):
+        profile_snapshot(
+            world.spark, path=path, postgres_url=world.postgres_url, parameters=CONTENTS, now_ms=now_ms(),
+            profile_id="damaged", key=KEY,
+        )  # fmt: skip
+    row = world.connection.execute(
+        "SELECT finished_at FROM queuekeeper.profiles WHERE profile_id = 'damaged'"
+    ).fetchone()
+    assert row == (None,)
 
 
 def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path) -> None:

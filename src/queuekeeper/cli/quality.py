@@ -27,6 +27,7 @@ from queuekeeper.quality.judge.suites import load
 from queuekeeper.quality.profile.model import (
     PROFILED,
     READ,
+    SNAPSHOT,
     JudgeWish,
     ProfileReport,
     ProfileWish,
@@ -45,13 +46,31 @@ app.add_typer(incidents.app, name="incidents")
 ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Show client ids in examples. Without it, only their hashes.")
 ]
+Rdb = Annotated[
+    Path | None,
+    typer.Option(
+        "--rdb",
+        help="RDB file of SAVE, BGSAVE or a backup, which is read instead of Redis; no server is asked anything. All "
+        "workers of Spark must reach it by this name.",
+    ),
+]
+RdbDatabase = Annotated[
+    int, typer.Option("--rdb-database", min=0, help="Logical database of the RDB file that holds the queues.")
+]
 _STORE = {"stores": ["--store"]}
 _MARKS = {"passed": "·", "known": "k", "failed": "✗", "broken": "!"}
 _NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
 
 
 def _profiles(
-    call: OnServers, wish: ProfileWish, *, stores: Sequence[str], now_ms: int, spark_master: str | None
+    call: OnServers,
+    wish: ProfileWish,
+    *,
+    stores: Sequence[str],
+    now_ms: int,
+    spark_master: str | None,
+    rdb: Path | None,
+    rdb_database: int,
 ) -> list[ProfileReport]:
     """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
     from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
@@ -63,7 +82,7 @@ def _profiles(
         connection = asked.connection
         if "postgres" in stores:
             check_profiled_source(connection, contents=parameters.contents)
-        if "redis" in stores:
+        if "redis" in stores and rdb is None:
             target = context.redis_address(call.redis_url)
             check_profiled(asked.client, parameters=parameters)
     read: dict[str, Any] = {
@@ -71,15 +90,33 @@ def _profiles(
     }  # fmt: skip
     reports = []
     with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
-        from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
+        from queuekeeper.quality.profile.stores import profile_postgres, profile_redis, profile_snapshot
 
         for store in stores:
             with screen(stderr=True).status(f"Reading {store}"):
-                if store == "redis":
+                if store == "redis" and rdb is not None:
+                    reports.append(profile_snapshot(spark, path=rdb, database=rdb_database, **read))
+                elif store == "redis":
                     reports.append(profile_redis(spark, redis_url=target, **read))
                 else:
                     reports.append(profile_postgres(spark, **read))
     return reports
+
+
+def _check_rdb(call: OnServers, rdb: Path | None, *, stores: Sequence[str]) -> None:
+    """Refuse an RDB file that cannot be read, or beside what excludes it, before Spark is started.
+
+    :raises UsageError: with what to do.
+    """
+    if rdb is None:
+        return
+    if call.redis_url is not None:
+        raise UsageError("--rdb is read instead of a server: leave out --redis-url, or --rdb")
+    if "redis" not in stores:
+        raise UsageError("--rdb is read instead of Redis, which is not among the chosen stores: leave it out")
+    from queuekeeper.quality.profile.snapshot_scan import snapshot_at
+
+    snapshot_at(rdb)
 
 
 def _moment(now_ms: int) -> datetime:
@@ -96,7 +133,14 @@ def _folder(text: str, *, name: str) -> Path | None:
 
 
 @command(app, asks=takes(lambda: ProfileWish, names=_STORE))
-def profile(call: OnServers, *, parameters: ProfileWish, spark_master: context.SparkMaster = None) -> Shown:
+def profile(
+    call: OnServers,
+    *,
+    parameters: ProfileWish,
+    rdb: Rdb = None,
+    rdb_database: RdbDatabase = 0,
+    spark_master: context.SparkMaster = None,
+) -> Shown:
     """Read the queues, and keep a row of numbers for each.
 
     The store is only read.
@@ -104,7 +148,11 @@ def profile(call: OnServers, *, parameters: ProfileWish, spark_master: context.S
     Example: `queuekeeper quality profile --store both`
     """
     stores = PROFILED[parameters.stores]
-    reports = _profiles(call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master)
+    _check_rdb(call, rdb, stores=stores)
+    reports = _profiles(
+        call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master, rdb=rdb,
+        rdb_database=rdb_database,
+    )  # fmt: skip
     named = " --profile ".join(report.profile_id for report in reports)
     return Shown(
         reports,
@@ -120,6 +168,8 @@ def run_command(
     parameters: RunWish,
     profiles: Annotated[list[str] | None, typer.Option("--profile")] = None,
     suites: Annotated[list[str] | None, typer.Option("--suite")] = None,
+    rdb: Rdb = None,
+    rdb_database: RdbDatabase = 0,
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -134,16 +184,30 @@ def run_command(
 
     now_ms, data_docs = system_clock(), _folder(parameters.data_docs, name="--data-docs")
     stores = PROFILED.get(parameters.stores, ())
+    of_server = rdb is None
+    if rdb is not None and profiles:
+        raise UsageError("--rdb makes a profile and --profile names one: leave out one of them")
+    if rdb is not None and parameters.stores in READ:
+        raise UsageError(
+            f"--rdb reads sessions, and --store {parameters.stores} asks for compacted or fan-out queues, for which a "
+            "server is needed: choose --store redis, or leave out --rdb"
+        )
+    _check_rdb(call, rdb, stores=stores)
     if profiles:
         with call.anew() as asked:
-            stores = tuple(each.store for each in QualityStore(asked.connection).profiles(profiles))
+            known = QualityStore(asked.connection).profiles(profiles)
+        stores = tuple(each.store for each in known)
+        of_server = not any(each.target.startswith(SNAPSHOT) for each in known)
     elif suites and set(suites) <= {*EVENT_SUITES, *QUEUE_SUITES}:
         stores = ()
     subjects = (*stores, *READ.get(parameters.stores, ()))
-    chosen, on_redis = judging(subjects, compare=parameters.compare, named=suites or ())
+    chosen, on_redis = judging(subjects, compare=parameters.compare, named=suites or (), of_server=of_server)
     profile_ids = list(profiles or ())
     if stores and not profiles:
-        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master)
+        made = _profiles(
+            call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master, rdb=rdb,
+            rdb_database=rdb_database,
+        )  # fmt: skip
         profile_ids = [each.profile_id for each in made]
     now = _moment(now_ms)
     in_turn = parameters.mode == "fast" and not QUEUE_SUITES.keys().isdisjoint(chosen)

@@ -106,15 +106,17 @@ def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False)
 
 
 def judging(
-    stores: Collection[str], *, compare: bool = False, named: Sequence[str] = ()
+    stores: Collection[str], *, compare: bool = False, named: Sequence[str] = (), of_server: bool = True
 ) -> tuple[tuple[str, ...], bool]:
     """Check and return the suites of a run, and whether the settings of the Redis servers are read.
 
     :param stores: as of :func:`suites_for`.
     :param named: suites to run; empty runs all that fit.
+    :param of_server: whether sessions in Redis were read on a server, and not in a snapshot.
     :raises UsageError: as :func:`check_suites`.
     """
-    servers = not {Store.REDIS, *QUEUE_SUITES}.isdisjoint([*stores, *named])
+    on_redis = {*([Store.REDIS] if of_server else []), *QUEUE_SUITES}
+    servers = not on_redis.isdisjoint([*stores, *named])
     names = tuple(named) or suites_for(stores, servers=servers, compare=compare)
     if compare and COMPARISON_SUITE not in names:
         names = (*names, COMPARISON_SUITE)

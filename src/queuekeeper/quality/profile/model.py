@@ -112,6 +112,9 @@ def turn(default: int | None, *, unset: str = "") -> Any:
     )
 
 
+SNAPSHOT = "rdb:"
+"""What the target of a profile begins with that was made of an RDB file."""
+
 _NOW = "the turn of the time of day"
 PROFILES = "profiles"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from queuekeeper.lua import scripts
 from queuekeeper.portions import portions
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.queue_window import MISSING, UNREADABLE, Integers, Page, Window
-from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.packed_state import (
     PackedContent,
     PackedMessage,
@@ -76,14 +76,22 @@ class _Session:
         return rows[first]
 
 
+class Caller(Protocol):
+    """Answers calls of scripts: a server, or a snapshot of one."""
+
+    def execute(self, calls: Sequence[lua.Call]) -> lua.Replies:
+        """Return the replies in the order of the calls."""
+
+
 class PackedReader:
     """Reads packed sessions, a page of many or all pages of a long one at a time.
 
+    :param caller: answers the scripts.
     :param pace: called at every step with the number of messages read, as a share of the work on one.
     """
 
-    def __init__(self, client: RedisClient, *, parameters: ProfileParameters, pace: Pace) -> None:
-        self._caller = lua.ScriptCaller(client)
+    def __init__(self, caller: Caller, *, parameters: ProfileParameters, pace: Pace) -> None:
+        self._caller = caller
         self._parameters = parameters
         self._pace = pace
         self._share = 1.0 - parameters.shares.key

@@ -17,9 +17,8 @@ from queuekeeper.clock import Pace
 from queuekeeper.keyspace import MAX_PACKET_ID, encoded_client_id, packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.quality.profile.model import ProfileParameters
-from queuekeeper.quality.profile.packed_reader import PackedReader, named_rule
+from queuekeeper.quality.profile.packed_reader import Caller, PackedReader, named_rule
 from queuekeeper.quality.profile.queue_window import FAULT_BITS, NEVER_EXPIRES, Flags, Integers, Page, Window, codes
-from queuekeeper.redis_client import RedisClient
 
 _QUEUES_PER_WINDOW = 512
 _REFERENCES_PER_PAGE = 500
@@ -31,8 +30,10 @@ _REFERENCES_PER_EXCHANGE = 50
 _CONTENTS_PER_EXCHANGE = 15
 # The server decodes at most this much JSON in one call.
 _CONTENT_BYTES_PER_CALL = 250_000
-# A suspected orphan is checked again, since a broker that stores a message in two steps may have been between them.
-_ORPHAN_PAUSE_S = 0.05
+
+ORPHAN_PAUSE_S = 0.05
+"""A suspected orphan is checked again, since a broker that stores a message in two steps may have been between them."""
+
 # In place of an expiry: no message, and for an orphan: a reference exists now.
 _DEAD = -2
 _REFERRED = -2
@@ -41,27 +42,31 @@ _REFERRED = -2
 class QueueReader:
     """Reads the queues that SCAN has found, one window at a time, which bounds memory.
 
+    :param caller: answers the scripts.
     :param shards: address of the server of each cohort.
     :param hash_key: key of the client hashes in reports.
     :param pace: called at every step with the number of references read, where a step counts as a share of one.
+    :param orphan_pause_s: how long a suspected orphan is given before it is checked again.
     """
 
     def __init__(
         self,
-        client: RedisClient,
+        caller: Caller,
         *,
         parameters: ProfileParameters,
         shards: Sequence[str],
         hash_key: bytes,
         pace: Pace,
+        orphan_pause_s: float = ORPHAN_PAUSE_S,
     ) -> None:
-        self._caller = lua.ScriptCaller(client)
+        self._caller = caller
+        self._orphan_pause_s = orphan_pause_s
         self._parameters = parameters
         self._shards = shards
         self._hash_key = hash_key
         self._pace = pace
         self._shares = parameters.shares
-        self._packed = PackedReader(client, parameters=parameters, pace=pace)
+        self._packed = PackedReader(caller, parameters=parameters, pace=pace)
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row per client and layout.
@@ -273,7 +278,7 @@ class QueueReader:
             if not len(suspects):
                 return
             if attempt:
-                time.sleep(_ORPHAN_PAUSE_S)
+                time.sleep(self._orphan_pause_s)
             suspects = suspects[self._unreferred(window, suspects)]
         window.add("orphans", suspects >> 32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import crc_hqx
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,27 @@ _IS_PACKED, _IS_TBMQS = "p", "t"
 _SESSION_KEYS = pa.array(["messages", "last_packet_id", "session", _PACKED_KEY])
 
 
+class _Owners(NamedTuple):
+    """Whose keys are whose.
+
+    :ivar ours: which of all keys are of sessions; the next three have a value for each of these.
+    :ivar ends: part of the key behind the tag.
+    :ivar owners: place of the client and layout in what follows.
+    :ivar tasks: -1 for what is not read.
+    """
+
+    ours: Any
+    ends: pa.Array
+    are_payloads: Any
+    owners: Any
+    clients: list[str]
+    packed: Any
+    slots: Any
+    regular: Any
+    cohorts: Any
+    tasks: Any
+
+
 class Scanner:
     """Reads key names window by window, which bounds memory.
 
@@ -96,48 +117,71 @@ class Scanner:
             keys += page.names
             self._pace(len(page.names) * self._key_share)
             if len(keys) >= _KEYS_PER_WINDOW:
-                yield self._window(keys)
+                yield self.window(keys)
                 keys = []
-        yield self._window(keys)
+        yield self.window(keys)
 
-    def _window(self, keys: list[bytes]) -> pa.RecordBatch:
+    def tasks(self, keys: list[bytes]) -> Any:
+        """Return the task of each key, -1 for one that is not read.
+
+        :param keys: all with a tag that ends, in UTF-8.
+        """
+        found = self._owners(_texts(keys))
+        tasks = np.full(len(keys), -1, np.int32)
+        tasks[found.ours] = found.tasks[found.owners]
+        return tasks
+
+    def window(self, keys: list[bytes]) -> pa.RecordBatch:
+        """Return a row per client and layout; see :data:`SCHEMA`."""
         names = _texts(keys)
-        names = names.filter(pc.match_substring(names, "}_"))
+        found = self._owners(names.filter(pc.match_substring(names, "}_")))
+        texts = pc.utf8_slice_codeunits(found.ends, len(_PAYLOAD))
+        texts = pc.if_else(pc.match_substring_regex(texts, _PACKET_ID), texts, "-1")
+        packet_ids = texts.cast(pa.int32()).to_numpy(zero_copy_only=False)
+
+        counted = found.are_payloads
+        order = np.flatnonzero(counted)
+        order = order[np.argsort(found.owners[order], kind="stable")]
+        offsets = np.zeros(len(found.clients) + 1, np.int32)
+        np.cumsum(np.bincount(found.owners[counted], minlength=len(found.clients)), out=offsets[1:])
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array(found.tasks),
+                pa.array(found.cohorts),
+                pa.array(found.slots),
+                pa.array(found.clients, pa.string()),
+                pa.array(found.packed),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array(packet_ids[order])),
+                pa.array(~found.regular),
+            ],
+            schema=SCHEMA,
+        )
+        return batch.filter(pa.array(found.tasks >= 0))
+
+    def _owners(self, names: pa.Array) -> _Owners:
         # The last "}_" ends the tag, since the rest of our keys holds no brace.
         parts = pc.split_pattern(names, pattern="}_", max_splits=1, reverse=True)
         stems, ends = pc.list_element(parts, 0), pc.list_element(parts, 1)
         is_payload = pc.starts_with(ends, _PAYLOAD)
         ours = pc.or_(is_payload, pc.is_in(ends, _SESSION_KEYS))
         stems, ends, is_payload = stems.filter(ours), ends.filter(ours), is_payload.filter(ours)
-        texts = pc.utf8_slice_codeunits(ends, len(_PAYLOAD))
-        texts = pc.if_else(pc.match_substring_regex(texts, _PACKET_ID), texts, "-1")
-        packet_ids = texts.cast(pa.int32()).to_numpy(zero_copy_only=False)
-
         # The layout's mark stands behind the stem.
         marks = pc.if_else(pc.equal(ends, _PACKED_KEY), _IS_PACKED, _IS_TBMQS)
         encoded = pc.binary_join_element_wise(stems, marks, "").dictionary_encode()
-        owners = encoded.indices.to_numpy(zero_copy_only=False)
         clients, packed, slots, regular = self._clients(encoded.dictionary.to_pylist())
         cohorts = (np.searchsorted(self._slot_firsts, slots, side="right") - 1).astype(np.int32)
-        tasks = self._labels[cohorts]
-        counted = is_payload.to_numpy(zero_copy_only=False)
-        order = np.flatnonzero(counted)
-        order = order[np.argsort(owners[order], kind="stable")]
-        offsets = np.zeros(len(clients) + 1, np.int32)
-        np.cumsum(np.bincount(owners[counted], minlength=len(clients)), out=offsets[1:])
-        batch = pa.RecordBatch.from_arrays(
-            [
-                pa.array(tasks),
-                pa.array(cohorts),
-                pa.array(slots),
-                pa.array(clients, pa.string()),
-                pa.array(packed),
-                pa.ListArray.from_arrays(pa.array(offsets), pa.array(packet_ids[order])),
-                pa.array(~regular),
-            ],
-            schema=SCHEMA,
+        return _Owners(
+            ours=ours.to_numpy(zero_copy_only=False),
+            ends=ends,
+            are_payloads=is_payload.to_numpy(zero_copy_only=False),
+            owners=encoded.indices.to_numpy(zero_copy_only=False),
+            clients=clients,
+            packed=packed,
+            slots=slots,
+            regular=regular,
+            cohorts=cohorts,
+            tasks=np.where(in_sample(slots, percent=self._sample_percent), self._labels[cohorts], np.int32(-1)),
         )
-        return batch.filter(pa.array((tasks >= 0) & in_sample(slots, percent=self._sample_percent)))
 
     def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any, Any]:
         """Return for each stem with its mark the client id, the layout, the slot, and whether its keys can be read."""
@@ -161,15 +205,22 @@ def packages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     :param batches: see :data:`SCHEMA`.
     """
     for batch in batches:
-        tasks = batch.column("task").to_numpy()
-        order = np.argsort(tasks, kind="stable")
-        ordered, tasks = batch.take(pa.array(order)), tasks[order]
-        starts = np.flatnonzero(np.diff(tasks, prepend=-1))
-        parcels = [
-            ordered.slice(first, end - first).serialize().to_pybytes()
-            for first, end in pairwise([*starts.tolist(), len(tasks)])
-        ]
-        yield pa.RecordBatch.from_arrays([pa.array(tasks[starts]), pa.array(parcels, pa.binary())], schema=PACKAGES)
+        yield parcelled(batch.column("task").to_numpy(), batch)
+
+
+def parcelled(tasks: Any, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a package of rows for each task; see :data:`PACKAGES`.
+
+    :param tasks: task of each row.
+    """
+    order = np.argsort(tasks, kind="stable")
+    ordered, tasks = rows.take(pa.array(order)), tasks[order]
+    starts = np.flatnonzero(np.diff(tasks, prepend=-1))
+    parcels = [
+        ordered.slice(first, end - first).serialize().to_pybytes()
+        for first, end in pairwise([*starts.tolist(), len(tasks)])
+    ]
+    return pa.RecordBatch.from_arrays([pa.array(tasks[starts]), pa.array(parcels, pa.binary())], schema=PACKAGES)
 
 
 def unpackaged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -181,7 +232,12 @@ def unpackaged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         pa.ipc.read_record_batch(parcel.as_buffer(), SCHEMA) for batch in batches for parcel in batch.column("rows")
     ]
     if rows:
-        yield from pa.Table.from_batches(rows).sort_by(ORDER).to_batches(max_chunksize=_ROWS_PER_BATCH)
+        yield from in_order(rows)
+
+
+def in_order(rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows client by client; see :data:`SCHEMA`."""
+    yield from pa.Table.from_batches(rows).sort_by(ORDER).to_batches(max_chunksize=_ROWS_PER_BATCH)
 
 
 def _texts(keys: list[bytes]) -> pa.Array:
@@ -189,10 +245,11 @@ def _texts(keys: list[bytes]) -> pa.Array:
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([key for key in keys if _is_text(key)], pa.binary()).cast(pa.string())
+        return pa.array([key for key in keys if is_text(key)], pa.binary()).cast(pa.string())
 
 
-def _is_text(key: bytes) -> bool:
+def is_text(key: bytes) -> bool:
+    """Return whether a key may be of a client."""
     try:
         key.decode()
     except UnicodeDecodeError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 from pyspark.taskcontext import TaskContext
 
-from queuekeeper import keyspace
+from queuekeeper import keyspace, lua
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
@@ -25,9 +26,10 @@ from queuekeeper.migration.spark.parquet import replace_parquet
 from queuekeeper.migration.spark.session import our_errors, set_task_count
 from queuekeeper.postgres import Connection, address, translated_errors
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.quality.profile import postgres_queues, scan
+from queuekeeper.quality.profile import postgres_queues, scan, snapshot_scan
 from queuekeeper.quality.profile.model import (
     PROFILES,
+    SNAPSHOT,
     TURNS,
     ProfileParameters,
     ProfileReport,
@@ -39,6 +41,7 @@ from queuekeeper.quality.profile.preflight import check_profiled, check_profiled
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.servers import redis_target
 from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
+from queuekeeper.rdb.snapshot import Snapshot
 from queuekeeper.redis_client import RedisClient, clocks_ms, count_keys, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_names import masters
@@ -106,6 +109,54 @@ def profile_redis(
             cohorts=cohorts, wanted=profile.wanted, tasks=set_task_count(spark, rows=int(count_keys(client) * share))
         )
         found, read = _redis_queues(profile, placement, redis_url=redis_url, held=_held(client))
+        return _record(connection, profile, placement=placement, found=found, read=read, started=started)
+
+
+def profile_snapshot(
+    spark: SparkSession,
+    *,
+    path: Path,
+    postgres_url: str,
+    parameters: ProfileParameters,
+    now_ms: int,
+    as_of_ms: int | None = None,
+    database: int = 0,
+    profile_id: str | None = None,
+    parquet_dir: str | None = None,
+    key: bytes | None = None,
+) -> ProfileReport:
+    """Read the queues of a Redis from its RDB file and record one row per queue, as :func:`profile_redis` does.
+
+    One task reads the file, and tasks of several cohorts each judge what it has found. No server is asked anything.
+    The other parameters are those of :func:`profile_redis`.
+
+    :param path: RDB file, which all workers must reach by this name.
+    :param as_of_ms: instant at which a message is live or expired; ``None`` takes that at which the file was begun.
+    :param database: logical database that holds the queues.
+    :raises UnreadableSnapshot: when the file is damaged, cut off, or holds something unknown.
+    :raises UsageError: when there is no such file, or it does not say when it was written.
+    """
+    started = time.monotonic()
+    path = path.absolute()
+    snapshot = snapshot_scan.snapshot_at(path)
+    instant_ms = as_of_ms or snapshot.taken_at_ms
+    if instant_ms is None:
+        raise UsageError(f"{path} does not say when it was written: say by which instant messages are judged")
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=[(0, keyspace.SLOTS - 1, path.name)])
+        profile = _begin(
+            spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
+            now_ms=now_ms, as_of_ms=instant_ms, profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+            target=f"{SNAPSHOT}{path}/{database} {parameters.key_prefix}".rstrip(),
+        )  # fmt: skip
+        share = len(profile.wanted) / len(cohorts)
+        placement = layout(
+            cohorts=cohorts, wanted=profile.wanted,
+            tasks=set_task_count(spark, rows=int(snapshot.key_count * share)),
+        )  # fmt: skip
+        found, read = _snapshot_queues(
+            profile, placement, path=path, database=database, is_cluster=snapshot.is_clustered, now_ms=instant_ms
+        )
         return _record(connection, profile, placement=placement, found=found, read=read, started=started)
 
 
@@ -305,7 +356,6 @@ def _redis_queues(
     :param held: slots that each task scans.
     """
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
-    slot_firsts, labels = placement.slot_firsts, placement.labels
     postgres_url, profile_id, rate = profile.postgres_url, profile.profile_id, parameters.throttle_references_per_s
 
     with connect_redis(redis_url) as client:
@@ -313,15 +363,7 @@ def _redis_queues(
 
     def find(batches: Batches) -> Batches:
         with _paced(postgres_url, profile_id, rate=rate) as pace:
-            scanner = scan.Scanner(
-                prefix=parameters.key_prefix,
-                slot_firsts=slot_firsts,
-                labels=labels,
-                sample_percent=parameters.sample_percent,
-                is_cluster=clustered,
-                key_share=parameters.shares.key,
-                pace=pace,
-            )
+            scanner = _scanner(parameters, placement, is_cluster=clustered, pace=pace)
             for batch in batches:
                 for number in batch.column("id").to_pylist():
                     with connect_redis(redis_url) as client:
@@ -329,7 +371,9 @@ def _redis_queues(
 
     def read(batches: Batches) -> Batches:
         with connect_redis(redis_url) as client, _paced(postgres_url, profile_id, rate=rate) as pace:
-            reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace)
+            reader = QueueReader(
+                lua.ScriptCaller(client), parameters=parameters, shards=shard_of, hash_key=secret, pace=pace
+            )
             yield from reader.read(scan.unpackaged(batches))
 
     found = profile.spark.range(0, len(held), 1, len(held)).mapInArrow(find, scan.SPARK_PACKAGES)
@@ -339,6 +383,50 @@ def _redis_queues(
 def _held(client: RedisClient) -> tuple[frozenset[int], ...]:
     """Return the slots of each master."""
     return tuple(master.slots for master in masters(client) if master.slots)
+
+
+def _scanner(parameters: ProfileParameters, placement: Layout, *, is_cluster: bool, pace: Pace) -> scan.Scanner:
+    return scan.Scanner(
+        prefix=parameters.key_prefix,
+        slot_firsts=placement.slot_firsts,
+        labels=placement.labels,
+        sample_percent=parameters.sample_percent,
+        is_cluster=is_cluster,
+        key_share=parameters.shares.key,
+        pace=pace,
+    )
+
+
+# --- a snapshot of Redis --------------------------------------------------------------------------------------
+
+
+def _snapshot_queues(
+    profile: _Profile, placement: Layout, *, path: Path, database: int, is_cluster: bool, now_ms: int
+) -> tuple[DataFrame, Callable[[Batches], Batches]]:
+    """Return the keys of sessions in an RDB file, partitioned by task, and a function that reads those of a task."""
+    parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
+
+    def find(batches: Batches) -> Batches:
+        scanner = _scanner(parameters, placement, is_cluster=is_cluster, pace=Pace(lambda: None))
+        for _ in batches:
+            with path.open("rb") as file:
+                keys = snapshot_scan.session_keys_of(
+                    Snapshot(file, name=str(path)), prefix=parameters.key_prefix, database=database,
+                    contents=parameters.contents, now_ms=now_ms,
+                )  # fmt: skip
+                yield from snapshot_scan.packages(keys, scanner)
+
+    def read(batches: Batches) -> Batches:
+        pace = Pace(lambda: None)
+        scanner = _scanner(parameters, placement, is_cluster=is_cluster, pace=pace)
+        caller, found = snapshot_scan.unpackaged(batches, scanner, now_ms=now_ms)
+        reader = QueueReader(
+            caller, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace, orphan_pause_s=0
+        )
+        yield from reader.read(found)
+
+    found = profile.spark.range(0, 1, 1, 1).mapInArrow(find, scan.SPARK_PACKAGES)
+    return found.repartition(placement.tasks, "task"), read
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------

@@ -1,0 +1,129 @@
+"""Finds the sessions of a snapshot in its RDB file, and has each task read those of its cohorts from memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from queuekeeper.errors import UsageError
+from queuekeeper.quality.profile.scan import Scanner, in_order, is_text, parcelled
+from queuekeeper.quality.profile.snapshot_answers import SnapshotCaller, SnapshotKey, references_of
+from queuekeeper.rdb.snapshot import Entry, Snapshot, Want
+from queuekeeper.rdb.values import NEVER, Kind
+
+_KEYS = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("kind", pa.string()),
+        ("expires_at_ms", pa.int64()),
+        ("length", pa.int64()),
+        ("text", pa.binary()),
+        ("references", pa.list_(pa.int64())),
+        ("fields", pa.list_(pa.binary())),
+    ]
+)
+"""Fields of :class:`~queuekeeper.quality.profile.snapshot_answers.SnapshotKey`."""
+
+_KEYS_PER_PAGE = 20_000
+_BYTES_PER_PAGE = 16_000_000
+# Types whose values a profile looks into; payloads have an end of their own.
+_VALUES = {"messages": Kind.ZSET, "last_packet_id": Kind.STRING, "session": Kind.HASH, "packed": Kind.HASH}
+
+
+def snapshot_at(path: Path) -> Snapshot:
+    """Return what an RDB file says of itself before its first key.
+
+    :raises UsageError: when there is no such file.
+    :raises UnreadableSnapshot: when it is no file that can be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return Snapshot(file, name=str(path))
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): name an RDB file, as SAVE, BGSAVE or a backup writes it"
+        ) from None
+
+
+def session_keys_of(
+    snapshot: Snapshot, *, prefix: str, database: int, contents: bool, now_ms: int
+) -> Iterator[SnapshotKey]:
+    """Yield the keys of sessions that have not expired, with the values that a profile looks into.
+
+    :param contents: whether the payloads of messages are looked into.
+    """
+    key_of = re.compile(
+        rb"%b\{.*\}_(messages_|messages$|last_packet_id$|session$|packed$)" % re.escape(prefix.encode()), re.DOTALL
+    )
+
+    def wanted(number: int, key: bytes, kind: Kind) -> Want:
+        match = key_of.match(key)
+        if number != database or match is None or not is_text(key):
+            return Want.NOTHING
+        looked_into = Kind.STRING if match[1] == b"messages_" and contents else _VALUES.get(match[1].decode())
+        return Want.VALUE if kind is looked_into else Want.LENGTH
+
+    for entry in snapshot.entries(wanted):
+        if not _has_expired(entry.expires_at_ms, now_ms=now_ms):
+            yield _key(entry, now_ms=now_ms)
+
+
+def _has_expired(expires_at_ms: int, *, now_ms: int) -> bool:
+    """Return whether a server would take a key or field for gone, as it does before it removes it."""
+    return expires_at_ms != NEVER and now_ms > expires_at_ms
+
+
+def _key(entry: Entry, *, now_ms: int) -> SnapshotKey:
+    value = entry.value
+    found = SnapshotKey(entry.key, entry.kind.value, entry.expires_at_ms, length=entry.length)
+    if value is None:
+        return found
+    if entry.kind is Kind.STRING:
+        return found._replace(length=len(value), text=value)
+    if entry.kind is Kind.ZSET:
+        return found._replace(references=references_of(entry.key, value))
+    alive = (each for each in value if not _has_expired(each.expires_at_ms, now_ms=now_ms))
+    return found._replace(fields=[part for each in alive for part in (each.name, each.value)])
+
+
+def packages(keys: Iterator[SnapshotKey], scanner: Scanner) -> Iterator[pa.RecordBatch]:
+    """Yield the keys in packages for the tasks that read them, as ``PACKAGES`` of :mod:`.scan` says."""
+    page: list[SnapshotKey] = []
+    size = 0
+    for key in keys:
+        page.append(key)
+        size += _size_of(key)
+        if len(page) == _KEYS_PER_PAGE or size > _BYTES_PER_PAGE:
+            yield _package(page, scanner)
+            page, size = [], 0
+    if page:
+        yield _package(page, scanner)
+
+
+def unpackaged(
+    batches: Iterator[pa.RecordBatch], scanner: Scanner, *, now_ms: int
+) -> tuple[SnapshotCaller, Iterator[pa.RecordBatch]]:
+    """Return what answers for a task's keys, all of which are held in memory, and whose they are, client by client."""
+    keys = [
+        SnapshotKey(*row)
+        for batch in batches
+        for parcel in batch.column("rows")
+        for row in zip(*pa.ipc.read_record_batch(parcel.as_buffer(), _KEYS).to_pydict().values(), strict=True)
+    ]
+    return SnapshotCaller(keys, now_ms=now_ms), in_order([scanner.window([each.key for each in keys])])
+
+
+def _package(page: list[SnapshotKey], scanner: Scanner) -> pa.RecordBatch:
+    tasks = scanner.tasks([each.key for each in page])
+    read = tasks >= 0
+    columns = [pa.array(values, kind) for values, kind in zip(zip(*page, strict=True), _KEYS.types, strict=True)]
+    rows = pa.RecordBatch.from_arrays(columns, schema=_KEYS)
+    return parcelled(tasks[read], rows.filter(pa.array(read)))
+
+
+def _size_of(key: SnapshotKey) -> int:
+    """Return about how many bytes a key takes."""
+    return len(key.key) + len(key.text or ()) + 8 * len(key.references or ()) + sum(map(len, key.fields or ()))
