@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,27 @@ def test_control_schema_is_compared_with_this_release(postgres_url: str) -> None
         )
     new = by_check(examine_postgres(postgres_url))["control schema"]
     assert (new.state, new.remedy) == (State.FAILED, "upgrade Queuekeeper on this machine")
+
+
+def test_role_with_few_rights_is_told_what_it_may_not_see(postgres_url: str, valkey_url: str) -> None:
+    role = f"few_{os.getpid()}"
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'".encode())
+        try:
+            url = f"postgresql://{role}:x@{postgres_url.rpartition('@')[2]}"
+            found = by_check(examine_postgres(url))
+            shown = doctor("--redis-url", valkey_url, "--postgres-url", url).stdout.splitlines()
+        finally:
+            connection.execute(f"DROP ROLE {role}".encode())
+    assert "connection" not in found
+    for check in ("control schema", "policies of partitions"):
+        assert found[check].state is State.UNKNOWN
+        assert "permission denied for schema queuekeeper" in found[check].found
+        assert found[check].command == "queuekeeper acl postgres --job monitor"
+    assert found["old snapshots"].command == f"GRANT pg_read_all_stats TO {role};"
+    # What is to be pasted stands on a line of its own.
+    assert f"  GRANT pg_read_all_stats TO {role};" in shown
 
 
 def test_server_that_may_evict_or_is_almost_full_or_keeps_no_file_is_named(

@@ -106,13 +106,13 @@ def test_session_that_idles_in_a_transaction_is_named_with_what_ends_it(
     pid = idle.info.backend_pid
     assert (found.subject, found.check, found.state) == ("PostgreSQL", "old snapshots", State.WARNING)
     assert found.found.startswith(f"idle in transaction {pid} (postgres, forgotten, 127.0.0.1) for ")
-    assert found.remedy == f"SELECT pg_terminate_backend({pid});"
+    assert found.command == f"SELECT pg_terminate_backend({pid});"
     (worse,) = examine(queues, limits=replace(AT_ONCE, dangerous_transactions=0))
     assert worse.state is State.FAILED
     (old,) = examine(queues, limits=Limits(held_transactions=0))
     assert old.state is State.WARNING
 
-    queues.execute(found.remedy.encode())
+    queues.execute(found.command.encode())
     until_gone(queues, pid)
     assert examine(queues, limits=AT_ONCE) == []
 
@@ -138,13 +138,13 @@ def test_long_query_is_cancelled_and_an_open_transaction_is_ended(
         queues.execute("SELECT pg_sleep(0.02)")
     (opened,) = examine(queues, limits=AT_ONCE)
     assert opened.found.startswith(f"open transaction {pid} ")
-    assert opened.remedy == f"SELECT pg_terminate_backend({pid});"
+    assert opened.command == f"SELECT pg_terminate_backend({pid});"
     queues.execute("SELECT pg_sleep(0.8)")
     (query,) = examine(queues, limits=AT_ONCE)
     assert query.found.startswith(f"long query {pid} ")
     assert "sleep" not in query.found
-    assert query.remedy == f"SELECT pg_cancel_backend({pid});"
-    queues.execute(query.remedy.encode())
+    assert query.command == f"SELECT pg_cancel_backend({pid});"
+    queues.execute(query.command.encode())
     ended = other.pgconn.get_result()
     assert ended is not None
     assert b"canceling statement" in ended.error_message
@@ -162,8 +162,8 @@ def test_prepared_transaction_is_named_and_its_name_is_quoted(own: Connection) -
         own.execute("PREPARE TRANSACTION 'it''s mine'")
     (found,) = examine(own, limits=AT_ONCE)
     assert found.found.startswith("prepared transaction it's mine (postgres) for ")
-    assert found.remedy.startswith("ROLLBACK PREPARED 'it''s mine';")
-    own.execute(found.remedy.encode())
+    assert found.command == "ROLLBACK PREPARED 'it''s mine';"
+    own.execute(found.command.encode())
     assert examine(own, limits=AT_ONCE) == []
 
 
@@ -174,8 +174,8 @@ def test_slot_without_a_reader_is_named_and_dropped(own: Connection) -> None:
     (found,) = examine(own, limits=limits)
     assert found.found.startswith("logical replication slot lost (test_decoding, postgres)")
     assert found.found.endswith("holds rows of catalogs")
-    assert found.remedy.startswith("SELECT pg_drop_replication_slot('lost');")
-    own.execute(found.remedy.encode())
+    assert found.command == "SELECT pg_drop_replication_slot('lost');"
+    own.execute(found.command.encode())
     assert examine(own, limits=AT_ONCE) == []
 
 
@@ -190,14 +190,14 @@ def test_standby_that_reports_its_queries_is_named_and_so_is_its_slot_when_it_is
                 own.execute("SELECT pg_sleep(0.02)")
             (feedback,) = found
             assert feedback.found.startswith(kind)
-            assert "hot_standby_feedback" in feedback.remedy
+            assert "hot_standby_feedback" in feedback.command
     while (found := examine(own, limits=Limits(held_transactions=1))) and not found[0].found.startswith(
         "physical replication slot standby"
     ):
         own.execute("SELECT pg_sleep(0.02)")
     (gone,) = found
-    assert gone.remedy.startswith("SELECT pg_drop_replication_slot('standby');")
-    run(own, gone.remedy)
+    assert gone.command == "SELECT pg_drop_replication_slot('standby');"
+    run(own, gone.command)
     assert examine(own, limits=AT_ONCE) == []
 
 
@@ -226,7 +226,7 @@ def test_many_holders_are_told_oldest_first_and_then_counted(
         other.execute("SELECT pg_current_xact_id()")
         pids.append(other.info.backend_pid)
     found = examine(queues, limits=AT_ONCE)
-    assert [each.remedy for each in found] == [f"SELECT pg_terminate_backend({pid});" for pid in pids[:5]]
+    assert [each.command for each in found] == [f"SELECT pg_terminate_backend({pid});" for pid in pids[:5]]
     assert found[-1].found.endswith("; 2 more are not shown")
 
 
@@ -253,7 +253,7 @@ def test_runway_is_told_in_hours_before_it_ends_and_after(queues: Connection, ha
     assert gone is not None
     assert (gone.check, gone.state) == ("runway", State.FAILED)
     assert gone.found == f"partitions reach 0.0 hours ahead, the step is 6 hours: {then} now"
-    assert gone.remedy == "queuekeeper partitions create public.readings"
+    assert gone.command == "queuekeeper partitions create public.readings"
 
 
 def test_broker_whose_partitions_run_out_is_named_before_events_go_to_the_overflow(queues: Connection) -> None:
@@ -267,8 +267,8 @@ def test_rows_in_default_are_named_with_what_drains_them(queues: Connection) -> 
     queues.execute("INSERT INTO readings VALUES (now() - interval '3 days', 1)")
     (found,) = examine(queues)
     assert (found.subject, found.check, found.state) == ("public.readings", "default rows", State.WARNING)
-    assert found.found.startswith("public.readings_default: it holds rows of 1 steps, from ")
-    assert found.remedy == "queuekeeper partitions create public.readings"
+    assert found.found.startswith("public.readings_default: it holds rows of 1 step, from ")
+    assert found.command == "queuekeeper partitions create public.readings"
     create(queues)
     assert examine(queues) == []
 
@@ -278,7 +278,7 @@ def test_policy_of_a_table_that_is_gone_is_to_be_forgotten(queues: Connection) -
     (found,) = examine(queues)
     assert (found.subject, found.state) == ("public.readings", State.WARNING)
     assert "there is no table public.readings" in found.found
-    assert found.remedy == "queuekeeper partitions forget public.readings"
+    assert found.command == "queuekeeper partitions forget public.readings"
 
 
 def test_table_that_somebody_has_locked_holds_up_nobody(queues: Connection, connect: Callable[[], Connection]) -> None:
@@ -323,18 +323,15 @@ def test_role_with_few_rights_is_told_what_it_may_not_see(
         "old snapshots": State.UNKNOWN,
         "sequences": State.UNKNOWN,
     }
-    assert (
-        unknown[0].remedy
-        == "queuekeeper acl postgres --job monitor prints what this role needs: let a superuser run it"
-    )
-    assert unknown[1].remedy.startswith(f"GRANT pg_read_all_stats TO {role};")
+    assert unknown[0].command == "queuekeeper acl postgres --job monitor"
+    assert unknown[1].command == f"GRANT pg_read_all_stats TO {role};"
     assert [(each.check, each.state) for each in some] == [
         ("old snapshots", State.UNKNOWN),
         ("default rows", State.WARNING),
         ("sequences", State.UNKNOWN),
     ]
     assert some[2].found == "the position of 1 sequence is not shown to this role"
-    assert some[2].remedy == f"GRANT SELECT ON SEQUENCE public.device_publish_msg_id_seq TO {role};"
+    assert some[2].command == f"GRANT SELECT ON SEQUENCE public.device_publish_msg_id_seq TO {role};"
     assert some[1].found == "public.readings_default: it holds about 12 rows by the statistics"
     assert old[0].found.startswith(f"session {idle.info.backend_pid} ")
 
@@ -363,13 +360,13 @@ def test_table_without_autovacuum_is_named_and_mended(queues: Connection) -> Non
     queues.execute("ALTER TABLE device_publish_msg SET (autovacuum_vacuum_threshold = 19000)")
     (warning,) = examine(queues)
     assert warning.state is State.WARNING
-    run(queues, found.remedy)
+    run(queues, found.command)
     assert examine(queues) == []
 
 
-def run(connection: Connection, remedy: str) -> None:
-    """Run the statements of a remedy, one after the other as psql does."""
-    for each in remedy.partition("--")[0].split(";"):
+def run(connection: Connection, command: str) -> None:
+    """Run the statements of a finding, one after the other as psql does."""
+    for each in command.split(";"):
         if each.strip():
             connection.execute(each.encode())
 
@@ -380,11 +377,11 @@ def test_table_to_which_autovacuum_does_not_come_is_named(own: Connection) -> No
         (found,) = examine(own)
         assert found.state is State.FAILED
         assert "autovacuum comes at 50, it is on, never vacuumed" in found.found
-        assert found.remedy.startswith("VACUUM (ANALYZE) public.device_publish_msg; -- if it does not come again")
+        assert found.command == "VACUUM (ANALYZE) public.device_publish_msg;"
         own.execute("ALTER TABLE device_publish_msg SET (autovacuum_vacuum_threshold = 10000)")
         # It is due, and may be on its way.
         assert examine(own) == []
-        run(own, found.remedy)
+        run(own, found.command)
         own.execute("ALTER TABLE device_publish_msg RESET (autovacuum_vacuum_threshold)")
         assert examine(own) == []
     finally:
@@ -399,14 +396,15 @@ def test_vacuum_in_vain_is_told_with_who_makes_it_so(queues: Connection, connect
     queues.execute("VACUUM device_publish_msg")
     holder, dead = examine(queues, limits=AT_ONCE)
     assert holder.check == "old snapshots"
-    assert (dead.check, dead.remedy) == (
+    assert (dead.check, dead.remedy, dead.command) == (
         "dead rows",
-        "VACUUM (ANALYZE) public.device_publish_msg; -- first end what holds old snapshots",
+        "vacuum it, but first end what holds old snapshots",
+        "VACUUM (ANALYZE) public.device_publish_msg;",
     )
     assert "19,900 dead rows" in dead.found
-    run(queues, holder.remedy)
+    run(queues, holder.command)
     until_gone(queues, idle.info.backend_pid)
-    run(queues, dead.remedy)
+    run(queues, dead.command)
     assert examine(queues) == []
 
 
@@ -435,8 +433,8 @@ def test_ages_near_the_wraparound_are_told_of_transactions_and_of_multixacts(
     assert {(each.subject, each.check, each.state) for each in found} == {
         ("public.readings", "wraparound age", State.WARNING)
     }
-    assert found[0].remedy == "VACUUM (FREEZE) public.readings_default; -- first end what holds old snapshots"
-    run(queues, found[0].remedy)
+    assert found[0].command == "VACUUM (FREEZE) public.readings_default;"
+    run(queues, found[0].command)
     assert examine(queues, limits=limits) == []
 
 
@@ -466,8 +464,8 @@ def test_sequence_near_its_end_is_named_and_goes_on(queues: Connection, table: s
         used.found
         == f"id, numbered by {sequence}, is at {round(0.951 * final):,} of {final:,}, 95.1%: then inserts fail"
     )
-    assert used.remedy.startswith("ALTER TABLE" if wider else f"ALTER SEQUENCE {sequence} AS bigint NO MAXVALUE;")
-    run(queues, used.remedy)
+    assert used.command.startswith("ALTER TABLE" if wider else f"ALTER SEQUENCE {sequence} AS bigint NO MAXVALUE;")
+    run(queues, used.command)
     assert examine(queues) == []
     queues.execute("SELECT setval(%s, %s)", [sequence, final])
     queues.execute("INSERT INTO device_publish_msg (n) VALUES (1)")
@@ -504,6 +502,6 @@ def test_index_much_larger_than_a_new_one_is_named_and_built_anew(queues: Connec
     assert {each.check for each in found} == {"index bloat"}
     assert len(found) == 2
     for each in found:
-        run(queues, each.remedy)
+        run(queues, each.command)
     queues.execute("ANALYZE device_publish_msg")
     assert examine(queues, limits=SMALL) == []

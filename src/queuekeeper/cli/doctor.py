@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnServers
-from queuekeeper.cli.output import Shown, cell, screen, table
+from queuekeeper.cli.output import Shown, cell, copied, screen, table
 from queuekeeper.errors import MissingExtra, RefusedError
 
 if TYPE_CHECKING:
@@ -76,5 +76,7 @@ def _pretty(examination: Examination) -> Iterator[Any]:
             if finding.subject == subject
         ]
         yield table(subject, ("state", "check", "found", "what to do"), rows)
+        commands = (finding.command for finding in examination.findings if finding.subject == subject)
+        yield from (copied(f"  {command}") for command in commands if command)
     counts = ", ".join(f"{examination.count(state):,} {state}" for state in State)
     yield f"\n{counts}."

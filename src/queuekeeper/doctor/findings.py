@@ -25,6 +25,7 @@ class Finding:
     :param check: name of the check.
     :param found: what was found.
     :param remedy: what to do; empty when there is nothing to do.
+    :param command: statement or command that does it, to be pasted; empty where there is none.
     """
 
     subject: str
@@ -32,6 +33,7 @@ class Finding:
     state: State
     found: str
     remedy: str = ""
+    command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Notes:
         self.subject = subject
         self.findings: list[Finding] = []
 
-    def add(self, check: str, state: State, found: str, remedy: str = "") -> None:
+    def add(self, check: str, state: State, found: str, remedy: str = "", command: str = "") -> None:
         """Add a finding; a finding in order has no remedy."""
         self.findings.append(
             Finding(
@@ -66,6 +68,7 @@ class Notes:
                 state=state,
                 found=found,
                 remedy="" if state is State.OK else remedy,
+                command="" if state is State.OK else command,
             )
         )
 

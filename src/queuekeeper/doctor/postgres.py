@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, encryption_finding
 from queuekeeper.doctor.machine import room_finding
-from queuekeeper.doctor.queue_tables import FROZEN_SHARE_WARNING, examine_queue_tables
+from queuekeeper.doctor.queue_tables import FROZEN_SHARE_WARNING, PRINT_ROLE, examine_queue_tables
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.migration.preflight import check_source
 from queuekeeper.postgres import Connection, address, connect, is_local, translated_errors
@@ -99,7 +99,10 @@ def _examine(notes: Notes, connection: Connection, clock: Clock) -> None:
     encryption_finding(
         notes, encrypted=facts.encrypted, local=local, how="add sslmode=verify-full and sslrootcert to the URL"
     )
-    _schema(notes, connection)
+    try:
+        _schema(notes, connection)
+    except RefusedError as error:
+        notes.add("control schema", State.UNKNOWN, str(error), *PRINT_ROLE)
     _source(notes, connection)
     if facts.data_directory is not None and local and Path(facts.data_directory).is_dir():
         room_finding(notes, Path(facts.data_directory), ["its data"])

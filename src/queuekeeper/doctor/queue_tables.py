@@ -37,6 +37,9 @@ from queuekeeper.wording import number_of
 _HOUR_S = 3_600.0
 _LOCK_TIMEOUT_MS = 1_000
 _MOST = 5
+PRINT_ROLE = ("let a superuser grant what this role needs", "queuekeeper acl postgres --job monitor")
+"""What to do, and by which command, where a role may not look."""
+
 FROZEN_SHARE_WARNING = 2.0
 """Age of the oldest transaction id, as a share of ``autovacuum_freeze_max_age``, from which a warning is due.
 
@@ -50,6 +53,8 @@ _STARVED_LONG = 10
 _LARGEST_HIDDEN = 2**53
 """A sequence that ends later is not used up in anybody's time: whoever may not read it misses nothing."""
 
+_CREATE = "create partitions, and see why partition_maintenance does not"
+_FIRST = "first end what holds old snapshots"
 _BY_HAND = "no command mends it: do as found says"
 
 
@@ -126,15 +131,17 @@ def _noted(notes: Notes, check: str, *, subject: str | None = None) -> Iterator[
     try:
         yield
     except UnknownTable as error:
-        remedy = f"queuekeeper partitions forget {quote(str(subject))}"
-        notes.findings.append(_finding(str(subject), check, State.WARNING, str(error), remedy))
+        forget = f"queuekeeper partitions forget {quote(str(subject))}"
+        notes.findings.append(
+            _finding(str(subject), check, State.WARNING, str(error), "forget its policy, or restore it", forget)
+        )
     except (QueuekeeperError, psycopg.Error) as error:
-        words, remedy = server_words(error), "see the message; other checks were made"
+        words, remedy, command = server_words(error), "see the message; other checks were made", ""
         if isinstance(error.__cause__ or error, psycopg.errors.InsufficientPrivilege):
-            remedy = "queuekeeper acl postgres --job monitor prints what this role needs: let a superuser run it"
+            remedy, command = PRINT_ROLE
         if isinstance(error, psycopg.errors.LockNotAvailable):
-            remedy = "another session has it locked: queuekeeper partitions plan names it, or try again later"
-        notes.findings.append(_finding(subject or notes.subject, check, State.UNKNOWN, words, remedy))
+            remedy, command = "another session has it locked: try again, or see which", "queuekeeper partitions plan"
+        notes.findings.append(_finding(subject or notes.subject, check, State.UNKNOWN, words, remedy, command))
 
 
 def _first(findings: Iterable[Finding]) -> list[Finding]:
@@ -146,8 +153,8 @@ def _first(findings: Iterable[Finding]) -> list[Finding]:
     return found[:_MOST]
 
 
-def _finding(subject: str, check: str, state: State, found: str, remedy: str) -> Finding:
-    return Finding(subject=subject, check=check, state=state, found=found, remedy=remedy)
+def _finding(subject: str, check: str, state: State, found: str, remedy: str, command: str = "") -> Finding:
+    return Finding(subject=subject, check=check, state=state, found=found, remedy=remedy, command=command)
 
 
 # --- old snapshots -------------------------------------------------------------------------------------------------
@@ -162,7 +169,7 @@ def _of_holders(holders: list[Holder], server: str, limits: Limits) -> Iterator[
         found += f" for {duration(holder.held_s)}" if holder.held_s is not None else ""
         found += f", {number_of(holder.age, 'transaction')} old"
         found += ": holds rows of catalogs" if holder.kind == "logical replication slot" else ": holds dead rows"
-        yield _finding(server, "old snapshots", state, found, _end_of(holder))
+        yield _finding(server, "old snapshots", state, found, *_end_of(holder))
 
 
 def _is_late(holder: Holder, limits: Limits) -> bool:
@@ -172,21 +179,21 @@ def _is_late(holder: Holder, limits: Limits) -> bool:
     return holder.held_s is not None and holder.held_s >= longest_s
 
 
-def _end_of(holder: Holder) -> str:
-    """Return the statement that ends a holder."""
+def _end_of(holder: Holder) -> tuple[str, str]:
+    """Return how to end a holder, in words and as a statement."""
     name = sql.Literal(holder.name).as_string(None)
     if holder.kind == "prepared transaction":
-        return f"ROLLBACK PREPARED {name}; -- or COMMIT PREPARED, as its transaction manager says"
+        return "roll it back, or commit it, as its transaction manager says", f"ROLLBACK PREPARED {name};"
     if holder.kind == "standby feedback":
         off = "ALTER SYSTEM SET hot_standby_feedback = off; SELECT pg_reload_conf();"
-        return f"{off} -- on the standby, or end its oldest query there"
+        return "on the standby: end its oldest query, or switch feedback off", off
     if holder.kind.endswith("slot"):
         if holder.is_active:
-            return "its reader is connected and does not confirm what it has read: look at the reader"
-        return f"SELECT pg_drop_replication_slot({name}); -- if nobody will read it again"
+            return "its reader is connected and does not confirm what it has read: look at the reader", ""
+        return "drop it if nobody will read it again", f"SELECT pg_drop_replication_slot({name});"
     if holder.kind == "long query":
-        return f"SELECT pg_cancel_backend({holder.name});"
-    return f"SELECT pg_terminate_backend({holder.name});"
+        return "cancel it", f"SELECT pg_cancel_backend({holder.name});"
+    return "end the session", f"SELECT pg_terminate_backend({holder.name});"
 
 
 def _of_hidden_sessions(connection: Connection, server: str) -> Iterator[Finding]:
@@ -197,7 +204,8 @@ def _of_hidden_sessions(connection: Connection, server: str) -> Iterator[Finding
             "old snapshots",
             State.UNKNOWN,
             "how long sessions of other roles have held theirs is not shown to this role",
-            f"GRANT pg_read_all_stats TO {role}; -- it also shows the text of running statements",
+            "let it see them, and with them the text of running statements",
+            f"GRANT pg_read_all_stats TO {role};",
         )
 
 
@@ -214,18 +222,19 @@ def _of_partitions(found: Coverage, policy: PartitionPolicy, defaults: list[Tabl
         if found.has_default or found.has_overflow:
             then = f"rows go to {'DEFAULT' if found.has_default else 'the overflow'}"
         words = f"{hours}: {then} {'now' if runway_s <= 0 else 'then'}"
-        yield _finding(found.table, "runway", State.FAILED if runway_s <= 0 else State.WARNING, words, create)
+        yield _finding(found.table, "runway", State.FAILED if runway_s <= 0 else State.WARNING, words, _CREATE, create)
     for each in found.findings:
         # The runway says how short it is; findings of no check are left to `partitions status`.
         if each.check_id and each.kind != FindingKind.SHORT:
             state = State.FAILED if each.urgent else State.WARNING
             words = f"{each.subject}: {each.words}" if each.subject != found.table else each.words
-            yield _finding(found.table, each.kind.replace("_", " "), state, words, create if each.remedy else _BY_HAND)
+            mend = (_CREATE, create) if each.remedy else (_BY_HAND,)
+            yield _finding(found.table, each.kind.replace("_", " "), state, words, *mend)
     # Who may not read DEFAULT knows what the statistics count there.
     for partition in defaults:
         if partition.live_rows and not partition.is_ours:
             words = f"{partition.name}: it holds about {number_of(partition.live_rows, 'row')} by the statistics"
-            yield _finding(found.table, "default rows", State.WARNING, words, create)
+            yield _finding(found.table, "default rows", State.WARNING, words, _CREATE, create)
 
 
 # --- tables, sequences, indexes ------------------------------------------------------------------------------------
@@ -236,7 +245,9 @@ def _of_dead_rows(tables: list[TableStatistics], limits: Limits, *, is_held: boo
 
     :param is_held: whether old snapshots hold dead rows.
     """
-    before = "first end what holds old snapshots" if is_held else "if it does not come again: autovacuum_max_workers"
+    remedy = "vacuum it; if autovacuum does not come again, see autovacuum_max_workers"
+    if is_held:
+        remedy = f"vacuum it, but {_FIRST}"
     for table in sorted(tables, key=lambda each: -each.dead_rows):
         due = table.vacuum_at_rows * (1 if table.is_off else _STARVED)
         if table.dead_rows < limits.dead_rows or table.dead_rows <= due or table.is_running:
@@ -248,12 +259,14 @@ def _of_dead_rows(tables: list[TableStatistics], limits: Limits, *, is_held: boo
             f"autovacuum comes at {number(table.vacuum_at_rows)}, {where[table.is_off]}, {last}"
         )
         mend = {
-            None: f"VACUUM (ANALYZE) {table.name}; -- {before}",
-            "table": f"ALTER TABLE {table.name} RESET (autovacuum_enabled); VACUUM (ANALYZE) {table.name};",
-            "server": "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();",
+            None: "",
+            "table": f"ALTER TABLE {table.name} RESET (autovacuum_enabled); ",
+            "server": "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf(); ",
         }
         state = State.FAILED if table.dead_rows > _STARVED_LONG * table.vacuum_at_rows else State.WARNING
-        yield _finding(table.table_name, "dead rows", state, found, mend[table.is_off])
+        yield _finding(
+            table.table_name, "dead rows", state, found, remedy, f"{mend[table.is_off]}VACUUM (ANALYZE) {table.name};"
+        )
 
 
 def _of_ages(tables: list[TableStatistics], limits: Limits) -> Iterator[Finding]:
@@ -269,9 +282,9 @@ def _of_ages(tables: list[TableStatistics], limits: Limits) -> Iterator[Finding]
     for share, is_late, table, words in sorted(ages, key=lambda each: -each[0]):
         if share > limits.frozen_share or is_late:
             found = f"{table.name}: {words}, {share:,.0%} of the age at which autovacuum freezes it"
-            remedy = f"VACUUM (FREEZE) {table.name}; -- first end what holds old snapshots"
             state = State.FAILED if is_late else State.WARNING
-            yield _finding(table.table_name, "wraparound age", state, found, remedy)
+            freeze = f"VACUUM (FREEZE) {table.name};"
+            yield _finding(table.table_name, "wraparound age", state, found, f"freeze it, but {_FIRST}", freeze)
 
 
 def _of_sequences(sequences: list[Sequence], server: str, limits: Limits) -> Iterator[Finding]:
@@ -283,17 +296,17 @@ def _of_sequences(sequences: list[Sequence], server: str, limits: Limits) -> Ite
                 f"{each.column_name}, numbered by {each.name}, is at {number(each.last)} of {number(each.final)}, "
                 f"{used:.1%}: then inserts fail"
             )
-            longer = f"ALTER SEQUENCE {each.name} AS bigint NO MAXVALUE;"
+            remedy, longer = "raise its end", f"ALTER SEQUENCE {each.name} AS bigint NO MAXVALUE;"
             if each.column_type in ("smallint", "integer"):
                 wider = f"ALTER TABLE {each.table_name} ALTER COLUMN {each.column_name} TYPE bigint;"
-                longer = f"{wider} {longer} -- rewrites the table while nobody can use it"
+                remedy, longer = "widen the column: nobody can use the table meanwhile", f"{wider} {longer}"
             state = State.FAILED if used >= limits.used_up_share else State.WARNING
-            yield _finding(each.table_name, "sequences", state, found, longer)
+            yield _finding(each.table_name, "sequences", state, found, remedy, longer)
     if hidden := [each for each in sequences if not each.may_read and each.final < _LARGEST_HIDDEN]:
         names = ", ".join(each.name for each in hidden)
         grant = f"GRANT SELECT ON SEQUENCE {names} TO {hidden[0].role};"
         found = f"the position of {number_of(len(hidden), 'sequence')} is not shown to this role"
-        yield _finding(server, "sequences", State.UNKNOWN, found, grant)
+        yield _finding(server, "sequences", State.UNKNOWN, found, "let it see them", grant)
 
 
 def _of_indexes(indexes: list[Index], limits: Limits) -> Iterator[Finding]:
@@ -304,6 +317,5 @@ def _of_indexes(indexes: list[Index], limits: Limits) -> Iterator[Finding]:
                 f"{each.name}: {size(each.size_bytes)}, and its {number_of(each.row_count, 'entry')} need about "
                 f"{size(each.needed_bytes)}"
             )
-            yield _finding(
-                each.table_name, "index bloat", State.WARNING, found, f"REINDEX INDEX CONCURRENTLY {each.name};"
-            )
+            anew = f"REINDEX INDEX CONCURRENTLY {each.name};"
+            yield _finding(each.table_name, "index bloat", State.WARNING, found, "build it anew", anew)

@@ -27,6 +27,7 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, sp
 from queuekeeper.maintenance.partitions.ranges import Range, gaps
 from queuekeeper.maintenance.partitions.statements import drain_schema
 from queuekeeper.postgres import Connection, server_words, translated_errors
+from queuekeeper.wording import number_of
 
 _GUARD_TIMEOUT_MS = 10_000
 
@@ -254,7 +255,7 @@ def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[
         add(
             FindingKind.DEFAULT_ROWS,
             table.default.name,
-            f"it holds rows of {len(near)} steps, from {key.text(near[0].start)}: "
+            f"it holds rows of {number_of(len(near), 'step')}, from {key.text(near[0].start)}: "
             + (seen.undrainable or "a plan of creation drains it"),
             is_mended=not seen.undrainable,
         )
