@@ -179,6 +179,23 @@ def test_slot_without_a_reader_is_named_and_dropped(own: Connection) -> None:
     assert examine(own, limits=AT_ONCE) == []
 
 
+def test_slot_that_keeps_too_much_write_ahead_log_is_named_and_dropped(
+    own_server: PostgresServer, own: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.execute("SELECT pg_create_physical_replication_slot('forgotten', true)")
+    own.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 2000000))")
+
+    def told() -> Finding:
+        return next(each for each in examine_postgres(own_server.url) if each.check == "replication slots")
+
+    assert told().state is State.OK
+    monkeypatch.setattr("queuekeeper.doctor.postgres.KEPT_GIB_WARNING", 0.001)
+    kept = told()
+    assert (kept.state, kept.command) == (State.WARNING, "SELECT pg_drop_replication_slot('forgotten');")
+    run(own, kept.command)
+    assert told().state is State.OK
+
+
 def test_standby_that_reports_its_queries_is_named_and_so_is_its_slot_when_it_is_gone(own: Connection) -> None:
     own.execute("SELECT pg_create_physical_replication_slot('standby', true)")
     ((xmin,),) = own.execute("SELECT pg_current_xact_id()::text::int").fetchall()
@@ -254,6 +271,15 @@ def test_runway_is_told_in_hours_before_it_ends_and_after(queues: Connection, ha
     assert (gone.check, gone.state) == ("runway", State.FAILED)
     assert gone.found == f"partitions reach 0.0 hours ahead, the step is 6 hours: {then} now"
     assert gone.command == "queuekeeper partitions create public.readings"
+
+
+def test_runway_of_integers_is_told_in_keys_until_their_rate_is_known(queues: Connection) -> None:
+    queues.execute("CREATE TABLE log (n bigint PRIMARY KEY) PARTITION BY RANGE (n)")
+    save_policy(queues, PartitionPolicy(table="public.log", step="1000", ahead="2500"))
+    (found,) = examine(queues)
+    assert (found.subject, found.check, found.state) == ("public.log", "runway", State.WARNING)
+    assert found.found == "partitions reach to 0, less than 2500 ahead: apply a plan of creation"
+    assert found.command == "queuekeeper partitions create public.log"
 
 
 def test_broker_whose_partitions_run_out_is_named_before_events_go_to_the_overflow(queues: Connection) -> None:

@@ -76,7 +76,7 @@ def _pretty(examination: Examination) -> Iterator[Any]:
             if finding.subject == subject
         ]
         yield table(subject, ("state", "check", "found", "what to do"), rows)
-        commands = (finding.command for finding in examination.findings if finding.subject == subject)
+        commands = dict.fromkeys(each.command for each in examination.findings if each.subject == subject)
         yield from (copied(f"  {command}") for command in commands if command)
     counts = ", ".join(f"{examination.count(state):,} {state}" for state in State)
     yield f"\n{counts}."

@@ -124,7 +124,8 @@ def _slots(notes: Notes, connection: Connection) -> None:
         "replication slots",
         State.WARNING if worst > KEPT_GIB_WARNING else State.OK,
         f"{len(rows)}, {len(kept)} without a reader" + (f" ({names}) keep up to {worst:,.1f} GiB" if kept else ""),
-        "drop those that nobody will read again: SELECT pg_drop_replication_slot('...')",
+        "drop those that nobody will read again",
+        " ".join(f"SELECT pg_drop_replication_slot('{slot}');" for slot, gib in kept if gib > KEPT_GIB_WARNING),
     )
 
 

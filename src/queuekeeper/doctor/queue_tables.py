@@ -53,7 +53,7 @@ _STARVED_LONG = 10
 _LARGEST_HIDDEN = 2**53
 """A sequence that ends later is not used up in anybody's time: whoever may not read it misses nothing."""
 
-_CREATE = "create partitions, and see why partition_maintenance does not"
+_CREATE = "create partitions, and see why partition_maintenance has not"
 _FIRST = "first end what holds old snapshots"
 _BY_HAND = "no command mends it: do as found says"
 
@@ -224,12 +224,14 @@ def _of_partitions(found: Coverage, policy: PartitionPolicy, defaults: list[Tabl
         words = f"{hours}: {then} {'now' if runway_s <= 0 else 'then'}"
         yield _finding(found.table, "runway", State.FAILED if runway_s <= 0 else State.WARNING, words, _CREATE, create)
     for each in found.findings:
-        # The runway says how short it is; findings of no check are left to `partitions status`.
-        if each.check_id and each.kind != FindingKind.SHORT:
+        is_short = each.kind == FindingKind.SHORT
+        # The runway says how short it is, where it can be told; findings of no check are left to `partitions status`.
+        if each.check_id and not (is_short and runway_s is not None):
             state = State.FAILED if each.urgent else State.WARNING
             words = f"{each.subject}: {each.words}" if each.subject != found.table else each.words
             mend = (_CREATE, create) if each.remedy else (_BY_HAND,)
-            yield _finding(found.table, each.kind.replace("_", " "), state, words, *mend)
+            check = "runway" if is_short else each.kind.replace("_", " ")
+            yield _finding(found.table, check, state, words, *mend)
     # Who may not read DEFAULT knows what the statistics count there.
     for partition in defaults:
         if partition.live_rows and not partition.is_ours:
