@@ -213,13 +213,16 @@ def _digest(topic: bytes, time_ms: float, payload: bytes) -> int:
 _NULL = object()
 """In place of null, which is not the same as no value."""
 
+_JSON = json.JSONDecoder(strict=False, parse_int=float)
+"""Reads numbers as Lua has them."""
+
 
 def _decoded(text: bytes) -> Any:
-    """Return what JSON says, with numbers as Lua has them.
+    """Return the object that JSON says; nothing when it says something else.
 
     :raises ValueError: when it is no JSON.
     """
-    found = json.loads(text.decode(errors="surrogateescape"), strict=False, parse_int=float)
+    found = _JSON.decode(text.decode(errors="surrogateescape"))
     return (
         {name: _NULL if value is None else value for name, value in found.items()} if isinstance(found, dict) else None
     )
@@ -326,6 +329,6 @@ def _content(record: bytes) -> tuple[int, int, float, int | None, bytes, bytes] 
 
 def _is_table(text: bytes) -> bool:
     try:
-        return isinstance(json.loads(text.decode(errors="surrogateescape"), strict=False), dict | list)
+        return isinstance(_JSON.decode(text.decode(errors="surrogateescape")), dict | list)
     except (ValueError, RecursionError):
         return False

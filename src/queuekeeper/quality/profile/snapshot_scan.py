@@ -77,16 +77,16 @@ def _has_expired(expires_at_ms: int, *, now_ms: int) -> bool:
 
 
 def _key(entry: Entry, *, now_ms: int) -> SnapshotKey:
-    value = entry.value
-    found = SnapshotKey(entry.key, entry.kind.value, entry.expires_at_ms, length=entry.length)
+    _, key, kind, expires_at_ms, length, value = entry
     if value is None:
-        return found
-    if entry.kind is Kind.STRING:
-        return found._replace(length=len(value), text=value)
-    if entry.kind is Kind.ZSET:
-        return found._replace(references=references_of(entry.key, value))
+        return SnapshotKey(key, kind, expires_at_ms, length)
+    if kind is Kind.STRING:
+        return SnapshotKey(key, kind, expires_at_ms, len(value), text=value)
+    if kind is Kind.ZSET:
+        return SnapshotKey(key, kind, expires_at_ms, references=references_of(key, value))
     alive = (each for each in value if not _has_expired(each.expires_at_ms, now_ms=now_ms))
-    return found._replace(fields=[part for each in alive for part in (each.name, each.value)])
+    fields = [part for each in alive for part in (each.name, each.value)]
+    return SnapshotKey(key, kind, expires_at_ms, fields=fields)
 
 
 def packages(keys: Iterator[SnapshotKey], scanner: Scanner) -> Iterator[pa.RecordBatch]:
@@ -125,5 +125,7 @@ def _package(page: list[SnapshotKey], scanner: Scanner) -> pa.RecordBatch:
 
 
 def _size_of(key: SnapshotKey) -> int:
-    """Return about how many bytes a key takes."""
-    return len(key.key) + len(key.text or ()) + 8 * len(key.references or ()) + sum(map(len, key.fields or ()))
+    """Return about how many bytes what a profile looks into of a key takes."""
+    if key.text is not None:
+        return len(key.text)
+    return 8 * len(key.references or ()) + sum(map(len, key.fields or ()))
