@@ -28,7 +28,6 @@ Cost
 --- @include "includes/fanout_leave"
 --- @include "includes/fanout_wake"
 
-local PULLED_PER_CALL = 1000
 local FIRST_READY = 9
 --- @include "includes/fanout_all_keys"
 

@@ -22,13 +22,12 @@ Cost
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_pull"
 
-local PER_CALL = 1000
 local FIRST_READY = 6
 --- @include "includes/fanout_all_keys"
 --- @keys
 
 local limit = integer(ARGV[2])
-if #ARGV ~= 2 or not limit or limit < 1 or limit > PER_CALL then
+if #ARGV ~= 2 or not limit or limit < 1 or limit > PULLED_PER_CALL then
     return redis.error_reply('INVALID the name of a consumer and a limit of 1 to 1000 are expected')
 end
 --- @include "includes/fanout_own_options"

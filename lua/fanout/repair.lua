@@ -35,7 +35,6 @@ local FIRST_CONSUMER_KEY = 8
 local FIRST_VALUE = 4
 local VALUES_PER_ID = 3
 -- Farther back in the log, the id of a message that is gone stays until it is skipped.
-local PULLED_PER_CALL = 1000
 
 local state_key, messages_key, references_key, expiries_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[7]
 local keys = { state = state_key, log = KEYS[5], cursors = KEYS[6] }

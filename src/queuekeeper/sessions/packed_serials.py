@@ -1,4 +1,4 @@
-"""Lists where the messages of a packed session are, page by page, whoever makes the calls."""
+"""Where the messages of a packed session are: listed page by page, whoever makes the calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from queuekeeper import lua
 from queuekeeper.lua import scripts
 
 _FIELDS_PER_PAGE = 200
+_HOLES = 500
+"""Places without a message that are looked through before all fields are listed instead."""
+
+
+def is_sparse(*, head: int, last: int, messages: int) -> bool:
+    """Tell whether listing the fields of a packed session is cheaper than looking at each place.
+
+    :param head: serial before which there is no message.
+    :param last: serial of the newest place.
+    """
+    return last - head > 4 * messages + _HOLES
 
 
 class SerialPages:

@@ -11,7 +11,7 @@ from queuekeeper.jobs.model import World
 from queuekeeper.keyspace import raw_packed_keys
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters, Stop
-from queuekeeper.sessions.packed_serials import SerialPages
+from queuekeeper.sessions.packed_serials import SerialPages, is_sparse
 from queuekeeper.sessions.packed_state import PackedState, state_of
 
 SERIALS_PER_CALL = 100
@@ -40,11 +40,6 @@ class _Session:
     serials: list[int] | None = None
     removed: int = 0
     next_ms: int = 0
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether listing the fields is cheaper than looking at each place."""
-        return self.state.last - self.state.head > 4 * self.messages + 500
 
     def some(self, count: int) -> list[int]:
         """Return the next serials to look at; none when all were."""
@@ -100,7 +95,7 @@ class PackedSweep:
     def _remove(self, sessions: Sequence[_Session], counts: CleanupCounts) -> None:
         """Go through the messages of some sessions, a call of each at a time."""
         for each in sessions:
-            if each.is_sparse:
+            if is_sparse(head=each.state.head, last=each.state.last, messages=each.messages):
                 each.serials, each.at = self._listed(each, counts), 0
         going = list(sessions)
         while going:

@@ -10,7 +10,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID, packed_keys
 from queuekeeper.lua.scripts import packed as scripts
 from queuekeeper.sessions.layouts import BYTES_PER_CALL, LayoutOperations, known_serial
 from queuekeeper.sessions.packed_record import record_of
-from queuekeeper.sessions.packed_serials import SerialPages
+from queuekeeper.sessions.packed_serials import SerialPages, is_sparse
 from queuekeeper.sessions.packed_state import STATE
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.steps import Steps, ask, checked
@@ -25,8 +25,6 @@ SERIALS_PER_CALL = 100
 """Most messages that a script reads or removes, which takes it four to eight times as long."""
 
 HMGET = lua.reading("HMGET")
-_HOLES = 500
-"""Places without a message that are looked through before all fields are listed instead."""
 
 
 class Keys:
@@ -119,11 +117,6 @@ class State(NamedTuple):
         newest = self.ids - (self.ids - packet_id) % MAX_PACKET_ID - self.offset
         return [serial for serial in (newest, newest - MAX_PACKET_ID) if serial >= max(self.since, self.head)]
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether listing the fields is cheaper than looking at each place."""
-        return self.last - self.head > 4 * self.messages + _HOLES
-
 
 class CommonOperations(LayoutOperations[State, Keys]):
     """Base of all operations; see ``PackedSessionOperations``."""
@@ -171,7 +164,7 @@ class CommonOperations(LayoutOperations[State, Keys]):
         """Return in order all serials after one that may have a message."""
         if not state.messages:
             return ()
-        if not state.is_sparse:
+        if not is_sparse(head=state.head, last=state.last, messages=state.messages):
             return range(max(state.head, after + 1), state.last + 1)
         pages = SerialPages(keys, largest=state.largest, max_bytes=BYTES_PER_CALL)
         while pages.more:
