@@ -120,6 +120,10 @@ bench-peers: setup ## Measure fan-out queues beside other job queues, and kill a
 bench-event-peers: setup ## Measure the event broker beside other queues on PostgreSQL, and kill all their workers (ARGS="--rounds 2")
 	@$(BIN)/python benchmarks/event_peers.py $(ARGS)
 
+.PHONY: bench-event-growth
+bench-event-growth: setup ## Measure the event broker beside what is stored, and beside a held snapshot (ARGS="--held-s 600")
+	@$(BIN)/python benchmarks/event_growth.py $(ARGS)
+
 .PHONY: bench-cleanup
 bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--messages 1000000 --sessions 100000")
 	@$(BIN)/python benchmarks/cleanup.py $(ARGS)

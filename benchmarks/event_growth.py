@@ -29,6 +29,7 @@ from typing import Any
 
 import bench
 from events import (
+    PATIENCE_S,
     QUEUE,
     Stand,
     Task,
@@ -197,7 +198,7 @@ def measure_held(stand: Stand, *, system: str, per_s: int, held_s: int, payload_
             holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             holder.execute("SELECT 1")
             before_s = stand.cpu_s()
-            _, [part] = at_once(tasks, within_s=3.0 * held_s)
+            _, [part] = at_once(tasks, within_s=PATIENCE_S + 3 * held_s)
             used_s = stand.cpu_s() - before_s
     return Held(
         slices=cut(list(zip(part.instants, part.waits_ms, strict=True)), sizes, held_s=held_s),

@@ -56,7 +56,7 @@ TOPIC = "sensors/temperature"
 TEMPLATE = "template_events"
 LIMIT = "limit"
 QUEUE = "queue"
-_PATIENCE_S = 600.0
+PATIENCE_S = 600.0
 _IDLE_S = 1.0
 _databases = count(1)
 
@@ -318,7 +318,7 @@ def consume(task: Task, system: Delivery, connection: Connection) -> Part:
     waits_ms: list[float] = []
     last = time.monotonic()
     connection.execute(f"LISTEN {system.channel(task.consumer)}".encode())
-    while len(numbers) < task.events and time.monotonic() < last + _PATIENCE_S / 10:
+    while len(numbers) < task.events and time.monotonic() < last + PATIENCE_S / 10:
         found = system.take(connection, task.consumer, task.chunk)
         if not found:
             for _ in connection.notifies(timeout=_IDLE_S, stop_after=1):
@@ -331,7 +331,7 @@ def consume(task: Task, system: Delivery, connection: Connection) -> Part:
     return Part(ended=time.monotonic(), numbers=numbers, instants=instants, waits_ms=waits_ms)
 
 
-def at_once(tasks: Sequence[Task], *, within_s: float = _PATIENCE_S) -> tuple[float, list[Part]]:
+def at_once(tasks: Sequence[Task], *, within_s: float = PATIENCE_S) -> tuple[float, list[Part]]:
     """Let processes work at the same time; answer how long it took until the last consumer was done.
 
     :param within_s: for which an answer of a process is waited for.

@@ -113,6 +113,30 @@ def test_a_small_run_on_the_event_broker_measures_all_ways_checks_delivery_and_w
 
 
 @pytest.mark.nightly
+def test_a_small_run_beside_what_grows_reads_each_event_and_says_what_came_over_time(tmp_path: Path) -> None:
+    result, _ = measured(
+        "event_growth",
+        tmp_path,
+        *("--rounds", "1", "--polls", "5", "--waiting", "9", "--partitions", "20", "--groups", "3"),
+        *("--subscriptions", "200", "--held-s", "2", "--per-s", "200", "--payload-bytes", "64", "--not-durable"),
+        servers={"postgresql"},
+    )
+    for system in ("broker", "queue"):
+        held = result["summary"].pop(f"held snapshot, {system}")
+        assert held["missing"] == 0
+        assert sum(each["events"] for each in held["slices"]) == 400
+        # Nothing that is deleted or updated can be removed.
+        assert held["slices"][-1]["dead_rows"] > 0
+    assert result["summary"].keys() == {
+        *("beside nothing", "beside 9 scheduled", "beside 20 partitions", "beside 3 groups", "beside 100 conditions"),
+        *("beside 200 subscriptions of 100 conditions", "beside all of it"),
+    }
+    for name, steps in result["summary"].items():
+        assert 0 < steps["poll_p50_ms"] <= steps["poll_p99_ms"], name
+        assert 0 < steps["read_p50_ms"] <= steps["read_p99_ms"], name
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("benchmark", "server", "in_hand"),
     [
@@ -304,6 +328,7 @@ def test_call_or_fence_of_an_online_migration_that_is_too_long_fails_the_benchma
     [
         ("compacted", "--rows", "0"),
         ("drivers", "--seconds", "0"),
+        ("event_growth", "--held-s", "0"),
         ("events", "--events", "0"),
         ("events", "--consumers", "0"),
         ("event_peers", "--messages", "0"),
