@@ -22,7 +22,7 @@ from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.quality.judge import run
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import ProfileParameters
-from queuekeeper.quality.profile.stores import profile_postgres, profile_redis
+from queuekeeper.quality.profile.stores import profile_postgres, profile_redis, profile_snapshot
 from queuekeeper.redis_client import RedisClient
 from tests.golden_defects import broker_defects, healthy, source_defects, table
 from tests.golden_defects.defect import BOTH, POSTGRES, REDIS, Defect, Finding, act_out
@@ -72,6 +72,7 @@ def _judge(spark: SparkSession, *, redis_url: str, postgres_url: str) -> Judged:
         spark, redis_url=redis_url, postgres_url=postgres_url, parameters=PARAMETERS, now_ms=system_clock(),
         profile_id=name, key=KEY,
     )  # fmt: skip
+    _assert_snapshot_is_alike(spark, name, redis_url=redis_url, postgres_url=postgres_url)
     report = run.run_quality(
         postgres_url=postgres_url, profile_ids=(name, "source"), suites=SUITES, quality_run_id=name,
         now=datetime.now(UTC), show_client_ids=True,
@@ -90,6 +91,26 @@ def _judge(spark: SparkSession, *, redis_url: str, postgres_url: str) -> Judged:
         found=frozenset(finding for finding, _ in findings),
         urgent=frozenset(finding for finding, severity in findings if severity is not Severity.INFO),
     )
+
+
+def _assert_snapshot_is_alike(spark: SparkSession, name: str, *, redis_url: str, postgres_url: str) -> None:
+    """Check that a profile of the server's snapshot has the rows of a profile of the server."""
+    with redis_client.connect(redis_url) as client:
+        server: Any = client
+        server.save()
+        path = Path(server.config_get("dir")["dir"], server.config_get("dbfilename")["dbfilename"])
+    profile_snapshot(
+        spark, path=path, postgres_url=postgres_url, parameters=PARAMETERS, now_ms=system_clock(),
+        profile_id="snapshot", key=KEY,
+    )  # fmt: skip
+    rows = (
+        "SELECT to_jsonb(each) - 'profile_id' - 'shard' FROM queuekeeper.queue_profiles AS each "
+        'WHERE profile_id = %s ORDER BY client_id COLLATE "C", layout'
+    )
+    with postgres.connect(postgres_url) as connection:
+        found, expected = (connection.execute(rows, (each,)).fetchall() for each in ("snapshot", name))
+    assert found == expected
+    assert len(found) > 20
 
 
 @pytest.fixture(scope="module")
