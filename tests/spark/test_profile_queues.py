@@ -88,62 +88,6 @@ def world(make_world: Callable[..., World]) -> World:
     return make_world(planted=True)
 
 
-def saved(client: Any) -> Path:
-    """Have a server write its snapshot and return its place."""
-    client.save()
-    return Path(client.config_get("dir")["dir"], client.config_get("dbfilename")["dbfilename"])
-
-
-def test_profile_of_a_snapshot_is_that_of_its_server_and_is_judged_without_one(world: World, tmp_path: Path) -> None:
-    path = saved(world.client)
-    common: dict[str, Any] = {
-        "postgres_url": world.postgres_url, "parameters": CONTENTS, "now_ms": now_ms(), "key": KEY,
-    }  # fmt: skip
-    live = profile_redis(world.spark, redis_url=world.redis_url, profile_id="of the server", **common)
-    found = profile_snapshot(world.spark, path=path, profile_id="of the snapshot", parquet_dir=str(tmp_path), **common)
-
-    assert replace(found, profile_id=live.profile_id, seconds=live.seconds, parquet=None) == live
-    places = {"shard": path.name}
-    rows, expected = (_rows(world.connection, each.profile_id) for each in (found, live))
-    assert {name: _bare(row) for name, row in rows.items()} == {
-        name: _bare(row) | places for name, row in expected.items()
-    }
-    hours = "messages", "payload_bytes"
-    assert _sums(world, "expiry_hours", "of the snapshot", *hours) == _sums(
-        world, "expiry_hours", "of the server", *hours
-    )
-    (target,) = world.connection.execute(
-        "SELECT target FROM queuekeeper.profiles WHERE profile_id = 'of the snapshot'"
-    ).fetchall()
-    assert target == (f"rdb:{path}/0",)
-
-    judged = run_quality(
-        postgres_url=world.postgres_url, profile_ids=["of the snapshot"], suites=["sessions_redis"],
-        quality_run_id="of the snapshot", now=datetime.now(UTC),
-    )  # fmt: skip
-    of_the_server = _judged(world, "of the server", quality_run_id="of the server")
-    outcomes = [
-        [(each.check_id, each.status, each.unexpected_count) for each in run.results] for run in (judged, of_the_server)
-    ]
-    assert outcomes[0] == outcomes[1]
-    assert judged.findings
-
-
-def test_a_damaged_snapshot_leaves_no_profile(world: World, tmp_path: Path) -> None:
-    whole = saved(world.client).read_bytes()
-    path = tmp_path / "cut.rdb"
-    path.write_bytes(whole[:-20])
-    with pytest.raises(UnreadableSnapshot, match=r"cut\.rdb ends after"):
-        profile_snapshot(
-            world.spark, path=path, postgres_url=world.postgres_url, parameters=CONTENTS, now_ms=now_ms(),
-            profile_id="damaged", key=KEY,
-        )  # fmt: skip
-    row = world.connection.execute(
-        "SELECT finished_at FROM queuekeeper.profiles WHERE profile_id = 'damaged'"
-    ).fetchone()
-    assert row == (None,)
-
-
 def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path) -> None:
     report = _profile(world, CONTENTS, profile_id="first", parquet_dir=str(tmp_path))
     expected = profiled(world.client, CONTENTS)
@@ -413,3 +357,59 @@ def test_profile_of_postgres_sees_each_fault_as_itself(make_world: Callable[...,
     assert _sums(world, "expiry_hours", "some", "messages") == (some.live,)
     assert some.queues == len(half)
     assert {row["unreadable"] for row in half.values()} == {None}
+
+
+def saved(client: Any) -> Path:
+    """Have a server write its snapshot and return its place."""
+    client.save()
+    return Path(client.config_get("dir")["dir"], client.config_get("dbfilename")["dbfilename"])
+
+
+def test_profile_of_a_snapshot_is_that_of_its_server_and_is_judged_without_one(world: World, tmp_path: Path) -> None:
+    path = saved(world.client)
+    common: dict[str, Any] = {
+        "postgres_url": world.postgres_url, "parameters": CONTENTS, "now_ms": now_ms(), "key": KEY,
+    }  # fmt: skip
+    live = profile_redis(world.spark, redis_url=world.redis_url, profile_id="of the server", **common)
+    found = profile_snapshot(world.spark, path=path, profile_id="of the snapshot", parquet_dir=str(tmp_path), **common)
+
+    assert replace(found, profile_id=live.profile_id, seconds=live.seconds, parquet=None) == live
+    places = {"shard": path.name}
+    rows, expected = (_rows(world.connection, each.profile_id) for each in (found, live))
+    assert {name: _bare(row) for name, row in rows.items()} == {
+        name: _bare(row) | places for name, row in expected.items()
+    }
+    hours = "messages", "payload_bytes"
+    assert _sums(world, "expiry_hours", "of the snapshot", *hours) == _sums(
+        world, "expiry_hours", "of the server", *hours
+    )
+    (target,) = world.connection.execute(
+        "SELECT target FROM queuekeeper.profiles WHERE profile_id = 'of the snapshot'"
+    ).fetchall()
+    assert target == (f"rdb:{path}/0",)
+
+    judged = run_quality(
+        postgres_url=world.postgres_url, profile_ids=["of the snapshot"], suites=["sessions_redis"],
+        quality_run_id="of the snapshot", now=datetime.now(UTC),
+    )  # fmt: skip
+    of_the_server = _judged(world, "of the server", quality_run_id="of the server")
+    outcomes = [
+        [(each.check_id, each.status, each.unexpected_count) for each in run.results] for run in (judged, of_the_server)
+    ]
+    assert outcomes[0] == outcomes[1]
+    assert judged.findings
+
+
+def test_a_damaged_snapshot_leaves_no_profile(world: World, tmp_path: Path) -> None:
+    whole = saved(world.client).read_bytes()
+    path = tmp_path / "cut.rdb"
+    path.write_bytes(whole[:-20])
+    with pytest.raises(UnreadableSnapshot, match=r"cut\.rdb ends after"):
+        profile_snapshot(
+            world.spark, path=path, postgres_url=world.postgres_url, parameters=CONTENTS, now_ms=now_ms(),
+            profile_id="damaged", key=KEY,
+        )  # fmt: skip
+    row = world.connection.execute(
+        "SELECT finished_at FROM queuekeeper.profiles WHERE profile_id = 'damaged'"
+    ).fetchone()
+    assert row == (None,)
