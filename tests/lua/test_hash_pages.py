@@ -49,20 +49,20 @@ def plant_sparse(client: RedisClient) -> PackedQueue:
 
 @contextmanager
 def started_again(server: Any, script: str, *arguments: str) -> Iterator[None]:
-    """Kill the server and start it again behind the first page that a script reads, with some arguments."""
+    """Stop the server and start it again behind the first page that a script reads, with some arguments."""
     execute = ScriptCaller.execute
     met: list[bool] = []
 
-    def execute_and_kill(self: Any, calls: Sequence[Any]) -> Any:
+    def execute_and_stop(self: Any, calls: Sequence[Any]) -> Any:
         replies = execute(self, calls)
         if not met and calls[0].script.name == script and {*arguments} <= {*calls[0].args}:
             met.append(True)
-            server.kill()
+            server.stop()
             server.start()
         return replies
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ScriptCaller, "execute", execute_and_kill)
+        patch.setattr(ScriptCaller, "execute", execute_and_stop)
         yield
     assert met
 
@@ -77,7 +77,7 @@ def test_hash_is_read_from_its_beginning_when_another_process_answers(own_server
     first = page(b"0")
     second = page(first.cursor)
     assert not {*first.serials} & {*second.serials}
-    own_server.kill()
+    own_server.stop()
     own_server.start()
 
     assert page(second.cursor) == page(b"0")

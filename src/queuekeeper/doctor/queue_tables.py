@@ -14,7 +14,7 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State
 from queuekeeper.errors import QueuekeeperError, UnknownTable
 from queuekeeper.maintenance.events.watch import FEWEST_DEAD_ROWS
-from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.coverage import LOOK_LOCK_TIMEOUT_MS, coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
@@ -35,7 +35,6 @@ from queuekeeper.report.figures import duration, number, size
 from queuekeeper.wording import number_of
 
 _HOUR_S = 3_600.0
-_LOCK_TIMEOUT_MS = 1_000
 _MOST = 5
 PRINT_ROLE = ("let a superuser grant what this role needs", "queuekeeper acl postgres --job monitor")
 """What to do, and by which command, where a role may not look."""
@@ -101,7 +100,7 @@ def examine_queue_tables(
     tables: list[TableStatistics] = []
     late: list[Holder] = []
     notes = Notes(server)
-    with pinned(connection, lock_timeout_ms=_LOCK_TIMEOUT_MS):
+    with pinned(connection, lock_timeout_ms=LOOK_LOCK_TIMEOUT_MS):
         with _noted(notes, "policies of partitions"):
             policies = known_policies(connection)
         with _noted(notes, "queue tables"):

@@ -20,7 +20,9 @@ from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 _HOUR_S = 3_600.0
-_LOCK_TIMEOUT_MS = 1_000
+LOOK_LOCK_TIMEOUT_MS = 1_000
+"""Longest wait for the lock of a table that is only looked at."""
+
 _MONTH_S = 30 * 86_400.0
 
 
@@ -108,7 +110,7 @@ def runway_s(connection: Connection, *, table: str, now_ms: int) -> float | None
     :raises RefusedError: when this role may not look at it.
     """
     try:
-        with pinned(connection, lock_timeout_ms=_LOCK_TIMEOUT_MS), translated_errors(connection):
+        with pinned(connection, lock_timeout_ms=LOOK_LOCK_TIMEOUT_MS), translated_errors(connection):
             found = read_table(connection, table, only_read=True)
     except psycopg.errors.LockNotAvailable:
         return None
