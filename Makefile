@@ -164,6 +164,10 @@ NIGHTLY_SEEDS ?= 200
 # Those of PYTHONS that this machine has.
 NEWER_PYTHONS = $(strip $(foreach version,$(PYTHONS),$(if $(shell python$(version) -c 'print(1)' 2>/dev/null),$(version))))
 
+.PHONY: prove
+prove: setup ## Search all states of the models in proofs/, and find that each of their mutants breaks a promise (ARGS=FanoutLog)
+	@$(BIN)/python -m scripts.prove $(ARGS)
+
 .PHONY: nightly
 nightly: setup-tests ## 200 migrations under load, somebody killed in each (NIGHTLY_SEEDS=20), one by seconds, newer Pythons
 	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)

@@ -1,0 +1,35 @@
+"""The models of ``proofs/`` hold in all states of their small sizes, and each mutant breaks what its defect broke."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import prove
+
+PAGE = (Path(__file__).parents[2] / "docs" / "proofs.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", prove.models())
+def test_model_holds_and_each_mutant_breaks_what_the_page_says_by_the_way_that_it_says(name: str) -> None:
+    about = prove.models()[name]
+    held, *refuted = prove.prove(name, about, size="small")
+
+    assert held.searched.states > 1_000
+    assert f"| `{name}` | {held.searched.states:,} |" in PAGE
+    for mutant, proof in zip(about["mutants"], refuted, strict=True):
+        way = ", ".join(proof.searched.trace)
+        assert f"| {mutant['name']} | {mutant['defect']} | `{mutant['refuted']}` | {way} |\n" in PAGE
+    for each in (*about["invariants"], *about["properties"]):
+        assert f"| `{each}` |\n" in PAGE
+
+
+def test_mutant_that_breaks_nothing_or_whose_line_is_gone_is_not_taken_for_refuted() -> None:
+    about = prove.models()["FanoutLog"]
+    mutant = {"name": "same", "line": "Nothing == <<>>", "changed": "Nothing == << >>", "refuted": "NothingIsLost"}
+    with pytest.raises(prove.Unproved, match="'same' of FanoutLog should break NothingIsLost, and breaks nothing"):
+        list(prove.prove("FanoutLog", about | {"mutants": [mutant]}, size="small"))
+
+    with pytest.raises(prove.Unproved, match="the line of mutant 'same' is in the model 0 times"):
+        list(prove.prove("FanoutLog", about | {"mutants": [mutant | {"line": "no such line"}]}, size="small"))
