@@ -91,7 +91,9 @@ def search(name: str, text: str, about: Mapping[str, Any], *, size: str) -> Sear
         done = subprocess.run(
             [
                 java_home(place) / "bin" / "java", "-XX:+UseParallelGC", "-Xmx2g", "-cp",
-                Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning", "-workers", "1",
+                Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning",
+                # The same way is found each time.
+                "-workers", "1", "-fp", "0",
                 "-metadir", place / "states", "-config", f"{name}.cfg", f"{name}.tla",
             ],
             cwd=place, capture_output=True, text=True, check=False,
