@@ -60,6 +60,14 @@ SELECT sum(n_dead_tup)::bigint, sum(pg_total_relation_size(relid))::bigint FROM 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steps:
+    """How long each step took, in ms, the shortest first."""
+
+    poll_ms: list[float]
+    read_ms: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Beside:
     """What is stored beside the one group that wants events.
 
@@ -73,17 +81,6 @@ class Beside:
     partitions: int = 0
     groups: int = 0
     subscriptions: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps:
-    """How long steps took: the middle one of all, and the slowest of a hundred."""
-
-    polls: int
-    poll_p50_ms: float | None
-    poll_p99_ms: float | None
-    read_p50_ms: float | None
-    read_p99_ms: float | None
 
 
 def measure_beside(stand: Stand, *, beside: Beside, polls: int) -> Steps:
@@ -107,14 +104,7 @@ def measure_beside(stand: Stand, *, beside: Beside, polls: int) -> Steps:
             if len(found) != EVENTS_PER_POLL:
                 raise QueuekeeperError(f"{len(found)} of {EVENTS_PER_POLL} events were read by poll {number}")
         # The first ones fill caches.
-        polled_ms, read_ms = sorted(polled_ms[20:]), sorted(read_ms[20:])
-        return Steps(
-            polls=polls,
-            poll_p50_ms=quantile(polled_ms, 0.50),
-            poll_p99_ms=quantile(polled_ms, 0.99),
-            read_p50_ms=quantile(read_ms, 0.50),
-            read_p99_ms=quantile(read_ms, 0.99),
-        )
+        return Steps(poll_ms=sorted(polled_ms[20:]), read_ms=sorted(read_ms[20:]))
 
 
 def store(connection: Connection, beside: Beside) -> None:
@@ -287,7 +277,8 @@ def ways(arguments: argparse.Namespace) -> dict[str, Callable[[Stand], Any]]:
 def told(sample: Steps | Held) -> str:
     """Say what was found, in a line."""
     if isinstance(sample, Steps):
-        return f"a poll {sample.poll_p50_ms or 0:.2f} ms, a read {sample.read_p50_ms or 0:.2f} ms"
+        polled_ms, read_ms = quantile(sample.poll_ms, 0.5), quantile(sample.read_ms, 0.5)
+        return f"a poll {polled_ms or 0:.2f} ms, a read {read_ms or 0:.2f} ms"
     last = sample.slices[-1]
     return f"{last.p50_ms or 0:.1f} ms at the end, {last.dead_rows:,} dead rows"
 
@@ -297,8 +288,13 @@ def summary(rounds: dict[str, list[Any]]) -> dict[str, Any]:
     lines: dict[str, Any] = {}
     for name, samples in rounds.items():
         if isinstance(samples[0], Steps):
-            rows = [asdict(sample) for sample in samples]
-            lines[name] = {key: median([row[key] for row in rows], 3) for key in rows[0]}
+            lines[name] = {
+                f"{step}_p{percent}_ms": median(
+                    [quantile(getattr(each, f"{step}_ms"), percent / 100) for each in samples], 3
+                )
+                for step in ("poll", "read")
+                for percent in (50, 99)
+            }
         else:
             lines[name] = asdict(samples[0]) | {"missing": sum(sample.missing for sample in samples)}
     return lines

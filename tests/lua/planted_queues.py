@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from queuekeeper.sessions.wire import message_json
 
 LIMIT = 20
 PARAMETERS = ProfileParameters(cohort_count=12, limit=LIMIT, max_payload_bytes=2_000)
+CONTENTS = replace(PARAMETERS, contents=True)
 LIFE_S = 3_600
 MESSAGES = 5
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from limited_user import user_of
 from planted_queues import (
+    CONTENTS,
     HEALTHY,
     HEALTHY_PACKED,
     LIMIT,
@@ -44,7 +45,6 @@ from tests.cluster_slots import slot_of
 
 pytestmark = pytest.mark.lua
 
-CONTENTS = replace(PARAMETERS, contents=True)
 # The least that a profile without contents needs; GET is for the counters only.
 RULES = (
     "+info +client|setname +cluster|nodes +cluster|slots +cluster|shards +command +ping +select +scan +time +dbsize "

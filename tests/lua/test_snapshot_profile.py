@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from lua_sessions import now_ms
 from planted_queues import (
+    CONTENTS,
     PARAMETERS,
     PackedQueue,
     Queue,
@@ -38,7 +39,6 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 
 pytestmark = pytest.mark.lua
 
-CONTENTS = replace(PARAMETERS, contents=True)
 NO_PACE = Pace(lambda: None)
 
 
