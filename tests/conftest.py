@@ -372,6 +372,8 @@ def redis_cluster_url(redis_cluster: RedisCluster, cluster_nodes: list[redis.Red
     try:
         for node in cluster_nodes:
             node.flushall()
+        # A test has taken a slot from all masters: they hear of its return from each other, about once a second.
+        redis_cluster.agree(cluster_nodes)
     except redis.RedisError:
         # A test has stopped or restarted a master.
         redis_cluster.start()

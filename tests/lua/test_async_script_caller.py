@@ -430,12 +430,6 @@ def test_call_waits_for_a_slot_that_nobody_serves(
 
         with meanwhile(serve):
             assert caller.call(append, ["{a}"], ["y"]) in {1, 2}, "a node drops keys of a slot that is taken from it"
-        eventually(lambda: all(b"cluster_state:ok" in command_info(node) for node in slot.masters))
-
-
-def command_info(node: redis.Redis) -> bytes:
-    answer = command(node, "CLUSTER INFO")
-    return answer if isinstance(answer, bytes) else "".join(f"{k}:{v}\n" for k, v in answer.items()).encode()
 
 
 @pytest.fixture

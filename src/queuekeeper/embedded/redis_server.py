@@ -191,10 +191,17 @@ class RedisCluster:
         try:
             if not _slots_given(clients[0]):
                 self._form(clients)
-            self._await(lambda: all(self._agrees(client) for client in clients), clients[0])
+            self.agree(clients)
         finally:
             for client in clients:
                 client.close()
+
+    def agree(self, clients: list[redis.Redis]) -> None:
+        """Wait until all nodes agree that every slot is served.
+
+        :param clients: a connection to each node.
+        """
+        self._await(lambda: all(self._agrees(client) for client in clients), clients[0])
 
     def stop(self) -> bool:
         """Shut all nodes down and return whether any of them ran."""
