@@ -71,10 +71,9 @@ class RetryRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(service.Handler[CompactedMessage]):
-    """A function that works on messages, with the rules for its failures; a call of the handler calls the function.
+    """A function for compacted queues with the rules for its failures.
 
     :param work: a coroutine function runs in the event loop, any other function in a thread.
-    :raises UsageError: naming parameter, value and rule.
     """
 
     of = "compacted queues"
@@ -88,11 +87,7 @@ handler = service.with_rules(RetryRules, Handler, example="first_delay_ms=500, t
 
 
 class Middleware(service.Middleware[CompactedMessage]):
-    """Methods that are called before, around and after the work on each message, in the handler's thread or task.
-
-    Exceptions of ``before``, ``after`` and ``error`` are logged, and change nothing. A failure is never final: the
-    handler gets the message again.
-    """
+    """Observes or wraps attempts; a failure is never final, since the handler gets the message again."""
 
 
 @shows(queues="_queues", client_id="_client_id")

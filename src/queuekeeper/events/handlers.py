@@ -66,12 +66,7 @@ class RetryRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(service.Handler[Delivery]):
-    """A function with the rules for its failures; it can be called like the function.
-
-    :param work: a function or another callable; for asyncio it returns an awaitable.
-    :param rules: rules for its failures; defaults when absent.
-    :raises UsageError: naming parameter, value and rule.
-    """
+    """A function for events with the rules for its failures."""
 
     of = "events"
     store = "events"
@@ -86,8 +81,7 @@ handler = service.with_rules(RetryRules, Handler, example="retries_s=(1, 10, 60)
 class Middleware(service.Middleware[Delivery]):
     """Observes or wraps attempts; its methods are called in the thread or task of the handler.
 
-    Exceptions of ``before``, ``after`` and ``error`` are logged and have no other effect. If a handler splits
-    deliveries, its middleware gets each part.
+    If a handler splits deliveries, its middleware gets each part.
     """
 
 

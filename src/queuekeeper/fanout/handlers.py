@@ -101,12 +101,7 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class Handler(service.Handler[FanoutMessage]):
-    """A function with the rules for its failures; it can be called like the function.
-
-    :param work: a function or another callable; for asyncio it returns an awaitable.
-    :param rules: rules for its failures; defaults when absent.
-    :raises UsageError: naming parameter, value and rule.
-    """
+    """A function for fan-out queues with the rules for its failures."""
 
     of = "fan-out queues"
     store = "fanout"
@@ -119,10 +114,7 @@ handler = service.with_rules(RetryRules, Handler, example="max_attempts=8, dead_
 
 
 class Middleware(service.Middleware[FanoutMessage]):
-    """Observes or wraps attempts; its methods are called in the thread or task of the handler.
-
-    Exceptions of ``before``, ``after`` and ``error`` are logged and have no other effect.
-    """
+    """Observes or wraps attempts; its methods are called in the thread or task of the handler."""
 
 
 class Attempt(service.Calls[FanoutMessage]):

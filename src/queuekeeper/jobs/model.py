@@ -95,6 +95,14 @@ class Words:
             **others,
         )
 
+    @classmethod
+    def of_remedy(cls, kind: str, **others: str) -> Words:
+        """Return the words of a remedy.
+
+        :param kind: such as "repair_counter".
+        """
+        return cls(noun=f"remedy {kind}", title=kind, nothing="There is nothing to do.", **others)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:

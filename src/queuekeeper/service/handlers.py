@@ -77,6 +77,9 @@ def reason_of(error: BaseException) -> str:
 class Handler(Generic[M]):
     """A function with the rules for its failures; it can be called like the function.
 
+    :param work: a function or another callable; for asyncio it returns an awaitable.
+    :param rules: rules for its failures; the store's defaults when absent.
+    :raises UsageError: naming parameter, value and rule.
     :cvar of: name of its store in messages.
     :cvar store: package of its store.
     """

@@ -136,9 +136,8 @@ class EventMend(BrokerJob):
     def __init_subclass__(cls) -> None:
         """Set the job's remedy and words; the reports of all remedies are of one kind."""
         cls.report, cls.remedies = REPORT, {cls.kind: "mended"}
-        cls.words = Words(
-            noun=f"remedy {cls.kind}",
-            title=cls.kind,
+        cls.words = Words.of_remedy(
+            cls.kind,
             about="the event broker",
             command=f"events mend {cls.kind}",
             unit="place",
@@ -147,7 +146,6 @@ class EventMend(BrokerJob):
             done="mended",
             question=f"{cls.kind}: {{count:place}} to be mended. Go on?",
             planned="{count:place} to be mended, nothing was changed",
-            nothing="There is nothing to do.",
             left="done; {count:more place} to be mended by now: plan again",
             footer=_FOOTER,
         )

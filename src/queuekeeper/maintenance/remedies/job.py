@@ -103,16 +103,14 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         """Set the remedy's words; the reports of all remedies are of one kind."""
         cls.report = REPORT
         cls.purpose, cls.way_back = PURPOSES[cls.kind]
-        cls.words = Words(
-            noun=f"remedy {cls.kind}",
-            title=cls.kind,
+        cls.words = Words.of_remedy(
+            cls.kind,
             about="sessions",
             command=f"repair {cls.kind}",
             unit="queue",
             units="queues",
             question=f"{cls.kind}: {{count:change}} to be made in Redis. Go on?",
             planned="{count:change} to be made in Redis, nothing was changed",
-            nothing="There is nothing to do.",
             left="done; {count:more change} to be made since then: plan again",
             footer="Queues are named by a keyed hash of the client's id. No content leaves the server.",
         )
@@ -301,7 +299,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
                 heading="Some of the changes",
                 heads=tuple(name.replace("_", " ") for name in names),
                 rows=tuple(tuple(str(example.get(name, "")) for name in names) for example in examples),
-                empty="There is nothing to do.",
+                empty=cls.words.nothing,
             )
         ]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, pvariance
+from typing import Any
 
 import redis
 
@@ -24,6 +25,9 @@ BATCH = 500
 
 _SAMPLES = 1_000
 """Members of a key that a server measures: payloads differ much, and more would hold it up."""
+
+_COUNTED = {b"messages": "ZCARD", b"packed": "HLEN"}
+"""Command that counts what a key holds, by its name's end; the other keys hold one thing each."""
 
 _PACKED_OWN_FIELDS = 9
 """Fields of an imported packed session that are no messages."""
@@ -126,20 +130,24 @@ def sample_keys(client: RedisClient, *, prefix: str, layout: Layout = Layout.TBM
             if whole:
                 names = list(node.scan_iter(count=1_000))
             else:
-                names = _random_keys(node, max(1, round(draws * size / keys_held)))
+                replies = _asked(node, [("RANDOMKEY",)] * max(1, round(draws * size / keys_held)))
+                names = [name for name in replies if name is not None]
             drawn += len(names)
             kinds = [(name, match[1]) for name in names if (match := shape.fullmatch(name))]
-            for (name, kind), used in zip(kinds, _usage(node, [name for name, _ in kinds]), strict=True):
-                if used is None:
+            usage = _asked(node, [("MEMORY USAGE", name, "SAMPLES", _SAMPLES) for name, _ in kinds])
+            held = iter(_asked(node, [(_COUNTED[kind], name) for name, kind in kinds if kind in _COUNTED]))
+            for (_, kind), used in zip(kinds, usage, strict=True):
+                count = next(held) if kind in _COUNTED else 1
+                if used is None or not count:
                     continue  # expired meanwhile
                 if kind == b"messages":
-                    references.append((used, node.zcard(name)))
+                    references.append((used, count))
                 elif kind == b"last_packet_id":
                     last_packet_ids.append(used)
                 elif kind == b"session":
                     sessions.append(used)
                 elif kind == b"packed":
-                    packed.append((used, node.hlen(name)))
+                    packed.append((used, count))
                 else:
                     payloads.append(used)
     return KeySample(
@@ -228,24 +236,15 @@ def _variance_of_mean(values: Iterable[float]) -> float:
     return pvariance(values) / len(values) if values else 0.0
 
 
-def _random_keys(node: redis.Redis, count: int) -> list[bytes]:
-    names: list[bytes] = []
-    for start in range(0, count, BATCH):
+def _asked(node: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the replies to commands, which are sent some hundred at a time."""
+    replies: list[Any] = []
+    for start in range(0, len(commands), BATCH):
         pipeline = node.pipeline(transaction=False)
-        for _ in range(min(BATCH, count - start)):
-            pipeline.randomkey()
-        names += [name for name in pipeline.execute() if name is not None]
-    return names
-
-
-def _usage(node: redis.Redis, names: list[bytes]) -> list[int | None]:
-    used: list[int | None] = []
-    for start in range(0, len(names), BATCH):
-        pipeline = node.pipeline(transaction=False)
-        for name in names[start : start + BATCH]:
-            pipeline.memory_usage(name, samples=_SAMPLES)
-        used += pipeline.execute()
-    return used
+        for command in commands[start : start + BATCH]:
+            pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+        replies += pipeline.execute()
+    return replies
 
 
 def _table_bytes(node: redis.Redis) -> int:

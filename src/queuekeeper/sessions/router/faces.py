@@ -61,6 +61,9 @@ class SessionRouter(_Methods, Blocking, Closing):
     :param postgres_url: URL of the database of TBMQ 1.x, with schema ``queuekeeper``.
     :param prefix: put before every key in Redis.
     :param rules: limits to apply.
+    :param replicas: replicas of Redis that must have a save before its report says ``replicated``; 0 waits for none.
+    :param replica_timeout_ms: milliseconds to wait for the replicas.
+    :param retry_for_s: seconds that a call waits for a moving slot of Redis, a failover, or a server that is loading.
     :param connections: most connections to PostgreSQL; each serves one operation at a time.
     :param patience_s: seconds that a call waits for a session that is moving.
     :param owners: sessions whose owner is cached.
@@ -68,9 +71,6 @@ class SessionRouter(_Methods, Blocking, Closing):
     :param recent_sessions: sessions in Redis whose last packet id is cached.
     :param home: layout in Redis of the sessions whose owner PostgreSQL does not record; none when PostgreSQL holds
         them. Sessions that move or have moved are found in either layout, whatever this says.
-    :param replicas: replicas of Redis that must have a save before its report says ``replicated``; 0 waits for none.
-    :param replica_timeout_ms: milliseconds to wait for the replicas.
-    :param retry_for_s: seconds that a call waits for a moving slot of Redis, a failover, or a server that is loading.
     :raises UsageError: for a number out of range.
     """
 
@@ -82,15 +82,15 @@ class SessionRouter(_Methods, Blocking, Closing):
         prefix: str = "",
         rules: StoreRules | None = None,
         *,
+        replicas: int = 0,
+        replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
+        retry_for_s: float = lua.RETRY_FOR_S,
         connections: int = CONNECTIONS,
         patience_s: float = PATIENCE_S,
         owners: int = OWNERS,
         owner_age_s: float = OWNER_AGE_S,
         recent_sessions: int = RECENT_SESSIONS,
         home: Layout | None = None,
-        replicas: int = 0,
-        replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
-        retry_for_s: float = lua.RETRY_FOR_S,
     ) -> None:
         self.operations = RouterOperations(
             prefix=prefix,
