@@ -244,6 +244,26 @@ def test_a_file_that_is_no_snapshot_is_said_before_spark_starts(url: str, tmp_pa
     fails("profile", "--rdb", str(path), *where, code=1, words="dump.rdb begins with b'compresse': it is no RDB file")
 
 
+def test_files_of_no_one_cluster_are_refused_before_spark_starts(url: str, tmp_path: Path) -> None:
+    files = {
+        "single.rdb": b"REDIS0012" + b"\xfb\x01\x00" + b"\x00\x03key\x01v",
+        "empty.rdb": b"REDIS0012",
+        "clustered.rdb": b"REDIS0012" + b"\xf4\x05\x01\x00" + b"\xfb\x01\x00" + b"\x00\x03key\x01v",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content + b"\xff" + bytes(8))
+    single, empty, clustered = (str(tmp_path / name) for name in files)
+    where = ("--postgres-url", url, "--spark-master", "nowhere")
+
+    def named(*paths: str) -> tuple[str, ...]:
+        return tuple(word for path in paths for word in ("--rdb", path))
+
+    fails(
+        "profile", *named(clustered, empty, single), *where, code=2, words="single.rdb is of a single server: name it"
+    )
+    fails("run", *named(clustered, empty, clustered), *where, code=2, words="clustered.rdb are one file: name the file")
+
+
 def test_a_server_that_is_down_is_said_before_spark_starts(url: str) -> None:
     fails("run", "--postgres-url", url, "--redis-url", "redis://127.0.0.1:1", code=4, words="127.0.0.1:1 .*refuse")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -27,11 +28,13 @@ from planted_queues import (
 
 from queuekeeper import lua
 from queuekeeper.clock import Pace
-from queuekeeper.keyspace import packed_keys, session_keys
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import Cohort, packed_keys, session_keys
 from queuekeeper.quality.profile import snapshot_scan
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.scan import Scanner
+from queuekeeper.quality.profile.snapshot_answers import SnapshotKey
 from queuekeeper.rdb.snapshot import Snapshot
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.pages import Layout
@@ -56,23 +59,28 @@ def of_server(client: RedisClient, parameters: ProfileParameters) -> list[dict[s
     return rows_of(lua.ScriptCaller(client), batches, parameters)
 
 
+def scanner_of(cohorts: Sequence[Cohort], parameters: ProfileParameters, *, is_cluster: bool) -> Scanner:
+    """Return a scanner of one task."""
+    return Scanner(
+        prefix=parameters.key_prefix, slot_firsts=tuple(each.slot_first for each in cohorts),
+        labels=(0,) * len(cohorts), sample_percent=parameters.sample_percent, is_cluster=is_cluster, key_share=0.0,
+        pace=NO_PACE,
+    )  # fmt: skip
+
+
 def of_snapshot(client: Any, parameters: ProfileParameters) -> list[dict[str, Any]]:
     cohorts, _ = scanned(client, parameters)
     client.save()
     seconds, micros = client.time()
     as_of_ms = 1_000 * seconds + micros // 1_000
-    scanner = Scanner(
-        prefix=parameters.key_prefix, slot_firsts=tuple(each.slot_first for each in cohorts),
-        labels=(0,) * len(cohorts), sample_percent=parameters.sample_percent, is_cluster=False, key_share=0.0,
-        pace=NO_PACE,
-    )  # fmt: skip
+    scanner = scanner_of(cohorts, parameters, is_cluster=False)
     with Path(client.config_get("dir")["dir"], "dump.rdb").open("rb") as file:
         keys = snapshot_scan.session_keys_of(
             Snapshot(file, name="dump.rdb"), prefix=parameters.key_prefix, database=0, contents=parameters.contents,
             now_ms=as_of_ms,
         )  # fmt: skip
         packages = list(snapshot_scan.packages(keys, scanner))
-    caller, batches = snapshot_scan.unpackaged(iter(packages), scanner, now_ms=as_of_ms)
+    caller, batches = snapshot_scan.unpackaged(iter(packages), scanner, paths=[Path("dump.rdb")], now_ms=as_of_ms)
     return rows_of(caller, list(batches), parameters)
 
 
@@ -117,6 +125,31 @@ def test_a_long_queue_and_both_layouts_are_the_same_in_the_snapshot(single: Redi
     rows = assert_same(single, CONTENTS, clients=3)
     assert {row["client_id"]: row["live"] for row in rows} == {"long": 1_300, "packed": 350, "both": 3}
     assert [row["in_both_layouts"] for row in rows if row["client_id"] == "both"] == [None, 2]
+
+
+def test_two_files_with_keys_of_one_slot_are_refused(single: RedisClient) -> None:
+    for client_id in ("a", "b"):
+        Queue(client=single, client_id=client_id).fill(2)
+    cohorts, _ = scanned(single, PARAMETERS)
+    scanner = scanner_of(cohorts, PARAMETERS, is_cluster=True)
+    # The keys of a client of such an id are spread over the masters, so that they may be in two files.
+    shared, *files = (
+        [SnapshotKey(f"{{{client_id}}}_messages_{number}".encode(), "string", -1, 5) for number in (1, 2)]
+        for client_id in ("}x", "a", "b", "a")
+    )
+    paths = [Path("a.rdb"), Path("b.rdb"), Path("replica-of-a.rdb")]
+
+    def read(*numbers: int) -> list[pa.RecordBatch]:
+        packages = [
+            package
+            for number in numbers
+            for package in snapshot_scan.packages(iter(files[number] + shared), scanner, file=number)
+        ]
+        return list(snapshot_scan.unpackaged(iter(packages), scanner, paths=paths, now_ms=0)[1])
+
+    assert [row["client_id"] for batch in read(0, 1) for row in batch.to_pylist()] == ["a", "b", "}x", "}x"]
+    with pytest.raises(UsageError, match=r"a\.rdb and replica-of-a\.rdb both have keys of slot 15495: name one file"):
+        read(0, 1, 2)
 
 
 # --- generated ---------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _assert_snapshot_is_alike(spark: SparkSession, name: str, *, redis_url: str,
         server.save()
         path = Path(server.config_get("dir")["dir"], server.config_get("dbfilename")["dbfilename"])
     profile_snapshot(
-        spark, path=path, postgres_url=postgres_url, parameters=PARAMETERS, now_ms=system_clock(),
+        spark, paths=[path], postgres_url=postgres_url, parameters=PARAMETERS, now_ms=system_clock(),
         profile_id="snapshot", key=KEY,
     )  # fmt: skip
     rows = (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import copy2
 from typing import Any
 
 import pyarrow.parquet
@@ -27,10 +28,11 @@ from planted_queues import (
 from pyspark.sql import SparkSession
 
 from queuekeeper import schema_migrations, sql_statements
+from queuekeeper.embedded.redis_server import RedisCluster
 from queuekeeper.errors import UnreadableSnapshot, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.checks import Severity
-from queuekeeper.keyspace import client_slot
+from queuekeeper.keyspace import SLOTS, client_slot
 from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.migration.spark.job import Environment
@@ -371,7 +373,9 @@ def test_profile_of_a_snapshot_is_that_of_its_server_and_is_judged_without_one(w
         "postgres_url": world.postgres_url, "parameters": CONTENTS, "now_ms": now_ms(), "key": KEY,
     }  # fmt: skip
     live = profile_redis(world.spark, redis_url=world.redis_url, profile_id="of the server", **common)
-    found = profile_snapshot(world.spark, path=path, profile_id="of the snapshot", parquet_dir=str(tmp_path), **common)
+    found = profile_snapshot(
+        world.spark, paths=[path], profile_id="of the snapshot", parquet_dir=str(tmp_path), **common
+    )
 
     assert replace(found, profile_id=live.profile_id, seconds=live.seconds, parquet=None) == live
     places = {"shard": path.name}
@@ -400,13 +404,41 @@ def test_profile_of_a_snapshot_is_that_of_its_server_and_is_judged_without_one(w
     assert judged.findings
 
 
+def test_profile_of_the_files_of_a_clusters_masters_is_that_of_the_cluster(
+    make_world: Callable[..., World], redis_cluster: RedisCluster, tmp_path: Path
+) -> None:
+    world = make_world(target="cluster", planted=True)
+    paths = []
+    for number, node in enumerate(redis_cluster.nodes):
+        with node.client() as client:
+            paths.append(Path(copy2(saved(client), tmp_path / f"master-{number}.rdb")))
+    common: dict[str, Any] = {
+        "postgres_url": world.postgres_url, "parameters": CONTENTS, "now_ms": now_ms(), "key": KEY,
+    }  # fmt: skip
+    profile_redis(world.spark, redis_url=world.redis_url, profile_id="of the cluster", **common)
+    profile_snapshot(world.spark, paths=paths[::-1], profile_id="of the files", **common)
+
+    rows, expected = (_rows(world.connection, each) for each in ("of the files", "of the cluster"))
+    assert {row.pop("shard") for row in rows.values()} == {"master-0.rdb, master-1.rdb, master-2.rdb"}
+    for row in (*rows.values(), *expected.values()):
+        # A cluster's cohorts end where a master's slots do.
+        row.pop("cohort")
+    expected = {name: {column: row[column] for column in rows[name]} for name, row in expected.items()}
+    assert {name: _bare(row) for name, row in rows.items()} == {name: _bare(row) for name, row in expected.items()}
+    assert {row["slot"] * 3 // SLOTS for row in rows.values()} == {0, 1, 2}
+
+    replica = Path(copy2(paths[1], tmp_path / "replica.rdb"))
+    with pytest.raises(UsageError, match=r"master-1\.rdb and .*replica\.rdb both have keys of slot"):
+        profile_snapshot(world.spark, paths=[*paths, replica], profile_id="of too many files", **common)
+
+
 def test_a_damaged_snapshot_leaves_no_profile(world: World, tmp_path: Path) -> None:
     whole = saved(world.client).read_bytes()
     path = tmp_path / "cut.rdb"
     path.write_bytes(whole[:-20])
     with pytest.raises(UnreadableSnapshot, match=r"cut\.rdb ends after"):
         profile_snapshot(
-            world.spark, path=path, postgres_url=world.postgres_url, parameters=CONTENTS, now_ms=now_ms(),
+            world.spark, paths=[path], postgres_url=world.postgres_url, parameters=CONTENTS, now_ms=now_ms(),
             profile_id="damaged", key=KEY,
         )  # fmt: skip
     row = world.connection.execute(

@@ -47,11 +47,11 @@ ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Show client ids in examples. Without it, only their hashes.")
 ]
 Rdb = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--rdb",
         help="RDB file of SAVE, BGSAVE or a backup, which is read instead of Redis; no server is asked anything. All "
-        "workers of Spark must reach it by this name.",
+        "workers of Spark must reach it by this name. Of a cluster, repeat the option for the file of each master.",
     ),
 ]
 RdbDatabase = Annotated[
@@ -69,7 +69,7 @@ def _profiles(
     stores: Sequence[str],
     now_ms: int,
     spark_master: str | None,
-    rdb: Path | None,
+    rdb: Sequence[Path],
     rdb_database: int,
 ) -> list[ProfileReport]:
     """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
@@ -82,7 +82,7 @@ def _profiles(
         connection = asked.connection
         if "postgres" in stores:
             check_profiled_source(connection, contents=parameters.contents)
-        if "redis" in stores and rdb is None:
+        if "redis" in stores and not rdb:
             target = context.redis_address(call.redis_url)
             check_profiled(asked.client, parameters=parameters)
     read: dict[str, Any] = {
@@ -94,8 +94,8 @@ def _profiles(
 
         for store in stores:
             with screen(stderr=True).status(f"Reading {store}"):
-                if store == "redis" and rdb is not None:
-                    reports.append(profile_snapshot(spark, path=rdb, database=rdb_database, **read))
+                if store == "redis" and rdb:
+                    reports.append(profile_snapshot(spark, paths=rdb, database=rdb_database, **read))
                 elif store == "redis":
                     reports.append(profile_redis(spark, redis_url=target, **read))
                 else:
@@ -103,20 +103,20 @@ def _profiles(
     return reports
 
 
-def _check_rdb(call: OnServers, rdb: Path | None, *, stores: Sequence[str]) -> None:
-    """Refuse an RDB file that cannot be read, or beside what excludes it, before Spark is started.
+def _check_rdb(call: OnServers, rdb: Sequence[Path], *, stores: Sequence[str]) -> None:
+    """Refuse RDB files that cannot be read, together, or beside what excludes them, before Spark is started.
 
     :raises UsageError: with what to do.
     """
-    if rdb is None:
+    if not rdb:
         return
     if call.redis_url is not None:
         raise UsageError("--rdb is read instead of a server: leave out --redis-url, or --rdb")
     if "redis" not in stores:
         raise UsageError("--rdb is read instead of Redis, which is not among the chosen stores: leave it out")
-    from queuekeeper.quality.profile.snapshot_scan import snapshot_at
+    from queuekeeper.quality.profile.snapshot_scan import files_at
 
-    snapshot_at(rdb)
+    files_at(rdb)
 
 
 def _moment(now_ms: int) -> datetime:
@@ -148,9 +148,9 @@ def profile(
     Example: `queuekeeper quality profile --store both`
     """
     stores = PROFILED[parameters.stores]
-    _check_rdb(call, rdb, stores=stores)
+    _check_rdb(call, rdb or (), stores=stores)
     reports = _profiles(
-        call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master, rdb=rdb,
+        call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master, rdb=rdb or (),
         rdb_database=rdb_database,
     )  # fmt: skip
     named = " --profile ".join(report.profile_id for report in reports)
@@ -184,15 +184,15 @@ def run_command(
 
     now_ms, data_docs = system_clock(), _folder(parameters.data_docs, name="--data-docs")
     stores = PROFILED.get(parameters.stores, ())
-    of_server = rdb is None
-    if rdb is not None and profiles:
+    of_server = not rdb
+    if rdb and profiles:
         raise UsageError("--rdb makes a profile and --profile names one: leave out one of them")
-    if rdb is not None and parameters.stores in READ:
+    if rdb and parameters.stores in READ:
         raise UsageError(
             f"--rdb reads sessions, and --store {parameters.stores} asks for compacted or fan-out queues, for which a "
             "server is needed: choose --store redis, or leave out --rdb"
         )
-    _check_rdb(call, rdb, stores=stores)
+    _check_rdb(call, rdb or (), stores=stores)
     if profiles:
         with call.anew() as asked:
             known = QualityStore(asked.connection).profiles(profiles)
@@ -205,7 +205,7 @@ def run_command(
     profile_ids = list(profiles or ())
     if stores and not profiles:
         made = _profiles(
-            call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master, rdb=rdb,
+            call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master, rdb=rdb or (),
             rdb_database=rdb_database,
         )  # fmt: skip
         profile_ids = [each.profile_id for each in made]

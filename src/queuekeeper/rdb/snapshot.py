@@ -19,6 +19,7 @@ from queuekeeper.rdb.values import NEVER, Kind, Values
 _HEADER = re.compile(rb"(REDIS|VALKEY)([0-9]+)")
 _HEADER_BYTES = 9
 _LEAST_VERSION = 10
+_FIRST_WITH_SLOTS = 12
 _STRING = 0
 (
     _SLOT_IMPORT, _SLOT_INFO, _FUNCTION, _, _MODULE, _IDLE, _FREQUENCY, _FACT, _SIZES, _EXPIRY_MS, _EXPIRY_S, _DATABASE,
@@ -88,6 +89,12 @@ class Snapshot:
         """Instant at which the server began to write, to the second; nothing when the file does not say it."""
         text = self.facts.get("ctime", "")
         return int(text) * 1_000 if text.isdecimal() else None
+
+    @property
+    def is_of_single_server(self) -> bool:
+        """Whether the file is of no cluster for sure: some programs do not say it of those of clusters."""
+        names_slots = not self._is_valkey and self.version >= _FIRST_WITH_SLOTS
+        return names_slots and self.key_count > 0 and not self.is_clustered
 
     def _header(self) -> bool:
         """Read which program wrote the file; return whether it was Valkey in a version of its own."""

@@ -231,13 +231,13 @@ def unpackaged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = [
         pa.ipc.read_record_batch(parcel.as_buffer(), SCHEMA) for batch in batches for parcel in batch.column("rows")
     ]
-    if rows:
-        yield from in_order(rows)
+    yield from in_order(rows)
 
 
 def in_order(rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield rows client by client; see :data:`SCHEMA`."""
-    yield from pa.Table.from_batches(rows).sort_by(ORDER).to_batches(max_chunksize=_ROWS_PER_BATCH)
+    if rows:
+        yield from pa.Table.from_batches(rows).sort_by(ORDER).to_batches(max_chunksize=_ROWS_PER_BATCH)
 
 
 def _texts(keys: list[bytes]) -> pa.Array:

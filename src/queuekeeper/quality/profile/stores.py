@@ -40,6 +40,7 @@ from queuekeeper.quality.profile.model import (
 from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.servers import redis_target
+from queuekeeper.quality.profile.snapshot_scan import SnapshotFiles
 from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.rdb.snapshot import Snapshot
 from queuekeeper.redis_client import RedisClient, clocks_ms, count_keys, is_cluster, shards
@@ -71,6 +72,21 @@ class _Profile:
         return tuple(cohort.shard for cohort in self.cohorts)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sessions:
+    """Sessions of a Redis, on a server or in its snapshot.
+
+    :ivar shards: see :func:`queuekeeper.keyspace.cohorts`.
+    :ivar queues: returns what :func:`_record` takes as ``found`` and ``read``.
+    """
+
+    target: str
+    shards: list[tuple[int, int, str]]
+    as_of_ms: int
+    key_count: int
+    queues: Callable[[_Profile, Layout], tuple[DataFrame, Callable[[Batches], Batches]]]
+
+
 def profile_redis(
     spark: SparkSession,
     *,
@@ -98,24 +114,23 @@ def profile_redis(
     started = time.monotonic()
     with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
         check_profiled(client, parameters=parameters)
-        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
-        profile = _begin(
-            spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
-            now_ms=now_ms, as_of_ms=max(clocks_ms(client)), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+        sessions = _Sessions(
             target=redis_target(client, redis_url=redis_url, key_prefix=parameters.key_prefix),
-        )  # fmt: skip
-        share = len(profile.wanted) / len(cohorts)
-        placement = layout(
-            cohorts=cohorts, wanted=profile.wanted, tasks=set_task_count(spark, rows=int(count_keys(client) * share))
+            shards=shards(client),
+            as_of_ms=max(clocks_ms(client)),
+            key_count=count_keys(client),
+            queues=partial(_redis_queues, redis_url=redis_url, held=_held(client), is_cluster=is_cluster(client)),
         )
-        found, read = _redis_queues(profile, placement, redis_url=redis_url, held=_held(client))
-        return _record(connection, profile, placement=placement, found=found, read=read, started=started)
+        return _profile_sessions(
+            spark, connection, sessions, parameters=parameters, postgres_url=postgres_url, now_ms=now_ms,
+            profile_id=profile_id, parquet_dir=parquet_dir, key=key, started=started,
+        )  # fmt: skip
 
 
 def profile_snapshot(
     spark: SparkSession,
     *,
-    path: Path,
+    paths: Sequence[Path],
     postgres_url: str,
     parameters: ProfileParameters,
     now_ms: int,
@@ -125,39 +140,36 @@ def profile_snapshot(
     parquet_dir: str | None = None,
     key: bytes | None = None,
 ) -> ProfileReport:
-    """Read the queues of a Redis from its RDB file and record one row per queue, as :func:`profile_redis` does.
+    """Read the queues of a Redis from its RDB files and record one row per queue, as :func:`profile_redis` does.
 
-    One task reads the file, and tasks of several cohorts each judge what it has found. No server is asked anything.
+    One task reads each file, and tasks of several cohorts each judge what was found. No server is asked anything.
     The other parameters are those of :func:`profile_redis`.
 
-    :param path: RDB file, which all workers must reach by this name.
-    :param as_of_ms: instant at which a message is live or expired; ``None`` takes that at which the file was begun.
+    :param paths: RDB file of a server, or one of each master of a cluster; all workers must reach them by these names.
+    :param as_of_ms: instant at which a message is live or expired; ``None`` takes that at which the last file was
+        begun.
     :param database: logical database that holds the queues.
-    :raises UnreadableSnapshot: when the file is damaged, cut off, or holds something unknown.
-    :raises UsageError: when there is no such file, or it does not say when it was written.
+    :raises UnreadableSnapshot: when a file is damaged, cut off, or holds something unknown.
+    :raises UsageError: when there is no such file, two files are not of one cluster or hold the same slot, or no file
+        says when it was written.
     """
     started = time.monotonic()
-    path = path.absolute()
-    snapshot = snapshot_scan.snapshot_at(path)
-    instant_ms = as_of_ms or snapshot.taken_at_ms
+    files = snapshot_scan.files_at(paths)
+    instant_ms = files.as_of_ms if as_of_ms is None else as_of_ms
     if instant_ms is None:
-        raise UsageError(f"{path} does not say when it was written: say by which instant messages are judged")
+        raise UsageError(f"{files.paths[0]} does not say when it was written: say by which instant messages are judged")
+    sessions = _Sessions(
+        target=f"{SNAPSHOT}{','.join(map(str, files.paths))}/{database} {parameters.key_prefix}".rstrip(),
+        shards=[(0, keyspace.SLOTS - 1, ", ".join(path.name for path in files.paths))],
+        as_of_ms=instant_ms,
+        key_count=files.key_count,
+        queues=partial(_snapshot_queues, files=files, database=database, now_ms=instant_ms),
+    )
     with connect_postgres(postgres_url, autocommit=True) as connection:
-        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=[(0, keyspace.SLOTS - 1, path.name)])
-        profile = _begin(
-            spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
-            now_ms=now_ms, as_of_ms=instant_ms, profile_id=profile_id, parquet_dir=parquet_dir, key=key,
-            target=f"{SNAPSHOT}{path}/{database} {parameters.key_prefix}".rstrip(),
+        return _profile_sessions(
+            spark, connection, sessions, parameters=parameters, postgres_url=postgres_url, now_ms=now_ms,
+            profile_id=profile_id, parquet_dir=parquet_dir, key=key, started=started,
         )  # fmt: skip
-        share = len(profile.wanted) / len(cohorts)
-        placement = layout(
-            cohorts=cohorts, wanted=profile.wanted,
-            tasks=set_task_count(spark, rows=int(snapshot.key_count * share)),
-        )  # fmt: skip
-        found, read = _snapshot_queues(
-            profile, placement, path=path, database=database, is_cluster=snapshot.is_clustered, now_ms=instant_ms
-        )
-        return _record(connection, profile, placement=placement, found=found, read=read, started=started)
 
 
 def profile_postgres(
@@ -335,7 +347,34 @@ def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Se
     )
 
 
-# --- Redis ----------------------------------------------------------------------------------------------------
+# --- Redis and its snapshots ----------------------------------------------------------------------------------
+
+
+def _profile_sessions(
+    spark: SparkSession,
+    connection: Connection,
+    sessions: _Sessions,
+    *,
+    parameters: ProfileParameters,
+    postgres_url: str,
+    now_ms: int,
+    profile_id: str | None,
+    parquet_dir: str | None,
+    key: bytes | None,
+    started: float,
+) -> ProfileReport:
+    profile = _begin(
+        spark, connection, cohorts=keyspace.cohorts(count=parameters.cohort_count, shards=sessions.shards),
+        store="redis", target=sessions.target, parameters=parameters, postgres_url=postgres_url, now_ms=now_ms,
+        as_of_ms=sessions.as_of_ms, profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+    )  # fmt: skip
+    share = len(profile.wanted) / len(profile.cohorts)
+    placement = layout(
+        cohorts=profile.cohorts, wanted=profile.wanted,
+        tasks=set_task_count(spark, rows=int(sessions.key_count * share)),
+    )  # fmt: skip
+    found, read = sessions.queues(profile, placement)
+    return _record(connection, profile, placement=placement, found=found, read=read, started=started)
 
 
 @contextmanager
@@ -349,7 +388,7 @@ def _paced(postgres_url: str, profile_id: str, *, rate: int | None) -> Iterator[
 
 
 def _redis_queues(
-    profile: _Profile, placement: Layout, *, redis_url: str, held: tuple[frozenset[int], ...]
+    profile: _Profile, placement: Layout, *, redis_url: str, held: tuple[frozenset[int], ...], is_cluster: bool
 ) -> tuple[DataFrame, Callable[[Batches], Batches]]:
     """Return the clients that SCAN finds, partitioned by task, and a function that reads the queues of a task.
 
@@ -358,12 +397,9 @@ def _redis_queues(
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
     postgres_url, profile_id, rate = profile.postgres_url, profile.profile_id, parameters.throttle_references_per_s
 
-    with connect_redis(redis_url) as client:
-        clustered = is_cluster(client)
-
     def find(batches: Batches) -> Batches:
         with _paced(postgres_url, profile_id, rate=rate) as pace:
-            scanner = _scanner(parameters, placement, is_cluster=clustered, pace=pace)
+            scanner = _scanner(parameters, placement, is_cluster=is_cluster, pace=pace)
             for batch in batches:
                 for number in batch.column("id").to_pylist():
                     with connect_redis(redis_url) as client:
@@ -397,35 +433,34 @@ def _scanner(parameters: ProfileParameters, placement: Layout, *, is_cluster: bo
     )
 
 
-# --- a snapshot of Redis --------------------------------------------------------------------------------------
-
-
 def _snapshot_queues(
-    profile: _Profile, placement: Layout, *, path: Path, database: int, is_cluster: bool, now_ms: int
+    profile: _Profile, placement: Layout, *, files: SnapshotFiles, database: int, now_ms: int
 ) -> tuple[DataFrame, Callable[[Batches], Batches]]:
-    """Return the keys of sessions in an RDB file, partitioned by task, and a function that reads those of a task."""
+    """Return the keys of sessions in RDB files, partitioned by task, and a function that reads those of a task."""
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
+    pace = Pace(lambda: None)
 
     def find(batches: Batches) -> Batches:
-        scanner = _scanner(parameters, placement, is_cluster=is_cluster, pace=Pace(lambda: None))
-        for _ in batches:
-            with path.open("rb") as file:
-                keys = snapshot_scan.session_keys_of(
-                    Snapshot(file, name=str(path)), prefix=parameters.key_prefix, database=database,
-                    contents=parameters.contents, now_ms=now_ms,
-                )  # fmt: skip
-                yield from snapshot_scan.packages(keys, scanner)
+        scanner = _scanner(parameters, placement, is_cluster=files.is_cluster, pace=pace)
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                with files.paths[number].open("rb") as file:
+                    keys = snapshot_scan.session_keys_of(
+                        Snapshot(file, name=str(files.paths[number])), prefix=parameters.key_prefix,
+                        database=database, contents=parameters.contents, now_ms=now_ms,
+                    )  # fmt: skip
+                    yield from snapshot_scan.packages(keys, scanner, file=number)
 
     def read(batches: Batches) -> Batches:
-        pace = Pace(lambda: None)
-        scanner = _scanner(parameters, placement, is_cluster=is_cluster, pace=pace)
-        caller, found = snapshot_scan.unpackaged(batches, scanner, now_ms=now_ms)
+        scanner = _scanner(parameters, placement, is_cluster=files.is_cluster, pace=pace)
+        caller, found = snapshot_scan.unpackaged(batches, scanner, paths=files.paths, now_ms=now_ms)
         reader = QueueReader(
             caller, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace, orphan_pause_s=0
         )
         yield from reader.read(found)
 
-    found = profile.spark.range(0, 1, 1, 1).mapInArrow(find, scan.SPARK_PACKAGES)
+    count = len(files.paths)
+    found = profile.spark.range(0, count, 1, count).mapInArrow(find, scan.SPARK_PACKAGES)
     return found.repartition(placement.tasks, "task"), read
 
 
