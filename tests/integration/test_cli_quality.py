@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +227,13 @@ def test_check_that_no_dag_mends_names_its_command(check: Check) -> None:
         (("run", "--rdb", "a.rdb", "--store", "all_redis"), "--rdb reads sessions, and --store all_redis asks for"),
         (("run", "--rdb", "a.rdb", "--store", "events"), "instead of Redis, which is not among the chosen"),
         (("run", "--rdb", "a.rdb", "--profile", "p"), "--rdb makes a profile and --profile names one: leave out"),
+        (
+            ("profile", "--rdb", "a.rdb", "--throttle-references-per-s", "9"),
+            "spares a server, and --rdb asks none: leave",
+        ),
+        (("profile", "--rdb", "a.rdb", "--rdb-as-of", "noon"), "--rdb-as-of is 'noon': it must be date and time with"),
+        (("run", "--rdb-as-of", "2026-01-31T17:30Z"), "say how an RDB file is read: name one by --rdb"),
+        (("profile", "--rdb-database", "1"), "say how an RDB file is read: name one by --rdb"),
         (("results",), "there is no quality run yet that has finished: make one"),
         (("results", "--check", "Q99"), "there is no check 'Q99'"),
         (("known", "add", "Q1", "--owner", "o", "--reason", "r", "--until", "soon"), "the day is 'soon': write it as"),
@@ -331,6 +338,28 @@ def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
     assert {check: count for check, count in unexpected.items() if count} == {"Q13": 1}
     assert (pages / "index.html").is_file()
     fails("judge", str(tmp_path / "nothing"), code=2, words="holds no profile")
+
+
+def test_messages_of_a_snapshot_are_live_or_expired_as_of_the_instant_that_is_named(
+    url: str, valkey_url: str, spark_of_commands: Any
+) -> None:
+    with connect_redis(valkey_url) as client:
+        now_ms = system_clock()
+        messages = tuple(
+            NewMessage(topic="t", payload=b"p", qos=1, time_ms=now_ms, expiry_interval_s=hours * 3_600)
+            for hours in (1, 2, 3)
+        )
+        RedisSessionStore(client).save_messages([SessionSave(client_id="meter", messages=messages)])
+        server: Any = client
+        server.save()
+        path = str(Path(server.config_get("dir")["dir"], server.config_get("dbfilename")["dbfilename"]))
+
+    def profiled(*options: str) -> tuple[int, int]:
+        [report] = as_json("profile", "--rdb", path, *options, "--cohort-count", "2", "--postgres-url", url)
+        return report["messages"], report["live"]
+
+    later = datetime.fromtimestamp(now_ms / 1_000 + 5_400, UTC).isoformat()
+    assert (profiled(), profiled("--rdb-as-of", later)) == ((3, 3), (3, 2))
 
 
 def critical(facts: Any) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -23,22 +23,26 @@ Follow = Annotated[bool, typer.Option("--follow", help="Wait for more messages u
 JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 
 
-def _instant(text: str) -> datetime:
-    """Return an instant that an option names.
+def instant_of(option: str, *, help: str | None = None) -> Any:  # noqa: A002 - the name that Option() has
+    """Declare an option that names an instant.
 
-    :raises UsageError: when it has not the form of one, or no time zone.
+    :param help: its help, where no docstring has it.
     """
-    with suppress(ValueError):
-        found = datetime.fromisoformat(text)
-        if found.tzinfo is not None:
-            return found
-    raise UsageError(
-        f"--due is {text!r}: it must be date and time with a time zone; write it like 2100-01-31T18:30:00+01:00, or "
-        "2100-01-31T17:30Z"
-    )
+
+    def read(text: str) -> datetime:
+        with suppress(ValueError):
+            found = datetime.fromisoformat(text)
+            if found.tzinfo is not None:
+                return found
+        raise UsageError(
+            f"{option} is {text!r}: it must be date and time with a time zone; write it like "
+            "2100-01-31T18:30:00+01:00, or 2100-01-31T17:30Z"
+        )
+
+    return typer.Option(option, parser=read, help=help, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")
 
 
-Due = Annotated[datetime | None, typer.Option(parser=_instant, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")]
+Due = Annotated[datetime | None, instant_of("--due")]
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
 LayoutName = Annotated[
     Layout | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from queuekeeper import places
 from queuekeeper.cli import context, incidents
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.incidents import issues_table, priority, toned
+from queuekeeper.cli.input import instant_of
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Columns, Shown, cell, copied, instant, listing, pairs, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
@@ -54,9 +56,28 @@ Rdb = Annotated[
         "workers of Spark must reach it by this name. Of a cluster, repeat the option for the file of each master.",
     ),
 ]
+RdbAsOf = Annotated[
+    datetime | None,
+    instant_of(
+        "--rdb-as-of",
+        help="Instant at which a message is live or expired. Without it, that at which the last of the RDB files was "
+        "begun.",
+    ),
+]
 RdbDatabase = Annotated[
     int, typer.Option("--rdb-database", min=0, help="Logical database of the RDB file that holds the queues.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Snapshot:
+    """RDB files that are read instead of Redis."""
+
+    paths: Sequence[Path]
+    database: int
+    as_of_ms: int | None
+
+
 _STORE = {"stores": ["--store"]}
 _MARKS = {"passed": "·", "known": "k", "failed": "✗", "broken": "!"}
 _NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
@@ -69,8 +90,7 @@ def _profiles(
     stores: Sequence[str],
     now_ms: int,
     spark_master: str | None,
-    rdb: Sequence[Path],
-    rdb_database: int,
+    snapshot: _Snapshot | None,
 ) -> list[ProfileReport]:
     """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
     from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
@@ -82,7 +102,7 @@ def _profiles(
         connection = asked.connection
         if "postgres" in stores:
             check_profiled_source(connection, contents=parameters.contents)
-        if "redis" in stores and not rdb:
+        if "redis" in stores and snapshot is None:
             target = context.redis_address(call.redis_url)
             check_profiled(asked.client, parameters=parameters)
     read: dict[str, Any] = {
@@ -94,8 +114,8 @@ def _profiles(
 
         for store in stores:
             with screen(stderr=True).status(f"Reading {store}"):
-                if store == "redis" and rdb:
-                    reports.append(profile_snapshot(spark, paths=rdb, database=rdb_database, **read))
+                if store == "redis" and snapshot is not None:
+                    reports.append(profile_snapshot(spark, **vars(snapshot), **read))
                 elif store == "redis":
                     reports.append(profile_redis(spark, redis_url=target, **read))
                 else:
@@ -103,20 +123,35 @@ def _profiles(
     return reports
 
 
-def _check_rdb(call: OnServers, rdb: Sequence[Path], *, stores: Sequence[str]) -> None:
-    """Refuse RDB files that cannot be read, together, or beside what excludes them, before Spark is started.
+def _snapshot(
+    call: OnServers,
+    wish: ProfileWish,
+    rdb: Sequence[Path] | None,
+    *,
+    database: int,
+    as_of: datetime | None,
+    stores: Sequence[str],
+) -> _Snapshot | None:
+    """Return what is read instead of Redis, once nothing is known that keeps it from being read.
 
-    :raises UsageError: with what to do.
+    :raises UsageError: for options that exclude each other, and files that cannot be read, or not together.
     """
     if not rdb:
-        return
+        if database or as_of is not None:
+            raise UsageError("--rdb-database and --rdb-as-of say how an RDB file is read: name one by --rdb")
+        return None
     if call.redis_url is not None:
         raise UsageError("--rdb is read instead of a server: leave out --redis-url, or --rdb")
     if "redis" not in stores:
         raise UsageError("--rdb is read instead of Redis, which is not among the chosen stores: leave it out")
+    if wish.throttle_references_per_s is not None:
+        raise UsageError(
+            "--throttle-references-per-s spares a server, and --rdb asks none: leave out --throttle-references-per-s"
+        )
     from queuekeeper.quality.profile.snapshot_scan import files_at
 
     files_at(rdb)
+    return _Snapshot(paths=rdb, database=database, as_of_ms=None if as_of is None else int(1_000 * as_of.timestamp()))
 
 
 def _moment(now_ms: int) -> datetime:
@@ -139,6 +174,7 @@ def profile(
     parameters: ProfileWish,
     rdb: Rdb = None,
     rdb_database: RdbDatabase = 0,
+    rdb_as_of: RdbAsOf = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Read the queues, and keep a row of numbers for each.
@@ -148,11 +184,10 @@ def profile(
     Example: `queuekeeper quality profile --store both`
     """
     stores = PROFILED[parameters.stores]
-    _check_rdb(call, rdb or (), stores=stores)
+    snapshot = _snapshot(call, parameters, rdb, database=rdb_database, as_of=rdb_as_of, stores=stores)
     reports = _profiles(
-        call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master, rdb=rdb or (),
-        rdb_database=rdb_database,
-    )  # fmt: skip
+        call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master, snapshot=snapshot
+    )
     named = " --profile ".join(report.profile_id for report in reports)
     return Shown(
         reports,
@@ -170,6 +205,7 @@ def run_command(
     suites: Annotated[list[str] | None, typer.Option("--suite")] = None,
     rdb: Rdb = None,
     rdb_database: RdbDatabase = 0,
+    rdb_as_of: RdbAsOf = None,
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -192,7 +228,7 @@ def run_command(
             f"--rdb reads sessions, and --store {parameters.stores} asks for compacted or fan-out queues, for which a "
             "server is needed: choose --store redis, or leave out --rdb"
         )
-    _check_rdb(call, rdb or (), stores=stores)
+    snapshot = _snapshot(call, parameters, rdb, database=rdb_database, as_of=rdb_as_of, stores=stores)
     if profiles:
         with call.anew() as asked:
             known = QualityStore(asked.connection).profiles(profiles)
@@ -204,10 +240,7 @@ def run_command(
     chosen, on_redis = judging(subjects, compare=parameters.compare, named=suites or (), of_server=of_server)
     profile_ids = list(profiles or ())
     if stores and not profiles:
-        made = _profiles(
-            call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master, rdb=rdb or (),
-            rdb_database=rdb_database,
-        )  # fmt: skip
+        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master, snapshot=snapshot)
         profile_ids = [each.profile_id for each in made]
     now = _moment(now_ms)
     in_turn = parameters.mode == "fast" and not QUEUE_SUITES.keys().isdisjoint(chosen)

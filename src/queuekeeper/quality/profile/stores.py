@@ -157,7 +157,9 @@ def profile_snapshot(
     files = snapshot_scan.files_at(paths)
     instant_ms = files.as_of_ms if as_of_ms is None else as_of_ms
     if instant_ms is None:
-        raise UsageError(f"{files.paths[0]} does not say when it was written: say by which instant messages are judged")
+        raise UsageError(
+            f"{files.paths[0]} does not say when it was written: say by --rdb-as-of at which instant messages are live"
+        )
     sessions = _Sessions(
         target=f"{SNAPSHOT}{','.join(map(str, files.paths))}/{database} {parameters.key_prefix}".rstrip(),
         shards=[(0, keyspace.SLOTS - 1, ", ".join(path.name for path in files.paths))],
