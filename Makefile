@@ -100,6 +100,10 @@ bench-online: setup ## Measure saving against the server's limit and others (ARG
 bench-profile: setup ## Measure a profile of queues: speed, cost, what others notice (ARGS="--memory")
 	@$(BIN)/python benchmarks/profile_queues.py $(ARGS)
 
+.PHONY: bench-snapshot
+bench-snapshot: setup ## Measure a profile of an RDB file beside that of its server (ARGS="--memory")
+	@$(BIN)/python benchmarks/snapshot.py $(ARGS)
+
 .PHONY: bench-events
 bench-events: setup ## Measure the event broker against plain inserts and a SKIP LOCKED queue (ARGS="--rounds 3")
 	@$(BIN)/python benchmarks/events.py $(ARGS)

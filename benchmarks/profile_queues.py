@@ -58,7 +58,7 @@ APART = " apart"
 _PAUSE_S = 0.003
 _LIFE_MS = 86_400_000
 _MESSAGES_PER_PIPELINE = 20_000
-_KEY = b"the benchmark's clients are no secret"
+KEY = b"the benchmark's clients are no secret"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ def profile(stand: Stand, *, contents: bool = False, throttle_references_per_s: 
         parameters=ProfileParameters(contents=contents, throttle_references_per_s=throttle_references_per_s),
         now_ms=system_clock(),
         profile_id="benchmark",
-        key=_KEY,
+        key=KEY,
     )
     return report.messages
 

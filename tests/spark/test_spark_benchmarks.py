@@ -38,6 +38,25 @@ def test_a_small_run_of_the_copy_measures_all_ways_and_writes_them_down(tmp_path
 
 
 @pytest.mark.nightly
+def test_a_small_run_on_a_snapshot_measures_it_beside_its_server(tmp_path: Path) -> None:
+    result, said = measured(
+        "snapshot", tmp_path, *("--queues", "30", "--references", "5", "--rounds", "1", "--memory"),
+        servers={"spark", "postgresql", "valkey"},
+    )  # fmt: skip
+    assert list(result["rounds"]) == ["live", "snapshot", "live contents", "snapshot contents"]
+    for way, (sample,) in result["rounds"].items():
+        assert sample["references"] == 150
+        used = result["summary"][way]["references_per_cpu_s"]
+        assert used == round(150 / sum(sample["cpu_s"].values()))
+        other = result["summary"][way.replace("snapshot", "live")]["references_per_cpu_s"]
+        assert result["summary"][way]["times_live"] == pytest.approx(used / other, abs=0.05)
+    tenth, whole = result["memory"]
+    assert 0 < tenth["file_mib"] <= whole["file_mib"] == result["file_mib"]
+    assert min(tenth["python_mib"], whole["jvm_mib"]) > 0
+    assert "times live" in said
+
+
+@pytest.mark.nightly
 def test_a_small_run_of_growth_measures_all_jobs_at_each_size_and_draws_lines(tmp_path: Path) -> None:
     result, _ = measured(
         "growth",
@@ -76,6 +95,7 @@ def test_a_small_run_of_growth_measures_all_jobs_at_each_size_and_draws_lines(tm
         ("backfill", ("--rounds", "0")),
         ("backfill", ("--messages", "-1")),
         ("backfill", ("--server", "memcached")),
+        ("snapshot", ("--queues", "0")),
         ("growth", ("--messages", "49")),
         ("growth", ("--executors", "0")),
     ],
