@@ -311,6 +311,23 @@ def test_coverage_says_when_inserts_fail(table: Connection) -> None:
     assert found(later, FindingKind.SHORT)
 
 
+def test_head_room_is_short_only_when_maintenance_has_not_made_the_next_step(table: Connection) -> None:
+    create(table)
+    (next_day,) = {
+        coverage(table, policy=POLICY, now_ms=ms(f"2026-11-22 {hour}")).head_room_met for hour in ("00:01", "23:59")
+    }
+    assert next_day, "maintenance is due"
+    assert not plan_creation(table, policy=POLICY, now_ms=ms("2026-11-22 00:01")).empty
+    day_after = coverage(table, policy=POLICY, now_ms=ms("2026-11-23 00:01"))
+    assert not day_after.head_room_met
+    assert found(day_after, FindingKind.SHORT)
+
+    # With head-room of one step, half of it must be left.
+    one = replace(POLICY, ahead="1 day")
+    assert coverage(table, policy=one, now_ms=ms("2026-11-24 12:00")).head_room_met
+    assert not coverage(table, policy=one, now_ms=ms("2026-11-24 12:01")).head_room_met
+
+
 def test_policies_are_kept(table: Connection) -> None:
     save_policy(table, POLICY)
     changed = replace(POLICY, step="1 week", storage=("fillfactor=90",))

@@ -278,7 +278,7 @@ def test_runway_of_integers_is_told_in_keys_until_their_rate_is_known(queues: Co
     save_policy(queues, PartitionPolicy(table="public.log", step="1000", ahead="2500"))
     (found,) = examine(queues)
     assert (found.subject, found.check, found.state) == ("public.log", "runway", State.WARNING)
-    assert found.found == "partitions reach to 0, less than 2500 ahead: apply a plan of creation"
+    assert found.found == "partitions reach to 0, too little for 2500 ahead: apply a plan of creation"
     assert found.command == "queuekeeper partitions create public.log"
 
 

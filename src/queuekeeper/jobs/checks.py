@@ -385,7 +385,8 @@ _ALL = (
         "unregister its consumer."),
     Check(id="Q27", title="Partition coverage", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
         area=Area.PARTITIONS,
-        computation="Partitions reach an interval beyond the present, without gaps, and as far as the policy asks.",
+        computation="Partitions reach an interval beyond the present, without gaps, and less than a step short of the "
+        "policy.",
         cost=_CATALOGUE, remedy=PARTITIONS, milder_remedy=PARTITIONS,
         advice="Make the missing partitions, and see why maintenance did not."),
     Check(id="Q28", title="Default partition", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,

@@ -44,7 +44,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
     rate = _keys_per_hour(seen, [(int(at_ms), text) for at_ms, text in observed])
     overflow = table.overflow
     prepared = _prepared(table, present)
-    met = prepared is None or prepared >= min(seen.spans.ahead.after(present), seen.end)
+    met = prepared is None or prepared >= _needed(seen, present)
     if not met:
         reached = "nothing" if prepared is None else key.text(prepared)
         found.append(
@@ -52,7 +52,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
                 FindingKind.SHORT,
                 table=table.name,
                 subject=table.name,
-                words=f"partitions reach to {reached}, less than {policy.ahead} ahead: apply a plan of creation",
+                words=f"partitions reach to {reached}, too little for {policy.ahead} ahead: apply a plan of creation",
             )
         )
     waiting = [each for each in retired if each.state in {RetiredState.QUARANTINED, RetiredState.RESTORING}]
@@ -117,6 +117,16 @@ def runway_s(connection: Connection, *, table: str, now_ms: int) -> float | None
     now = found.key.clock(now_ms)
     until = None if now is None else _prepared(found, now)
     return None if now is None or until is None else found.key.seconds(until - now)
+
+
+def _needed(seen: Survey, present: int) -> int:
+    """Return how far partitions must reach: a step less than the policy asks, or half of it where that is shorter.
+
+    At the end of each step they reach less far than the policy asks until maintenance runs again.
+    """
+    asked = seen.spans.ahead.after(present)
+    step = seen.spans.step.after(present) - present
+    return min(asked - min(step, (asked - present) // 2), seen.end)
 
 
 def _prepared(table: PartitionedTable, position: int) -> int | None:

@@ -13,7 +13,7 @@ class FindingKind(StrEnum):
     """Kinds of findings on a table's partitions."""
 
     GAP = "gap"
-    SHORT = "short"  # head-room is less than the policy asks for
+    SHORT = "short"  # head-room is a step or more less than the policy asks for
     STRANGER = "stranger"  # a table that is no partition has a partition's name
     FOREIGN_OWNER = "foreign_owner"
     UNMANAGED = "unmanaged"  # its bounds cannot be read, or it lies far beyond what the policy asks for

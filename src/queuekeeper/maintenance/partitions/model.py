@@ -355,7 +355,8 @@ class Coverage:
         none for never or unknown.
     :param interval_s: seconds of a step, or half of the head-room where that is shorter; none when unknown.
     :param keys_per_hour: integer keys used per hour between the last observations; none when unknown.
-    :param head_room_met: whether partitions reach as far ahead as the policy asks.
+    :param head_room_met: whether partitions reach as far ahead as the policy asks; less than a step short of it, or
+        half of it where that is shorter, counts as met, since maintenance makes the next one when it runs again.
     :param overflow_rows: whether the partition up to MAXVALUE holds rows, since maintenance did not run in time.
     :param pending_detaches: partitions whose detach was interrupted.
     :param quarantined: retired partitions that are not dropped yet.

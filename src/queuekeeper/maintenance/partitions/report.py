@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
     IN_ORDER = "in_order"
     ATTENTION = "attention"  # a person should look at a finding
-    IN_DANGER = "in_danger"  # inserts fail, or partitions reach less far ahead than the policy asks
+    IN_DANGER = "in_danger"  # inserts fail, or head-room is short
 
 
 _VERDICTS = {
@@ -80,7 +80,7 @@ class PartitionsReport(RunReport):
     def trouble(self) -> str:
         """What must not wait, in a sentence; empty when nothing is, or nothing was to be changed."""
         in_danger = self.verdict is Verdict.IN_DANGER and not self.dry_run
-        return "inserts will fail, or a table cannot be looked at" if in_danger else ""
+        return "head-room is short, so that inserts will fail, or a table cannot be looked at" if in_danger else ""
 
     def facts(self) -> dict[str, Any]:
         """Return everything, the verdict, and what was found in all tables."""
