@@ -79,7 +79,9 @@ def _elements(data: bytes) -> Iterator[bytes]:
             raise ValueError("a listpack with an element of no known form")
         yield element
         # The size stands behind the element, too, for who reads backwards.
-        at += size + 1 + sum(size >= 1 << bits for bits in (7, 14, 21, 28))
+        at += size + 1
+        if size > 0x7F:
+            at += sum(size >= 1 << bits for bits in (7, 14, 21, 28))
     if at != end:
         raise ValueError("a listpack whose last element is too long")
 

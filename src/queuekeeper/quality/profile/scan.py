@@ -250,6 +250,8 @@ def _texts(keys: list[bytes]) -> pa.Array:
 
 def is_text(key: bytes) -> bool:
     """Return whether a key may be of a client."""
+    if key.isascii():
+        return True
     try:
         key.decode()
     except UnicodeDecodeError:

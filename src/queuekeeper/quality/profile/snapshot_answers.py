@@ -8,6 +8,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from queuekeeper import lua
@@ -52,7 +53,7 @@ def references_of(key: bytes, members: Iterable[tuple[bytes, float]]) -> list[in
     """Return serial and packet id of each reference in the order of delivery, as lua/quality/profile_references.lua."""
     stem = key + b"_"
     numbers = []
-    for member, score in sorted(members, key=lambda each: (each[1], each[0])):
+    for member, score in sorted(members, key=itemgetter(1, 0)):
         packet_id = _FOREIGN
         if member.startswith(stem):
             text = member[len(stem) :]
@@ -205,7 +206,7 @@ def _integer(text: bytes) -> int | None:
 def _digest(topic: bytes, time_ms: float, payload: bytes) -> int:
     """Return the 48 bits of a message's digest."""
     text = b"%b\n%d\n%b" % (topic, int(time_ms), payload)
-    return int(hashlib.sha1(text, usedforsecurity=False).hexdigest()[:12], 16)
+    return int.from_bytes(hashlib.sha1(text, usedforsecurity=False).digest()[:6], "big")
 
 
 # --- the contents of TBMQ's records ----------------------------------------------------------------------------------
@@ -223,13 +224,15 @@ def _decoded(text: bytes) -> Any:
     :raises ValueError: when it is no JSON.
     """
     found = _JSON.decode(text.decode(errors="surrogateescape"))
-    return (
-        {name: _NULL if value is None else value for name, value in found.items()} if isinstance(found, dict) else None
-    )
+    if not isinstance(found, dict):
+        return None
+    if None in found.values():
+        return {name: _NULL if value is None else value for name, value in found.items()}
+    return found
 
 
 def _is_whole_number(value: Any) -> bool:
-    return isinstance(value, float) and value % 1 == 0
+    return isinstance(value, float) and value.is_integer()
 
 
 def _topic(message: Mapping[str, Any]) -> Any:

@@ -36,7 +36,7 @@ _FILED_KEYS = _KEYS.append(pa.field("file", pa.int32()))
 _KEYS_PER_PAGE = 20_000
 _BYTES_PER_PAGE = 16_000_000
 # Types whose values a profile looks into; payloads have an end of their own.
-_VALUES = {"messages": Kind.ZSET, "last_packet_id": Kind.STRING, "session": Kind.HASH, "packed": Kind.HASH}
+_VALUES = {b"messages": Kind.ZSET, b"last_packet_id": Kind.STRING, b"session": Kind.HASH, b"packed": Kind.HASH}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +100,13 @@ def session_keys_of(
         rb"%b\{.*\}_(messages_|messages$|last_packet_id$|session$|packed$)" % re.escape(prefix.encode()), re.DOTALL
     )
 
+    looked_into = _VALUES | {b"messages_": Kind.STRING} if contents else _VALUES
+
     def wanted(number: int, key: bytes, kind: Kind) -> Want:
         match = key_of.match(key)
-        if number != database or match is None or not is_text(key):
+        if match is None or number != database or not is_text(key):
             return Want.NOTHING
-        looked_into = Kind.STRING if match[1] == b"messages_" and contents else _VALUES.get(match[1].decode())
-        return Want.VALUE if kind is looked_into else Want.LENGTH
+        return Want.VALUE if kind is looked_into.get(match[1]) else Want.LENGTH
 
     for entry in snapshot.entries(wanted):
         if not _has_expired(entry.expires_at_ms, now_ms=now_ms):
