@@ -27,7 +27,8 @@ def plain(value: Any) -> Any:
         return {str(plain(name)): plain(each) for name, each in value.items()}
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, Path):
+    # A path in an object store acts like one, and is none.
+    if isinstance(value, Path) or hasattr(value, "joinpath"):
         return str(value)
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()

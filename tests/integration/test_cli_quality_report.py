@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
+from upath import UPath
 
 from queuekeeper.cli import app
 from queuekeeper.postgres import connect
@@ -51,6 +53,19 @@ def test_report_of_the_newest_run_is_written_and_ends_with_1_when_it_failed(post
     assert linked.exit_code == 1
     pages = "".join(path.read_text("utf-8") for path in tmp_path.glob("*.html"))
     assert f"http://airflow.example.org{FORMS_PATH}/session_repair?conf=" in pages
+
+
+def test_report_may_be_in_an_object_store(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge(postgres_url, "q-1")
+    place = f"memory://{tmp_path.name}"
+    monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", place)
+    call = ("quality", "report", "q-1", "--postgres-url", postgres_url)
+
+    facts = json.loads(CliRunner().invoke(app, (*call, "--json")).stdout)
+
+    assert facts["html"].startswith(f"{place}/quality-")
+    assert facts["sha256"] == hashlib.sha256(UPath(facts["html"]).read_bytes()).hexdigest()
+    assert f"{place}/quality-" in CliRunner().invoke(app, call, env={"COLUMNS": "200"}).stdout
 
 
 def test_a_finding_is_the_same_record_on_every_surface(postgres_url: str, tmp_path: Path) -> None:
