@@ -51,7 +51,8 @@ def test_a_small_run_on_a_snapshot_measures_it_beside_its_server(tmp_path: Path)
         other = result["summary"][way.replace("snapshot", "live")]["references_per_cpu_s"]
         assert result["summary"][way]["times_live"] == pytest.approx(used / other, abs=0.05)
     tenth, whole = result["memory"]
-    assert 0 < tenth["file_mib"] <= whole["file_mib"] == result["file_mib"]
+    # So few queues are less than a tenth of a MiB in part.
+    assert tenth["file_mib"] < whole["file_mib"] == result["file_mib"]
     assert min(tenth["python_mib"], whole["jvm_mib"]) > 0
     assert "times live" in said
 
