@@ -141,6 +141,30 @@ def test_overview_draws_what_grows_and_says_the_same_in_words(servers: World) ->
     assert "PostgreSQL held 50 queues with 150 messages of sessions" in shown
 
 
+def test_overview_tells_what_stores_hold_by_runs_that_read_all_queues(empty: World) -> None:
+    fill_quality(empty.connection, now_ms=system_clock())
+    before = text_of(empty.browser.get("/"))
+    held = re.search(r"Redis held [\d,]+ queues with [\d,]+ messages", before)
+    assert held
+    empty.connection.execute(
+        "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids, verdict, numbers, started_at,"
+        " finished_at) SELECT 'of a part', 'fast', suites, profile_ids, verdict, numbers || '{\"messages\": 4}',"
+        " started_at + interval '15 min', finished_at + interval '15 min'"
+        " FROM queuekeeper.quality_runs ORDER BY started_at DESC LIMIT 1"
+    )
+
+    after = text_of(empty.browser.get("/"))
+
+    assert "400 messages in all queues; up from 300 over 5 runs" in after
+    assert held[0] in after
+    assert "This and what the stores hold is of the last run that read all queues, " in after
+
+    empty.connection.execute("DELETE FROM queuekeeper.quality_runs WHERE mode = 'full'")
+    alone = text_of(empty.browser.get("/"))
+    assert "of the part of the queues, one in 96, that the newest run read" in alone
+    assert "messages in all queues" not in alone
+
+
 def test_overview_of_one_run_without_lag_and_expiry_says_what_fills_them(empty: World) -> None:
     fill_quality(empty.connection, now_ms=system_clock(), runs=1)
     empty.connection.execute("DELETE FROM queuekeeper.expiry_hours")

@@ -35,14 +35,13 @@ class Glance:
 
 
 def comparable_runs(connection: Connection) -> tuple[QualityRun, ...]:
-    """Return the last runs that read the same servers by the same suites as the newest one, the oldest first."""
+    """Return the last runs that read the same servers by the same suites as the newest whole one, the oldest first."""
     store = QualityStore(connection)
-    newest = store.runs(limit=1, finished=True)
-    if not newest:
+    newest = store.whole_run()
+    if newest is None:
         return ()
-    found = store.runs(limit=RUNS_SHOWN, finished=True, same_servers_as=newest[0].quality_run_id)
-    alike = [run for run in found if (run.mode, set(run.suites)) == (newest[0].mode, set(newest[0].suites))]
-    return tuple(reversed(alike))
+    found = store.runs(limit=RUNS_SHOWN, finished=True, mode=newest.mode, same_servers_as=newest.quality_run_id)
+    return tuple(reversed([run for run in found if set(run.suites) == set(newest.suites)]))
 
 
 def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]:
@@ -51,9 +50,10 @@ def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]
     :param runs: of :func:`comparable_runs`.
     """
     memory = report.memory
+    read = "all queues" if report.mode == "full" else "the queues that were read"
     used = [(point.at_ms, float(point.used_bytes)) for point in memory.measured]
     found = [
-        _over_runs("Depth", _numbers(runs, "messages"), number, "messages in all queues"),
+        _over_runs("Depth", _numbers(runs, "messages"), number, f"messages in {read}"),
         _over_runs("Lag", _numbers(runs, "waiting"), number, "messages wait for a consumer"),
     ]
     if limit := memory.limit_bytes:

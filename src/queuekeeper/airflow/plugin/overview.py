@@ -17,6 +17,7 @@ from queuekeeper.attention import find_matters
 from queuekeeper.migration.ledger.status import PlanLine, list_plans
 from queuekeeper.postgres import Connection, address, rows_of, translated_errors
 from queuekeeper.quality.judge.store import QualityStore, Verdict
+from queuekeeper.quality.profile.model import TURNS
 from queuekeeper.quality.report.gather import build_report
 from queuekeeper.quality.report.model import PublishedReport
 from queuekeeper.quality.report.page import VERDICTS, depth_charts, memory_charts
@@ -60,8 +61,9 @@ def routes(site: Site, stores: Stores) -> APIRouter:
     @router.get("/")
     def overview() -> Response:
         # Wait once for a store that hangs, not once for each part of the page.
-        latest, matters, waiting, postgres, redis, plans, runs = together(
+        latest, whole, matters, waiting, postgres, redis, plans, runs = together(
             lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
+            lambda: stores.from_postgres(lambda connection: _whole_report(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(lambda connection: find_matters(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(_waiting),
             lambda: stores.from_postgres(_postgres_facts),
@@ -70,6 +72,7 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             lambda: stores.from_postgres(comparable_runs),
         )
         report: PublishedReport | None = latest.value
+        held: PublishedReport | None = whole.value or report
         return site.page(
             "overview.html.j2",
             section="",
@@ -78,11 +81,13 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             latest=latest,
             matters=matters,
             report=report,
-            glances=[] if report is None else glances(report, runs.value or ()),
+            held=held,
+            parts=TURNS,
+            glances=[] if held is None else glances(held, runs.value or ()),
             names=STORES,
             verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
-            depths=[] if report is None else [(STORES[each.store], _depth_charts(each)) for each in report.depths],
-            memory=None if report is None else _memory_charts(report.memory),
+            depths=[] if held is None else [(STORES[each.store], _depth_charts(each)) for each in held.depths],
+            memory=None if held is None else _memory_charts(held.memory),
             waiting=waiting,
             plans=plans,
         )
@@ -98,6 +103,15 @@ def latest_report(connection: Connection, *, now_ms: int) -> PublishedReport | N
     return build_report(connection, quality_run_id=runs[0].quality_run_id, now_ms=now_ms, forms_url=forms_url())
 
 
+def _whole_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
+    """Return the report of the last run that read all queues, where a later one read a part of them."""
+    store = QualityStore(connection)
+    newest, whole = store.runs(limit=1, finished=True), store.whole_run()
+    if whole is None or whole in newest:
+        return None
+    return build_report(connection, quality_run_id=whole.quality_run_id, now_ms=now_ms, forms_url=forms_url())
+
+
 def _postgres_facts(connection: Connection) -> PostgresFacts:
     with translated_errors(connection):
         row = connection.execute(statement("queuekeeper/queries/server_facts")).fetchone()
@@ -110,10 +124,10 @@ def _redis_facts(client: RedisClient) -> list[ServerFacts]:
 
 
 def _waiting(connection: Connection) -> list[Waiting]:
-    runs = QualityStore(connection).runs(limit=1, finished=True)
-    if not runs:
+    whole = QualityStore(connection).whole_run()
+    if whole is None:
         return []
-    wanted: dict[str, Any] = {"quality_run_id": runs[0].quality_run_id}
+    wanted: dict[str, Any] = {"quality_run_id": whole.quality_run_id}
     rows = rows_of(connection, "quality/waiting_queues", wanted)
     names = ("kind", "queues", "messages", "age_words", "age_s")
     return [Waiting(**dict(zip(names, row, strict=True))) for row in rows if row[1]]

@@ -14,7 +14,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, rows_of, translated_errors
-from queuekeeper.quality.profile.model import FAULTS
+from queuekeeper.quality.profile.model import FAULTS, Mode
 from queuekeeper.sql_statements import statement
 from queuekeeper.wording import no_such
 
@@ -224,15 +224,29 @@ class QualityStore:
         return _run(rows[0])
 
     def runs(
-        self, *, limit: int = 30, finished: bool = False, same_servers_as: str | None = None
+        self,
+        *,
+        limit: int = 30,
+        finished: bool = False,
+        mode: Mode | None = None,
+        same_servers_as: str | None = None,
     ) -> tuple[QualityRun, ...]:
         """Return the runs that began last, the newest first.
 
         :param finished: leave out runs that have not finished.
+        :param mode: return only runs of this mode.
         :param same_servers_as: id of a run; return only runs that read one of the same servers.
         """
-        wanted = {"maximum": limit, "finished": finished, "same_servers_as": same_servers_as}
+        wanted = {"maximum": limit, "finished": finished, "mode": mode, "same_servers_as": same_servers_as}
         return tuple(_run(row) for row in self._rows("known_runs", wanted))
+
+    def whole_run(self) -> QualityRun | None:
+        """Return the newest finished run; after a fast one, the newest of the same servers that read all queues."""
+        newest = next(iter(self.runs(limit=1, finished=True)), None)
+        if newest is None or newest.mode == "full":
+            return newest
+        whole = self.runs(limit=1, finished=True, mode="full", same_servers_as=newest.quality_run_id)
+        return next(iter(whole), newest)
 
     def results(self, quality_run_id: str) -> tuple[Finding, ...]:
         """Return the result of each expectation, worst first.
