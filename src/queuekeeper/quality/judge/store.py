@@ -14,7 +14,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import Connection, rows_of, translated_errors
-from queuekeeper.quality.profile.model import FAULTS, Mode
+from queuekeeper.quality.profile.model import FAULTS
 from queuekeeper.sql_statements import statement
 from queuekeeper.wording import no_such
 
@@ -228,7 +228,7 @@ class QualityStore:
         *,
         limit: int = 30,
         finished: bool = False,
-        mode: Mode | None = None,
+        mode: str | None = None,
         same_servers_as: str | None = None,
     ) -> tuple[QualityRun, ...]:
         """Return the runs that began last, the newest first.
