@@ -26,7 +26,7 @@ VARIABLES
     known,        \* writer -> last packet id as it has heard it
     passed,       \* writer -> how many packet ids after that it has found in use
     done,         \* writer -> calls that it was told of
-    must_trim,    \* writers that have been told of too many messages
+    must_trim,    \* writers that are about to trim, as they have been told that their call is stored and there are too many
     late, losses, \* calls given up, which may still arrive; how many there were
     arrived,      \* number of messages so far
     ours,         \* those of our writers in the order of arrival: writer, and number of the call
@@ -118,7 +118,7 @@ Try(w) ==
         /\ done' = [done EXCEPT ![w] = IF is_told THEN @ + 1 ELSE @]
         /\ known' = [known EXCEPT ![w] = last']
         /\ passed' = [passed EXCEPT ![w] = IF is_in_use /\ ~is_full THEN @ + 1 ELSE 0]
-        /\ must_trim' = IF is_full \/ (IsSaved(Call(w)) /\ Cardinality(Waiting) >= Limit)
+        /\ must_trim' = IF is_full \/ (is_told /\ Cardinality(Waiting') > Limit)
                         THEN must_trim \union {w} ELSE must_trim
     /\ UNCHANGED <<late, losses, sent>>
 
@@ -205,8 +205,8 @@ DupIsTrue ==
         was_sent == {n \in owed : n <= sent}
     IN flagged \subseteq was_sent /\ (Added = 0 => flagged = was_sent)
 
-(* A message more than the limit for each writer that is about to trim, and for each call that nobody has heard of. *)
-LimitIsKept == Cardinality(Waiting) <= Limit + Cardinality(must_trim) + losses
+(* A message more than the limit for each writer that has yet to hear of it, or to trim. *)
+LimitIsKept == Cardinality(Waiting) <= Limit + Cardinality({w \in Writers : w \in must_trim \/ Recorded(Call(w))})
 
 (* A batch that is sent again for long enough is acknowledged. *)
 EverythingIsTold == \A w \in Writers : <>(done[w] = Batches * Calls)

@@ -246,6 +246,19 @@ def test_messages_in_flight_are_trimmed_last(client: Any) -> None:
     assert payloads(store, "a") == [b"0", b"1", b"2", b"9", b"10"]
 
 
+@pytest.mark.parametrize("layout", Layout)
+def test_batch_whose_reply_was_lost_trims_when_it_is_repeated(client: Any, layout: Layout) -> None:
+    # Whoever saved died before the trim, as with a greater limit.
+    died = RedisSessionStore(client, rules=StoreRules(limit=100), layout=layout)
+    save(died, "a", *numbered(6), source="p0", offset=1)
+    store = RedisSessionStore(client, rules=StoreRules(limit=4), layout=layout)
+
+    report = save(store, "a", *numbered(6), source="p0", offset=1)
+
+    assert (report.replayed, report.trimmed) == (True, 2)
+    assert payloads(store, "a") == numbered(4, 2)
+
+
 def test_expired_messages_make_room_before_live_ones(client: Any) -> None:
     store = RedisSessionStore(client, rules=StoreRules(limit=3))
     save(store, "a", b"live")

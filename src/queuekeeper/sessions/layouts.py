@@ -391,7 +391,8 @@ class LayoutOperations(FetchOperations, Generic[S, K]):
                 packet_ids[position] = saved.packet_ids[at]
                 serials[position] = serial
                 serial += 1
-        if messages > self._rules.limit and any(packet_id is not None for packet_id in packet_ids):
+        # A repeated batch does not tell how many messages there are, and nobody may have trimmed after it.
+        if (replays or messages > self._rules.limit) and any(packet_id is not None for packet_id in packet_ids):
             # The messages are stored, and an error would make the caller store them twice. The next save trims.
             with suppress(QueuekeeperError):
                 trimmed = added(trimmed, (yield from self._trim(save.client_id, self._rules.limit)))
