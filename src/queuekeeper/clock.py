@@ -23,6 +23,22 @@ def system_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
+INSTANT_RULE = (
+    "it must be date and time with a time zone; write it like 2100-01-31T18:30:00+01:00, or 2100-01-31T17:30Z"
+)
+
+
+def read_instant(text: str) -> datetime:
+    """Return the instant that a text names.
+
+    :raises ValueError: when the text breaks :data:`INSTANT_RULE`.
+    """
+    found = datetime.fromisoformat(text)
+    if found.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
     """How long to wait before something is tried again: longer each time.

@@ -32,13 +32,20 @@ from queuekeeper.embedded.redis_server import RedisCluster
 from queuekeeper.errors import UnreadableSnapshot, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.jobs.checks import Severity
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.keyspace import SLOTS, client_slot
 from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.migration.spark.job import Environment
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.judge.run import QualityReport, run_quality
-from queuekeeper.quality.profile.model import ProfileParameters, ProfileReport, in_sample
+from queuekeeper.quality.profile.model import (
+    ProfileParameters,
+    ProfilePlace,
+    ProfileReport,
+    SnapshotWish,
+    in_sample,
+)
 from queuekeeper.quality.profile.stores import profile_postgres, profile_redis, profile_snapshot
 from queuekeeper.redis_client import nodes
 from queuekeeper.sessions.pages import Layout
@@ -131,7 +138,8 @@ def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path)
     assert _sums(world, "cohort_profiles", "first", "queues") == (report.queues,)
 
 
-def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
+def _by_job(world: World, *models: Parameters, redis_url: str) -> ProfileReport:
+    """Profile as the Spark job does."""
     spec = importlib.util.spec_from_file_location("profile_queues", ROOT / "spark_jobs" / "profile_queues.py")
     assert spec is not None
     assert spec.loader is not None
@@ -142,10 +150,19 @@ def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
         def spark(self, name: str) -> SparkSession:
             return world.spark
 
+    report: ProfileReport = job._profile(Running(postgres_url=world.postgres_url, redis_url=redis_url), *models)
+    return report
+
+
+def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
     turn = client_slot("saved") * 96 // 16_384
-    running = Running(postgres_url=world.postgres_url, redis_url=world.redis_url)
-    place = job.ProfilePlace(store="redis", profile_id="fast")
-    result = job._profile(running, place, ProfileParameters(mode="fast", turn=turn))
+    result = _by_job(
+        world,
+        ProfilePlace(store="redis", profile_id="fast"),
+        SnapshotWish(),
+        ProfileParameters(mode="fast", turn=turn),
+        redis_url=world.redis_url,
+    )
     rows = _rows(world.connection, "fast")
     assert result.cohorts == (turn,)
     assert "saved" in rows
@@ -430,6 +447,19 @@ def test_profile_of_the_files_of_a_clusters_masters_is_that_of_the_cluster(
     replica = Path(copy2(paths[1], tmp_path / "replica.rdb"))
     with pytest.raises(UsageError, match=r"master-1\.rdb and .*replica\.rdb both have keys of slot"):
         profile_snapshot(world.spark, paths=[*paths, replica], profile_id="of too many files", **common)
+
+
+def test_job_reads_a_snapshot_instead_of_a_server(world: World) -> None:
+    path = saved(world.client)
+    files = SnapshotWish(rdb=(str(path),), rdb_as_of=datetime.now(UTC).isoformat())
+    place = ProfilePlace(store="redis", profile_id="by the job")
+
+    report = _by_job(world, place, files, PARAMETERS, redis_url="redis://127.0.0.1:1")
+
+    assert report.queues == len(_rows(world.connection, "by the job")) > 0
+    assert _rows(world.connection, "by the job").keys() == profiled(world.client).keys()
+    with pytest.raises(UsageError, match="rdb is read instead of Redis, which is not among the chosen"):
+        _by_job(world, replace(place, store="postgres"), files, PARAMETERS, redis_url="")
 
 
 def test_a_damaged_snapshot_leaves_no_profile(world: World, tmp_path: Path) -> None:

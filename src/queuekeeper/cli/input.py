@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 import typer
 
+from queuekeeper.clock import INSTANT_RULE, read_instant
 from queuekeeper.errors import UsageError
 from queuekeeper.jsonl import open_file
 from queuekeeper.sessions.pages import Layout
@@ -23,26 +24,16 @@ Follow = Annotated[bool, typer.Option("--follow", help="Wait for more messages u
 JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 
 
-def instant_of(option: str, *, help: str | None = None) -> Any:  # noqa: A002 - the name that Option() has
-    """Declare an option that names an instant.
-
-    :param help: its help, where no docstring has it.
-    """
-
-    def read(text: str) -> datetime:
-        with suppress(ValueError):
-            found = datetime.fromisoformat(text)
-            if found.tzinfo is not None:
-                return found
-        raise UsageError(
-            f"{option} is {text!r}: it must be date and time with a time zone; write it like "
-            "2100-01-31T18:30:00+01:00, or 2100-01-31T17:30Z"
-        )
-
-    return typer.Option(option, parser=read, help=help, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")
+def _instant(text: str) -> datetime:
+    try:
+        return read_instant(text)
+    except ValueError:
+        raise UsageError(f"--due is {text!r}: {INSTANT_RULE}") from None
 
 
-Due = Annotated[datetime | None, instant_of("--due")]
+Due = Annotated[
+    datetime | None, typer.Option("--due", parser=_instant, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")
+]
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
 LayoutName = Annotated[
     Layout | None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ from queuekeeper import places
 from queuekeeper.cli import context, incidents
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.incidents import issues_table, priority, toned
-from queuekeeper.cli.input import instant_of
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Columns, Shown, cell, copied, instant, listing, pairs, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
@@ -48,36 +46,6 @@ app.add_typer(incidents.app, name="incidents")
 ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Show client ids in examples. Without it, only their hashes.")
 ]
-Rdb = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--rdb",
-        help="RDB file of SAVE, BGSAVE or a backup, which is read instead of Redis; no server is asked anything. All "
-        "workers of Spark must reach it by this name. Of a cluster, repeat the option for the file of each master.",
-    ),
-]
-RdbAsOf = Annotated[
-    datetime | None,
-    instant_of(
-        "--rdb-as-of",
-        help="Instant at which a message is live or expired. Without it, that at which the last of the RDB files was "
-        "begun.",
-    ),
-]
-RdbDatabase = Annotated[
-    int, typer.Option("--rdb-database", min=0, help="Logical database of the RDB file that holds the queues.")
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Snapshot:
-    """RDB files that are read instead of Redis."""
-
-    paths: Sequence[Path]
-    database: int
-    as_of_ms: int | None
-
-
 _STORE = {"stores": ["--store"]}
 _MARKS = {"passed": "·", "known": "k", "failed": "✗", "broken": "!"}
 _NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
@@ -90,7 +58,6 @@ def _profiles(
     stores: Sequence[str],
     now_ms: int,
     spark_master: str | None,
-    snapshot: _Snapshot | None,
 ) -> list[ProfileReport]:
     """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
     from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
@@ -102,7 +69,7 @@ def _profiles(
         connection = asked.connection
         if "postgres" in stores:
             check_profiled_source(connection, contents=parameters.contents)
-        if "redis" in stores and snapshot is None:
+        if "redis" in stores and not wish.rdb:
             target = context.redis_address(call.redis_url)
             check_profiled(asked.client, parameters=parameters)
     read: dict[str, Any] = {
@@ -110,48 +77,26 @@ def _profiles(
     }  # fmt: skip
     reports = []
     with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
-        from queuekeeper.quality.profile.stores import profile_postgres, profile_redis, profile_snapshot
+        from queuekeeper.quality.profile.stores import profile as profile_of
 
         for store in stores:
             with screen(stderr=True).status(f"Reading {store}"):
-                if store == "redis" and snapshot is not None:
-                    reports.append(profile_snapshot(spark, **vars(snapshot), **read))
-                elif store == "redis":
-                    reports.append(profile_redis(spark, redis_url=target, **read))
-                else:
-                    reports.append(profile_postgres(spark, **read))
+                reports.append(profile_of(spark, store=store, snapshot=wish, redis_url=target, **read))
     return reports
 
 
-def _snapshot(
-    call: OnServers,
-    wish: ProfileWish,
-    rdb: Sequence[Path] | None,
-    *,
-    database: int,
-    as_of: datetime | None,
-    stores: Sequence[str],
-) -> _Snapshot | None:
-    """Return what is read instead of Redis, once nothing is known that keeps it from being read.
+def _check_files(call: OnServers, wish: ProfileWish) -> None:
+    """Refuse RDB files that cannot be read, or not together.
 
-    :raises UsageError: for options that exclude each other, and files that cannot be read, or not together.
+    :raises UsageError: also for files beside a server.
     """
-    if not rdb:
-        if database or as_of is not None:
-            raise UsageError("--rdb-database and --rdb-as-of say how an RDB file is read: name one by --rdb")
-        return None
+    if not wish.rdb:
+        return
     if call.redis_url is not None:
-        raise UsageError("--rdb is read instead of a server: leave out --redis-url, or --rdb")
-    if "redis" not in stores:
-        raise UsageError("--rdb is read instead of Redis, which is not among the chosen stores: leave it out")
-    if wish.throttle_references_per_s is not None:
-        raise UsageError(
-            "--throttle-references-per-s spares a server, and --rdb asks none: leave out --throttle-references-per-s"
-        )
+        raise UsageError("rdb is read instead of a server: leave out --redis-url, or rdb")
     from queuekeeper.quality.profile.snapshot_scan import files_at
 
-    files_at(rdb)
-    return _Snapshot(paths=rdb, database=database, as_of_ms=None if as_of is None else int(1_000 * as_of.timestamp()))
+    files_at([Path(path) for path in wish.rdb])
 
 
 def _moment(now_ms: int) -> datetime:
@@ -172,9 +117,6 @@ def profile(
     call: OnServers,
     *,
     parameters: ProfileWish,
-    rdb: Rdb = None,
-    rdb_database: RdbDatabase = 0,
-    rdb_as_of: RdbAsOf = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Read the queues, and keep a row of numbers for each.
@@ -184,10 +126,8 @@ def profile(
     Example: `queuekeeper quality profile --store both`
     """
     stores = PROFILED[parameters.stores]
-    snapshot = _snapshot(call, parameters, rdb, database=rdb_database, as_of=rdb_as_of, stores=stores)
-    reports = _profiles(
-        call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master, snapshot=snapshot
-    )
+    _check_files(call, parameters)
+    reports = _profiles(call, parameters, stores=stores, now_ms=system_clock(), spark_master=spark_master)
     named = " --profile ".join(report.profile_id for report in reports)
     return Shown(
         reports,
@@ -203,9 +143,6 @@ def run_command(
     parameters: RunWish,
     profiles: Annotated[list[str] | None, typer.Option("--profile")] = None,
     suites: Annotated[list[str] | None, typer.Option("--suite")] = None,
-    rdb: Rdb = None,
-    rdb_database: RdbDatabase = 0,
-    rdb_as_of: RdbAsOf = None,
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -220,15 +157,10 @@ def run_command(
 
     now_ms, data_docs = system_clock(), _folder(parameters.data_docs, name="--data-docs")
     stores = PROFILED.get(parameters.stores, ())
-    of_server = not rdb
-    if rdb and profiles:
-        raise UsageError("--rdb makes a profile and --profile names one: leave out one of them")
-    if rdb and parameters.stores in READ:
-        raise UsageError(
-            f"--rdb reads sessions, and --store {parameters.stores} asks for compacted or fan-out queues, for which a "
-            "server is needed: choose --store redis, or leave out --rdb"
-        )
-    snapshot = _snapshot(call, parameters, rdb, database=rdb_database, as_of=rdb_as_of, stores=stores)
+    of_server = not parameters.rdb
+    if parameters.rdb and profiles:
+        raise UsageError("rdb makes a profile and --profile names one: leave out one of them")
+    _check_files(call, parameters)
     if profiles:
         with call.anew() as asked:
             known = QualityStore(asked.connection).profiles(profiles)
@@ -240,7 +172,7 @@ def run_command(
     chosen, on_redis = judging(subjects, compare=parameters.compare, named=suites or (), of_server=of_server)
     profile_ids = list(profiles or ())
     if stores and not profiles:
-        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master, snapshot=snapshot)
+        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, spark_master=spark_master)
         profile_ids = [each.profile_id for each in made]
     now = _moment(now_ms)
     in_turn = parameters.mode == "fast" and not QUEUE_SUITES.keys().isdisjoint(chosen)

@@ -38,13 +38,13 @@ def run(
     description: str | None,
     work: Callable[..., Any],
     *models: type[Parameters],
-    on_redis: bool = True,
+    on_redis: bool | Callable[..., bool] = True,
 ) -> int:
     """Run a job and print its result as the last line.
 
     :param work: does the work, given environment and parameters, and returns the result, a record or a mapping.
     :param models: of the parameters, from which the arguments are made.
-    :param on_redis: false for a job that has no use for Redis.
+    :param on_redis: false for a job that has no use for Redis; a function tells it by the parameters.
     :returns: the exit code: 0, or that of the exception (``queuekeeper.errors``).
     """
     end_with_supervisor()
@@ -54,8 +54,9 @@ def run(
     arguments = vars(parser.parse_args())
     try:
         asked = [model.take(arguments) for model in models]
+        needs_redis = on_redis(*asked) if callable(on_redis) else on_redis
         environment = Environment(
-            postgres_url=_url(POSTGRES_VARIABLE), redis_url=_url(REDIS_VARIABLE) if on_redis else ""
+            postgres_url=_url(POSTGRES_VARIABLE), redis_url=_url(REDIS_VARIABLE) if needs_redis else ""
         )
         result = work(environment, *asked)
     except QueuekeeperError as error:

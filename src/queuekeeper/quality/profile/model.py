@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from queuekeeper.clock import INSTANT_RULE, read_instant
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
@@ -217,6 +218,68 @@ class ProfilePlace(Parameters):
     parquet_directory: str = parquet_directory()
 
 
+class SnapshotWish(Parameters):
+    """RDB files that are read instead of Redis."""
+
+    rdb: tuple[str, ...] = parameter(
+        (),
+        title="RDB files",
+        help="RDB file of SAVE, BGSAVE or a backup, which is read instead of Redis; no server is asked anything. All "
+        "workers of Spark must reach it by this name. Of a cluster, name the file of each master.",
+        unset="Redis is read",
+        longest=1_024,
+        noun="FILE",
+        examples=[["/srv/backup/dump.rdb"]],
+    )
+    rdb_database: int = parameter(
+        0,
+        title="Database of the RDB files",
+        help="Logical database of the RDB files that holds the queues.",
+        least=0,
+        examples=[0],
+    )
+    rdb_as_of: str | None = parameter(
+        None,
+        title="Instant of the RDB files",
+        help="Instant at which a message is live or expired.",
+        unset="that at which the last of the RDB files was begun",
+        rule=INSTANT_RULE,
+        check=read_instant,
+        examples=[None, "2026-01-31T17:30Z"],
+    )
+
+    @model_validator(mode="after")
+    def _there_are_files(self) -> Self:
+        if not self.rdb and (self.rdb_database or self.rdb_as_of):
+            raise UsageError("rdb_database and rdb_as_of say how an RDB file is read: name one by rdb")
+        return self
+
+    @property
+    def as_of_ms(self) -> int | None:
+        """Instant at which a message is live or expired; none for that of the files."""
+        return None if self.rdb_as_of is None else int(1_000 * read_instant(self.rdb_as_of).timestamp())
+
+    def check_beside(self, rules: ProfileRules, *, stores: str) -> None:
+        """Refuse files beside what they exclude.
+
+        :param stores: choice of stores, see :func:`stores`.
+        :raises UsageError: when a store is asked for that the files do not hold, or a throttle that they do not need.
+        """
+        if not self.rdb:
+            return
+        if "redis" not in PROFILED.get(stores, ()):
+            raise UsageError(
+                f"rdb is read instead of Redis, which is not among the chosen stores ({stores}): leave it out"
+            )
+        if stores in READ:
+            raise UsageError(
+                f"rdb has sessions, and {stores} asks for compacted or fan-out queues, for which a server is needed: "
+                "choose redis, or leave out rdb"
+            )
+        if rules.throttle_references_per_s is not None:
+            raise UsageError("throttle_references_per_s spares a server, and rdb asks none: leave out one of them")
+
+
 class ProfileRules(SessionRules):
     """Rules of a profile that the person who starts it chooses; mode and turn are declared elsewhere."""
 
@@ -307,13 +370,18 @@ class ProfileParameters(ProfileRules):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class ProfileWish(ProfileRules):
+class ProfileWish(SnapshotWish, ProfileRules):
     """Options of the command that makes a profile."""
 
     stores: str = stores(*STORES, "both")
     mode: Mode = _mode()
     turn: int | None = turn(None, unset=_NOW)
     parquet_directory: str = parquet_directory()
+
+    @model_validator(mode="after")
+    def _files_have_what_is_asked_for(self) -> Self:
+        self.check_beside(self, stores=self.stores)
+        return self
 
     def at(self, moment: datetime) -> ProfileParameters:
         """Return the parameters of the profile; without an option, the instant chooses the turn."""

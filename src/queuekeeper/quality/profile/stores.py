@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -33,6 +34,7 @@ from queuekeeper.quality.profile.model import (
     TURNS,
     ProfileParameters,
     ProfileReport,
+    SnapshotWish,
     Store,
     in_sample,
     profile_folder,
@@ -85,6 +87,21 @@ class _Sessions:
     as_of_ms: int
     key_count: int
     queues: Callable[[_Profile, Layout], tuple[DataFrame, Callable[[Batches], Batches]]]
+
+
+def profile(spark: SparkSession, *, store: str, snapshot: SnapshotWish, redis_url: str, **read: Any) -> ProfileReport:
+    """Read the queues of a store and record one row per queue.
+
+    :param snapshot: RDB files that are read instead of Redis.
+    :param redis_url: empty for PostgreSQL, and for RDB files.
+    :param read: see :func:`profile_redis`.
+    """
+    if store == "postgres":
+        return profile_postgres(spark, **read)
+    if not snapshot.rdb:
+        return profile_redis(spark, redis_url=redis_url, **read)
+    paths = [Path(path) for path in snapshot.rdb]
+    return profile_snapshot(spark, paths=paths, as_of_ms=snapshot.as_of_ms, database=snapshot.rdb_database, **read)
 
 
 def profile_redis(
@@ -158,7 +175,7 @@ def profile_snapshot(
     instant_ms = files.as_of_ms if as_of_ms is None else as_of_ms
     if instant_ms is None:
         raise UsageError(
-            f"{files.paths[0]} does not say when it was written: say by --rdb-as-of at which instant messages are live"
+            f"{files.paths[0]} does not say when it was written: say by rdb_as_of at which instant messages are live"
         )
     sessions = _Sessions(
         target=f"{SNAPSHOT}{','.join(map(str, files.paths))}/{database} {parameters.key_prefix}".rstrip(),
