@@ -393,23 +393,44 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print and write the result."""
-    parser = bench.options(__doc__, rounds=3)
+def options(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what benchmarks of profiles are asked with."""
+    parser = bench.options(about, rounds=3)
     parser.add_argument("--queues", type=int, default=20_000)
     parser.add_argument("--references", type=int, default=50, help="of each queue")
     parser.add_argument("--payload-bytes", type=int, default=256)
-    parser.add_argument("--throttle", type=int, default=50_000, help="references per second of the throttled way")
     bench.add_server(parser)
     parser.add_argument("--memory", action="store_true", help="also measure memory at a tenth of the queues and all")
     bench.add_json(parser)
+    return parser
+
+
+def finish(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str] | None,
+    *,
+    name: str,
+    work: Callable[[argparse.Namespace, Console], dict[str, Any]],
+    tell: Callable[[Console, dict[str, Any]], None],
+    counts: Sequence[str] = (),
+) -> int:
+    """Measure, print and write the result.
+
+    :param name: how the name of the result's file begins.
+    :param counts: more options that are one or more.
+    """
     arguments = parser.parse_args(words)
-    counts = (arguments.queues, arguments.references, arguments.payload_bytes, arguments.rounds, arguments.throttle)
-    bench.refuse_less_than_one(parser, *counts)
-    path = (
-        arguments.json or bench.RESULTS / f"profile-{arguments.server}-{arguments.queues * arguments.references}.json"
-    )
-    return bench.finish(partial(run, arguments), show, path=path)
+    known = ("queues", "references", "payload_bytes", "rounds", *counts)
+    bench.refuse_less_than_one(parser, *(getattr(arguments, each) for each in known))
+    file_name = f"{name}-{arguments.server}-{arguments.queues * arguments.references}.json"
+    return bench.finish(partial(work, arguments), tell, path=arguments.json or bench.RESULTS / file_name)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print and write the result."""
+    parser = options(__doc__)
+    parser.add_argument("--throttle", type=int, default=50_000, help="references per second of the throttled way")
+    return finish(parser, words, name="profile", work=run, tell=show, counts=("throttle",))
 
 
 if __name__ == "__main__":

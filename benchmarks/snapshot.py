@@ -198,20 +198,8 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result."""
-    parser = bench.options(__doc__, rounds=3)
-    parser.add_argument("--queues", type=int, default=20_000)
-    parser.add_argument("--references", type=int, default=50, help="of each queue")
-    parser.add_argument("--payload-bytes", type=int, default=256)
-    bench.add_server(parser)
-    parser.add_argument("--memory", action="store_true", help="also measure memory at a tenth of the queues and all")
-    bench.add_json(parser)
-    arguments = parser.parse_args(words)
-    counts = (arguments.queues, arguments.references, arguments.payload_bytes, arguments.rounds)
-    bench.refuse_less_than_one(parser, *counts)
-    path = (
-        arguments.json or bench.RESULTS / f"snapshot-{arguments.server}-{arguments.queues * arguments.references}.json"
-    )
-    return bench.finish(partial(run, arguments), show, path=path)
+    parser = profile_queues.options(__doc__)
+    return profile_queues.finish(parser, words, name="snapshot", work=run, tell=show)
 
 
 if __name__ == "__main__":
