@@ -68,7 +68,7 @@ def models() -> dict[str, Any]:
     return tomllib.loads((PROOFS / "models.toml").read_text("utf-8"))
 
 
-def mutated(text: str, mutant: Mapping[str, str]) -> str:
+def mutated(text: str, mutant: Mapping[str, Any]) -> str:
     """Return a model with one line changed.
 
     :raises Unproved: when the model does not have this line once.
@@ -115,7 +115,7 @@ def search(name: str, text: str, about: Mapping[str, Any], *, size: str) -> Sear
 
 
 def prove(name: str, about: Mapping[str, Any], *, size: str) -> Iterator[Proof]:
-    """Search a model in a size, and each of its mutants in the small one.
+    """Search a model in a size, and each of its mutants in the small one, or with constants of its own.
 
     :raises Unproved: when the model does not hold, or a mutant holds or breaks something else.
     """
@@ -127,7 +127,8 @@ def prove(name: str, about: Mapping[str, Any], *, size: str) -> Iterator[Proof]:
     yield Proof(model=name, mutant="", seconds=time.monotonic() - began, searched=searched)
     for mutant in about["mutants"]:
         began = time.monotonic()
-        searched = search(name, mutated(text, mutant), about, size="small")
+        sizes = {"small": about["small"] | mutant.get("constants", {})}
+        searched = search(name, mutated(text, mutant), {**about, **sizes}, size="small")
         wanted = mutant["refuted"] if mutant["refuted"] in about["invariants"] else "Temporal properties"
         if searched.broken != wanted:
             raise Unproved(

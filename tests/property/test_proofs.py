@@ -27,10 +27,10 @@ def test_model_holds_and_each_mutant_breaks_what_the_page_says_by_the_way_that_i
 
 
 def test_mutant_that_breaks_nothing_or_whose_line_is_gone_is_not_taken_for_refuted() -> None:
-    about = prove.models()["FanoutLog"]
+    about = prove.models()["Save"]
     mutant = {"name": "same", "line": "Nothing == <<>>", "changed": "Nothing == << >>", "refuted": "NothingIsLost"}
-    with pytest.raises(prove.Unproved, match="'same' of FanoutLog should break NothingIsLost, and breaks nothing"):
-        list(prove.prove("FanoutLog", about | {"mutants": [mutant]}, size="small"))
+    with pytest.raises(prove.Unproved, match="'same' of Save should break NothingIsLost, and breaks nothing"):
+        list(prove.prove("Save", about | {"mutants": [mutant]}, size="small"))
 
     with pytest.raises(prove.Unproved, match="the line of mutant 'same' is in the model 0 times"):
-        list(prove.prove("FanoutLog", about | {"mutants": [mutant | {"line": "no such line"}]}, size="small"))
+        list(prove.prove("Save", about | {"mutants": [mutant | {"line": "no such line"}]}, size="small"))

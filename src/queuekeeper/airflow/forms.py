@@ -23,6 +23,7 @@ CHECKED: Mapping[str, str] = MappingProxyType(
         "canary_steps_percent": "queuekeeper.migration.ledger.parameters:OnlineWish",
         "key_prefix": "queuekeeper.jobs.common:KeyPrefix",
         "queues": "queuekeeper.maintenance.fanout.model:FanoutRepairParameters",
+        "rdb_as_of": "queuekeeper.quality.profile.model:SnapshotWish",
     }
 )
 """Parameters that have a ``check``, each with a model that declares it, which is imported when a value is checked.
