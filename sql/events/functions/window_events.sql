@@ -2,7 +2,7 @@
 -- They are visible in the snapshot current_window, but not in the one before, which ends at seen_to and has the
 -- transactions of open_ids at work, nor taken already: up to taken_event_id of taken_transaction_id.
 -- Planning for all partitions takes longer than finding a few events, so one plan serves all calls. It goes along the
--- index: nothing else gives that order without sorting. It leaves out partitions ahead of time, see last_event_ahead.
+-- index: nothing else gives that order without sorting.
 CREATE FUNCTION pgmb.window_events(
     current_window pg_snapshot,
     open_ids xid8[],
@@ -22,10 +22,6 @@ AS $$
 DECLARE
     from_transaction_id CONSTANT xid8 := greatest(seen_to, taken_transaction_id);
     from_event_id CONSTANT event_id := CASE WHEN taken_transaction_id >= seen_to THEN taken_event_id ELSE '' END;
-    to_event_id CONSTANT text := last_event_ahead(
-        create_event_id(clock_timestamp() + interval '1 minute', 0),
-        least(from_transaction_id, (SELECT min(x.id) FROM unnest(open_ids) AS x(id)))
-    );
     late_count int := 0;
 BEGIN
     -- Transactions that were open then come first: their ids are below those of later ones. Usually there are none, and
@@ -40,7 +36,6 @@ BEGIN
             WHERE
                 e.transaction_id = x.transaction_id
                 AND e.id > CASE WHEN x.transaction_id = taken_transaction_id THEN taken_event_id ELSE '' END
-                AND e.id <= to_event_id
             ORDER BY e.transaction_id, e.id
             LIMIT max_events
         ) AS late
@@ -59,7 +54,6 @@ BEGIN
         FROM events AS e
         WHERE
             (e.transaction_id, e.id) > (from_transaction_id, from_event_id)
-            AND e.id <= to_event_id
             AND e.transaction_id < pg_snapshot_xmax(current_window)
             AND pg_visible_in_snapshot(e.transaction_id, current_window)
         ORDER BY e.transaction_id, e.id
