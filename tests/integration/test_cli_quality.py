@@ -228,6 +228,7 @@ def test_check_that_no_dag_mends_names_its_command(check: Check) -> None:
         ),
         (("profile", "--rdb", "a.rdb", "--store", "postgres"), "instead of Redis, which is not among the chosen"),
         (("run", "--rdb", "a.rdb", "--store", "all_redis"), "rdb has sessions, and all_redis asks for"),
+        (("run", "--rdb", "a.rdb", "--store", "compacted"), "rdb has sessions, and compacted asks for"),
         (("run", "--rdb", "a.rdb", "--store", "events"), "instead of Redis, which is not among the chosen"),
         (("run", "--rdb", "a.rdb", "--profile", "p"), "rdb makes a profile and --profile names one: leave out"),
         (

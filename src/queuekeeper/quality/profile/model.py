@@ -267,14 +267,14 @@ class SnapshotWish(Parameters):
         """
         if not self.rdb:
             return
-        if "redis" not in PROFILED.get(stores, ()):
-            raise UsageError(
-                f"rdb is read instead of Redis, which is not among the chosen stores ({stores}): leave it out"
-            )
         if stores in READ:
             raise UsageError(
                 f"rdb has sessions, and {stores} asks for compacted or fan-out queues, for which a server is needed: "
                 "choose redis, or leave out rdb"
+            )
+        if "redis" not in PROFILED.get(stores, ()):
+            raise UsageError(
+                f"rdb is read instead of Redis, which is not among the chosen stores ({stores}): leave it out"
             )
         if rules.throttle_references_per_s is not None:
             raise UsageError("throttle_references_per_s spares a server, and rdb asks none: leave out one of them")
