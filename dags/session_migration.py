@@ -23,8 +23,10 @@ SessionRouter, or the trigger for other writers is installed. Start with a dry r
   paused.
 - **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or solve the problem and clear the
   task: it continues where it was. While it waits it is *deferred*, which needs a triggerer.
-- **commit**: nobody approved. Clients stay on Redis, and the mirror still writes their changes to PostgreSQL. Clear
-  `approve_commit` to be asked again, or trigger `session_rollback`.
+- **mirror**: while a person is asked, it writes changes to PostgreSQL once a minute; in between it is *deferred*. It
+  ends within a minute of the answer.
+- **commit**: nobody approved. Clients stay on Redis, and Redis keeps their changes. Run `queuekeeper online mirror PLAN
+  --follow`, then clear `approve_commit` and `mirror` to be asked again, or trigger `session_rollback`.
 - **verify**: source and target differ, or rows are unaccounted for. Leave the broker stopped and open the report,
   which lists every difference.
 - **report**: clear the task; it only reads.
@@ -54,6 +56,7 @@ from queuekeeper.airflow.operators.online import (
     CatchUpOperator,
     CommitOperator,
     CutOverOperator,
+    MirrorOperator,
     RehearseOperator,
     SoakOperator,
 )
@@ -106,6 +109,7 @@ with DAG(
         plan_only=False,
         retry_delay=timedelta(seconds=1),
     )
+    mirror = MirrorOperator(task_id="mirror", plan_id=PLAN_ID, until=approve_commit.task_id, **ONLINE)
     commit = CommitOperator(task_id="commit", plan_id=PLAN_ID, decision=approve_commit.output, **ONLINE)
 
     # Both modes meet again here.
@@ -118,7 +122,8 @@ with DAG(
     migrated = EmptyOperator(task_id="migrated")
 
     plan >> summarise >> approve >> check >> arm >> copy >> [verify, catch_up]
-    catch_up >> rehearse >> cut_over >> soak >> approve_commit >> commit
-    [verify, commit] >> moved
+    catch_up >> rehearse >> cut_over >> soak >> [approve_commit, mirror]
+    approve_commit >> commit
+    [verify, commit, mirror] >> moved
     [check, moved] >> report
     [moved, report] >> migrated

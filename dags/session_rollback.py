@@ -8,10 +8,9 @@ are written to PostgreSQL and compared while its writers wait, and PostgreSQL ow
 ### If it fails
 
 - **look**: no client on Redis could be returned, or the migration was committed. Nothing was changed.
-- **roll_back**: nobody approved, and nothing was changed; or clients could not be moved. These stay on Redis, and the
-  mirror still writes their changes to PostgreSQL: do what the log says, then clear the task, and it continues with the
-  clients that are left. *Deferred*: the mirror is too far behind, and the log says by how much; or the migration is
-  paused.
+- **roll_back**: nobody approved, and nothing was changed; or clients could not be moved. These stay on Redis,
+  which keeps their changes: do what the log says, then clear the task, and it continues with the clients that are left.
+  *Deferred*: the mirror is too far behind, and the log says by how much; or the migration is paused.
 
 Step by step, with commands: `docs/runbooks/session_rollback.md`. Owner: queuekeeper.
 """

@@ -38,9 +38,9 @@ pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 ROOT = Path(__file__).resolve().parents[2]
 BEHIND_THE_PLAN = (
     "approve", "check_approval", "arm", "copy", "verify", "catch_up", "rehearse", "cut_over", "soak", "approve_commit",
-    "commit", "moved", "report", "migrated",
+    "mirror", "commit", "moved", "report", "migrated",
 )  # fmt: skip
-ONLINE = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
+ONLINE = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "mirror", "commit"}
 
 
 class Runs:

@@ -166,8 +166,9 @@ def test_session_migration_is_wired_as_it_is_drawn(dag_bag: DagBag) -> None:
         "cut_over": {"rehearse"},
         "soak": {"cut_over"},
         "approve_commit": {"soak"},
+        "mirror": {"soak"},
         "commit": {"approve_commit"},
-        "moved": {"verify", "commit"},
+        "moved": {"verify", "commit", "mirror"},
         "report": {"check_approval", "moved"},
         "migrated": {"moved", "report"},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from queuekeeper.airflow.operators.online import (
     CommitOperator,
     CutOverOperator,
     LookAtCohortsOperator,
+    MirrorOperator,
     OnlineOperator,
     RehearseOperator,
     RollBackOperator,
@@ -156,6 +158,16 @@ def test_all_tasks_from_one_layout_of_redis_to_the_other_and_back(world: OnlineW
     assert world.all_owners() == {"redis"}
 
 
+def test_log_of_a_step_says_what_it_did_in_the_words_of_the_command(
+    world: OnlineWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut_over(world)
+    told = capsys.readouterr().out
+
+    assert re.search(r"verify: 10 clients, 10 equal +\[", told)
+    assert re.search(r"cut over: 5 clients, 5 moved; fenced p50 \d+\.\d ms, p99 \d+\.\d ms, longest \d+\.\d ms", told)
+
+
 def test_soak_waits_in_the_triggerer_and_goes_on_where_it_was(world: OnlineWorld, dag_bag: DagBag) -> None:
     cut_over(world)
     waiting = []
@@ -184,6 +196,47 @@ def test_soak_waits_in_the_triggerer_and_goes_on_where_it_was(world: OnlineWorld
     assert found["begun_ms"] == pytest.approx(1_000 * begun.timestamp() - 7 * 86_400_000, abs=2)
     # A worker is held for a look only: what cuts a task short counts for each look.
     assert dag_bag.dags["session_migration"].get_task("soak").execution_timeout == timedelta(hours=12)
+
+
+class Question:
+    """A task that asks a person, as another task of its run sees it."""
+
+    state = "awaiting_input"
+
+    def get_ti_count(self, dag_id: str, *, task_ids: list[str], run_ids: list[str] | None, states: list[str]) -> int:
+        assert (dag_id, task_ids, run_ids) == ("session_migration", ["approve_commit"], ["run-1"])
+        return int(self.state in states)
+
+
+@pytest.mark.parametrize("answer", ["success", "failed"])
+def test_mirror_is_kept_up_to_date_until_a_person_has_answered_and_once_more_then(
+    world: OnlineWorld, connections: Callable[..., None], capsys: pytest.CaptureFixture[str], answer: str
+) -> None:
+    cut_over(world)
+    run(SoakOperator, soak_minutes="0")
+    question, at_work = Question(), context()
+    at_work["ti"], at_work["dag_run"].dag_id = question, "session_migration"
+
+    def look() -> Any:
+        task = MirrorOperator(task_id="task", plan_id=PLAN_ID, mode="online", lease_ms="1000", until="approve_commit")
+        return task.look_again(at_work)
+
+    world.leave_behind(CLIENTS[0], b"while it waits")
+    with pytest.raises(TaskDeferred):
+        look()
+    assert b"while it waits" in {row[-1] for row in world.sql("SELECT payload FROM device_publish_msg")}
+    # A server that is away for a while does not end it.
+    connections(queuekeeper_postgres=world.postgres_url, queuekeeper_redis="redis://127.0.0.1:1/0")
+    with pytest.raises(TaskDeferred):
+        look()
+    assert "the mirror stands still: Redis at 127.0.0.1:1 refuses" in capsys.readouterr().out
+
+    connections(queuekeeper_postgres=world.postgres_url, queuekeeper_redis=world.redis_url)
+    world.leave_behind(CLIENTS[0], b"just before the answer")
+    question.state = answer
+    found = look()
+    assert (found["behind"], found["written"], found["refused"]) == (1, 1, 0)
+    assert b"just before the answer" in {row[-1] for row in world.sql("SELECT payload FROM device_publish_msg")}
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from queuekeeper.airflow.operators.online import (
     ArmCohortsOperator,
     CatchUpOperator,
     CommitOperator,
+    MirrorOperator,
     OnlineOperator,
     RollBackOperator,
     SoakOperator,
@@ -53,7 +54,7 @@ from queuekeeper.maintenance.partitions.model import (
 )
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger.model import CopyReport, VerifyReport
-from queuekeeper.migration.online.reports import SoakReport, StepReport
+from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport
 from queuekeeper.migration.spark import job
 from queuekeeper.quality.judge.run import QualityReport
 from queuekeeper.quality.judge.store import Verdict
@@ -189,6 +190,7 @@ STEPS: dict[str, tuple[type[OnlineOperator], dict[str, Any]]] = {
     "roll-back": (RollBackOperator, {"decision": None, "max_lag_s": 1}),
     "commit": (CommitOperator, {"decision": None}),
     "soak": (SoakOperator, {"soak_minutes": 0}),
+    "mirror": (MirrorOperator, {"until": "approve_commit"}),
 }  # fmt: skip
 
 
@@ -201,11 +203,12 @@ def test_step_with_devices_connected_is_the_same_record_from_task_and_command(
         plan_id=plan_id, step=step, cohorts=(0,), clients=2, outcomes={"moved": 2}, written=5, removed=1, set_aside=0,
         fenced_p50_ms=1.5, fenced_p99_ms=2.5, fenced_longest_ms=3.0, seconds=0.5, examples=(("meter-7", "kept"),),
     )  # fmt: skip
+    mirrored = MirrorReport(plan_id=plan_id, clients=2, behind=1, lag_s=0.5, written=1)
     soaked = SoakReport(plan_id=plan_id, clients=2, behind=0, lag_s=0.0, written=1, begun_ms=7, left_s=0.0)
-    names = ("arm", "catch_up", "verify", "mirror", "roll_back", "commit")
+    names = ("arm", "catch_up", "verify", "roll_back", "commit")
     does: Any = {name: lambda *_, **__: moved for name in names}
     does |= {name: lambda *_, **__: soaked for name in ("soak", "look_at_soak")}
-    does["too_far_behind"] = lambda *_, **__: ""
+    does |= {"mirror": lambda *_, **__: mirrored, "too_far_behind": lambda *_, **__: ""}
     monkeypatch.setattr(OnPlan, "driver", lambda *_: SimpleNamespace(**does))
     kind, given = STEPS[step]
     if step != "roll-back":
@@ -214,7 +217,7 @@ def test_step_with_devices_connected_is_the_same_record_from_task_and_command(
 
     told = called("online", step, plan_id, *(["--yes"] if step in ("roll-back", "commit") else []))
 
-    alike(operator.step(SimpleNamespace(**does)), told, soaked if step == "soak" else moved)  # type: ignore[arg-type]
+    alike(operator.step(SimpleNamespace(**does)), told, {"soak": soaked, "mirror": mirrored}.get(step, moved))  # type: ignore[arg-type]
 
 
 def test_clients_that_a_step_leaves_over_are_counted_in_the_same_words_by_task_and_command(

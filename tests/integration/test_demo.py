@@ -268,7 +268,7 @@ def _migration_is_on_record_for_those_who_may_see_it(airflow: AirflowServer, htm
         run_id = str(run["dag_run_id"])
         found = states(client, run_id)
         # The broker is stopped: no client has to change its owner.
-        online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
+        online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "mirror", "commit"}
         assert {task for task, state in found.items() if state == "skipped"} == online
         assert {state for task, state in found.items() if task not in online} == {"success"}
         plan_id = client.returned(DAG, run_id, "verify")["plan_id"]

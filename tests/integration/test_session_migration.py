@@ -166,7 +166,7 @@ def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(
     }
     found = states(client, run_id)
     # The broker is stopped: no client has to change its owner.
-    online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
+    online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "mirror", "commit"}
     assert {task for task, each in found.items() if each == "skipped"} == online
     assert {each for task, each in found.items() if task not in online} == {"success"}
     assert [task.map_index for task in client.tasks(DAG, run_id) if task.task_id == "copy"] == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
 
 LOOK_S = 60
 """Seconds between two checks of a waiting task."""
+
+ENDED = frozenset({"success", "failed", "upstream_failed", "skipped", "removed"})
+"""States of a task that does nothing any more."""
+
+
+def count_tasks(context: Context, *task_ids: str, states: Iterable[str], run_ids: list[str] | None = None) -> int:
+    """Return how many of these tasks of the DAG are in one of the states.
+
+    :param run_ids: runs to look at; ``None`` means all.
+    """
+    count: int = context["ti"].get_ti_count(
+        context["dag_run"].dag_id, task_ids=list(task_ids), run_ids=run_ids, states=sorted(states)
+    )
+    return count
 
 
 class LooksAgain(SupervisedOperator):

@@ -71,11 +71,6 @@ def _asks(*names: str) -> Taken:
 
 def _done(report: StepReport) -> Shown:
     def pretty() -> Iterator[Any]:
-        fenced = (
-            f"p50 {report.fenced_p50_ms:,.1f} ms, p99 {report.fenced_p99_ms:,.1f} ms, longest {_longest(report)}"
-            if report.fenced_p50_ms is not None
-            else None
-        )
         facts: dict[str, Any] = {
             "cohorts": len(report.cohorts),
             "clients": report.clients,
@@ -83,7 +78,7 @@ def _done(report: StepReport) -> Shown:
             "messages written": report.written,
             "messages removed": report.removed,
             "set aside": report.set_aside or None,
-            "fenced": fenced,
+            "fenced": report.fenced_words or None,
             "seconds": report.seconds,
         }
         yield pairs(f"{report.step.capitalize()} of plan {report.plan_id}", facts)
@@ -196,11 +191,7 @@ def mirror(call: OnPlan, plan_id: PlanId, *, parameters: StepWish, follow: bool 
     with stopped_by_signals(stop):
         while going:
             report = driver.mirror(chosen, dry_run=call.dry_run)
-            words = (
-                f"mirror: behind for {report.behind:,} of {number_of(report.clients, 'client')}, by "
-                f"{report.lag_s:,.1f} s; {report.written:,} written, {report.refused:,} refused"
-            )
-            show_result(Shown(report, partial(list[Any], [words])), as_json=call.as_json)
+            show_result(Shown(report, partial(list[Any], [f"mirror: {report.words}"])), as_json=call.as_json)
             time.sleep(0.5)
     return None
 

@@ -11,10 +11,10 @@ from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.operators.approval import AnswerOperator
 from queuekeeper.airflow.operators.asked import Ask, argument
 from queuekeeper.airflow.operators.stores import StoresOperator
-from queuekeeper.airflow.waits import PausableOperator
+from queuekeeper.airflow.waits import ENDED, PausableOperator, count_tasks
 from queuekeeper.audit import record_answer
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import CheckFailed
+from queuekeeper.errors import CheckFailed, ServerUnavailable
 from queuekeeper.facts import brief
 from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import parse_cohorts
@@ -89,15 +89,7 @@ class OnlineOperator(PausableOperator, StoresOperator):
 
         :raises CheckFailed: when clients could not be moved.
         """
-        self.log.info(
-            "%s: %s clients, %s; fenced p50 %s ms, p99 %s ms, longest %s ms",
-            report.step,
-            report.clients,
-            report.outcomes,
-            report.fenced_p50_ms,
-            report.fenced_p99_ms,
-            report.fenced_longest_ms,
-        )
+        self.log.info("%s", report.words)
         if report.left:
             raise CheckFailed(f"{report.left_words}: clear this task to try again")
         return brief(report)
@@ -187,12 +179,40 @@ class SoakOperator(OnlineOperator):
         """Check the mirror and wait for the next check; compare every client at the end."""
         report = driver.look_at_soak(minutes=self.read(OnlineWish).soak_minutes)
         if not report.is_over:
-            self.log.info(
-                "%.0f s left; %s clients mirrored, %s behind by %.1f s",
-                report.left_s, report.clients, report.behind, report.lag_s,
-            )  # fmt: skip
+            self.log.info("%.0f s left; mirror: %s", report.left_s, report.words)
             self.park(at_most_s=report.left_s)
         self.told(driver.verify())
+        return brief(report)
+
+
+class MirrorOperator(OnlineOperator):
+    """Keep the mirror up to date, once a minute, until another task of the run has ended, and once more then.
+
+    In between the task holds no worker slot. A server that is away is asked again a minute later.
+
+    :param until: id of the other task: one that asks a person whether the mirror is to end.
+    """
+
+    until: str = argument()
+    is_last = True
+
+    def work(self, context: Context) -> Any:
+        """See first whether the other task has ended, so that a pass follows its end."""
+        self.is_last = count_tasks(context, self.until, states=ENDED, run_ids=[context["dag_run"].run_id]) > 0
+        try:
+            return super().work(context)
+        except ServerUnavailable as error:
+            if self.is_last:
+                raise
+            self.log.warning("the mirror stands still: %s", error)
+            self.park()
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Write what has changed in the target to the source."""
+        report = driver.mirror()
+        self.log.info("mirror: %s", report.words)
+        if not self.is_last:
+            self.park()
         return brief(report)
 
 

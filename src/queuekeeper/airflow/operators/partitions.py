@@ -17,7 +17,7 @@ from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.operators.stores import DatabaseOperator
 from queuekeeper.airflow.run_index import forms_url, publish
 from queuekeeper.airflow.settings import task_settings
-from queuekeeper.airflow.waits import PausableOperator
+from queuekeeper.airflow.waits import ENDED, PausableOperator, count_tasks
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.facts import brief, plain
@@ -250,19 +250,13 @@ class PlanQuestionOperator(PlanPartitionsOperator):
         }
 
 
-_AT_WORK = sorted(set(TaskInstanceState) - {"success", "failed", "upstream_failed", "skipped", "removed"})
+_AT_WORK = frozenset(state.value for state in TaskInstanceState) - ENDED
 
 
 def _others_at_work(context: Context, *task_ids: str) -> bool:
     """Return whether another run has begun one of these tasks and not ended it; Airflow ends tasks that were killed."""
-    run = context["dag_run"]
-
-    def count(run_ids: list[str] | None) -> int:
-        return context["ti"].get_ti_count(
-            run.dag_id, task_ids=list(task_ids), run_ids=run_ids, states=[state.value for state in _AT_WORK]
-        )
-
-    return count(None) > count([run.run_id])
+    ours = count_tasks(context, *task_ids, states=_AT_WORK, run_ids=[context["dag_run"].run_id])
+    return count_tasks(context, *task_ids, states=_AT_WORK) > ours
 
 
 class ApprovePartitionsOperator(ApprovePlanOperator):

@@ -110,6 +110,23 @@ class StepReport:
         return f"not all clients are done: {left}; they stay where they are" if left else ""
 
     @property
+    def fenced_words(self) -> str:
+        """For how long clients were fenced, in words; empty when none was."""
+        if self.fenced_p50_ms is None:
+            return ""
+        return (
+            f"p50 {self.fenced_p50_ms:,.1f} ms, p99 {self.fenced_p99_ms:,.1f} ms, "
+            f"longest {self.fenced_longest_ms:,.1f} ms"
+        )
+
+    @property
+    def words(self) -> str:
+        """What the step did, in one line."""
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in self.outcomes.items())
+        fenced = self.fenced_words and f"; fenced {self.fenced_words}"
+        return f"{self.step}: {number_of(self.clients, 'client')}{outcomes and f', {outcomes}'}{fenced}"
+
+    @property
     def kept(self) -> int:
         """Clients that stay in PostgreSQL: they have bad rows that the plan leaves, or no cluster can hold them."""
         return self.outcomes.get(Outcome.KEPT, 0)
@@ -134,6 +151,14 @@ class MirrorReport:
     written: int
     refused: int = 0
     reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """How far the source was behind, and what the pass did."""
+        return (
+            f"behind for {self.behind:,} of {number_of(self.clients, 'client')}, by {self.lag_s:,.1f} s; "
+            f"{self.written:,} written, {self.refused:,} refused"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
