@@ -43,7 +43,11 @@ def test_step_never_gets_empty_and_grows_back_once_answers_are_quick() -> None:
     assert (server.breaker.size(1_000), server.breaker.size(3)) == (15, 1)
     assert server.answer(*[0.01] * 19) == 15
     assert server.answer(0.01) == 31
-    assert server.answer(*[0.01] * 100) == 1_000
+    server.said.clear()
+    assert server.answer(*[0.01] * 60) == 250
+    assert server.said == []
+    assert server.answer(*[0.01] * 40) == 1_000
+    assert server.said == ["answers are quick again: steps have their full size"]
 
 
 def test_waiting_for_the_rate_is_not_taken_for_a_slow_answer() -> None:

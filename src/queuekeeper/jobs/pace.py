@@ -105,7 +105,7 @@ def run_rest(runs: MaintenanceRuns, run_id: str) -> Callable[[], None]:
 class Breaker:
     """Halves the steps of a job after three slow answers in a row, and doubles them again after twenty quick ones.
 
-    :param say: prints that steps get smaller.
+    :param say: prints that steps get smaller, and that they have their full size again.
     """
 
     say: Callable[[str], None]
@@ -140,5 +140,7 @@ class Breaker:
             self.say(f"three answers in a row took longer than {SLOW_S:g} s: steps are 1/{2**self._halvings} from now")
         elif self._quick == _QUICK_IN_A_ROW and self._halvings:
             self._halvings -= 1
+            if not self._halvings:
+                self.say("answers are quick again: steps have their full size")
         if self._slow == _SLOW_IN_A_ROW or self._quick == _QUICK_IN_A_ROW:
             self._slow = self._quick = 0
