@@ -12,10 +12,12 @@ import pytest
 
 from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.migration.audit.recount import audit_migration
 from queuekeeper.migration.ledger.model import Difference, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.offline import quarantine
 from queuekeeper.migration.offline.quarantine import ReplayReport
 from tests.property.migration_rules import Message
+from tests.spark.test_profile_queues import saved
 from tests.spark.world import Client, World, sessions_in
 
 REASONS_BY_HAND = ("topic_empty", "qos_out_of_range", "packet_type_unknown", "time_out_of_range")
@@ -198,6 +200,15 @@ def test_ledger_balances_after_repairs_and_counts_them_as_copied(repaired: Repai
     assert sum(row.quarantined for row in ledger) == repaired.plan.total("quarantined") - replayed
     counts = repaired.world.ledger.quarantine_counts(repaired.plan.plan_id)
     assert sum(count.replayed for count in counts) == everywhere
+
+
+def test_audit_comes_to_the_same_ledger_after_repairs(repaired: Repaired) -> None:
+    report = audit_migration(
+        repaired.world.connection, plan_id=repaired.plan.plan_id, paths=[saved(repaired.world.client)]
+    )
+
+    assert report.findings == ()
+    assert report.agrees
 
 
 # Each client suffers one kind of damage.

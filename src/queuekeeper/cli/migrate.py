@@ -21,7 +21,7 @@ from queuekeeper.cli.run_control import PlanId, agree, run_taken_back, run_told
 from queuekeeper.jobs.control import chosen
 from queuekeeper.migration.ledger.ledger import QuarantinedRow, Step
 from queuekeeper.migration.ledger.model import LedgerRow, MigrationPlan, unaccounted
-from queuekeeper.migration.ledger.parameters import CohortChoice, MigrationParameters, PlanWish
+from queuekeeper.migration.ledger.parameters import AuditWish, CohortChoice, MigrationParameters, PlanWish
 from queuekeeper.sessions.judge import check_reason
 from queuekeeper.wording import number_of
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from queuekeeper.cli.tables import Table
+    from queuekeeper.migration.audit.recount import AuditReport
 
 app = group()
 app.add_typer(foreign_writers.app, name="trigger")
@@ -161,6 +162,29 @@ def report(
     """
     run = call.ledger.load(_newest(call, plan_id))
     return run_told(call, run, directory=directory, show_client_ids=show_client_ids)
+
+
+@command(app, asks=takes(lambda: AuditWish))
+def audit(call: OnPostgres, plan_id: PlanIdOrNewest = None, *, parameters: AuditWish) -> Shown:
+    """Recompute the ledger of a finished migration by one SQL query. Exit code 1 when a number or message differs.
+
+    Reads source, quarantine and RDB files of the target, and uses no code of the copy or the verification. Nothing is
+    written that stays.
+
+    Example: `queuekeeper migrate audit --rdb dump.rdb`
+    """
+    from queuekeeper.migration.audit.recount import audit_migration
+
+    plan_id = _newest(call, plan_id)
+    with screen(stderr=True).status("Reading the snapshot and the source"):
+        found = audit_migration(
+            call.connection,
+            plan_id=plan_id,
+            paths=[Path(path) for path in parameters.rdb],
+            database=parameters.rdb_database,
+        )
+    failed = f"the audit of plan {plan_id} finds what the ledger does not have: {found.wrong}"
+    return Shown(found, lambda: _audited(found), failed=None if found.agrees else failed)
 
 
 @command(app)
@@ -332,6 +356,34 @@ def _plan(found: MigrationPlan) -> Iterator[Any]:
     reasons = found.quarantined_by_reason()
     if reasons:
         yield table("Quarantined rows", ("reason", "rows"), reasons.items())
+
+
+def _audited(found: AuditReport) -> Iterator[Any]:
+    if found.agrees:
+        yield cell("✓ The ledger is right", style="bold green")
+    else:
+        yield cell("✗ The ledger is not right", style="bold red")
+    heads = ("number", "ledger", "recomputed")
+    numbers = [(each.name.replace("_", " "), each.ledger, each.recomputed) for each in found.numbers]
+    yield table(f"Ledger of {number_of(len(found.cohorts), 'cohort')}", heads, numbers)
+    if any(each.agrees and each.ledger != each.recomputed for each in found.numbers):
+        yield "\nA message whose life ended while the verification ran may be copied to one and expired to the other."
+    wrong = [
+        (str(cohort.cohort), each.name.replace("_", " "), each.ledger, each.recomputed)
+        for cohort in found.cohorts
+        for each in cohort.numbers
+        if not each.agrees
+    ]
+    if wrong:
+        yield table("Numbers that differ", ("cohort", *heads), wrong)
+    columns = {"client": "client_id", "serial": "serial_number", "packet id": "packet_id"}
+    for each in found.findings:
+        title = f"{each.kind.replace('_', ' ').capitalize()}: {each.count:,}"
+        shown = f", the first {len(each.examples)}" if len(each.examples) < each.count else ""
+        yield listing(title + shown, each.examples, columns | {"expected": "expected", "found": "found"})
+    if found.sessions_elsewhere:
+        yield f"\nThe files have {number_of(found.sessions_elsewhere, 'session')} more, which the source does not know."
+    yield f"\nSnapshot of {instant(found.taken_at_ms)}, {found.seconds:,.1f} s."
 
 
 def _verdict(*, balanced: bool) -> Text:

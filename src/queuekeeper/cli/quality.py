@@ -94,7 +94,7 @@ def _check_files(call: OnServers, wish: ProfileWish) -> None:
         return
     if call.redis_url is not None:
         raise UsageError("rdb is read instead of a server: leave out --redis-url, or rdb")
-    from queuekeeper.quality.profile.snapshot_scan import files_at
+    from queuekeeper.rdb.files import files_at
 
     files_at([Path(path) for path in wish.rdb])
 

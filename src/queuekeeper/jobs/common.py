@@ -140,6 +140,33 @@ def run_id(*, help: str, unset: str, examples: list[str]) -> Any:  # noqa: A002 
     return parameter("", title="Run", help=help, unset=unset, examples=examples)
 
 
+def rdb(*, help: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
+    """Declare RDB files that are read instead of Redis.
+
+    :param help: sentences that say what is read; who has a cluster is told more.
+    """
+    return parameter(
+        (),
+        title="RDB files",
+        help=f"{help} Of a cluster, name the file of each master.",
+        longest=1_024,
+        noun="FILE",
+        examples=[["/srv/backup/dump.rdb"]],
+        **said,
+    )
+
+
+def rdb_database() -> Any:
+    """Declare which logical database of RDB files is read."""
+    return parameter(
+        0,
+        title="Database of the RDB files",
+        help="Logical database of the RDB files that holds the queues.",
+        least=0,
+        examples=[0],
+    )
+
+
 def approval_minutes(*, title: str, help: str) -> Any:  # noqa: A002 - as of a parameter
     """Declare for how many minutes an approval is waited for, or counts; the default is a day."""
     return minutes(1_440, title=title, help=help, section=Section.APPROVAL, examples=[60, 1_440])

@@ -280,6 +280,18 @@ class CohortChoice(Parameters):
     cohorts: str = common.cohorts(what="Which of the plan's cohorts.", default="", unset="all of them")
 
 
+class AuditWish(Parameters):
+    """Files in which an audit finds what Redis held when the migration was finished."""
+
+    rdb: tuple[str, ...] = common.rdb(
+        help="RDB file of the target Redis, which SAVE or BGSAVE has written after the copy. It is read once, from its "
+        "beginning to its end, and no server but PostgreSQL is asked anything.",
+        needed=True,
+        rule="name a file that Redis has written by BGSAVE after the copy",
+    )
+    rdb_database: int = common.rdb_database()
+
+
 class CopyManner(Parameters):
     """What a copy does when the migration is paused, and which cohorts it leaves out."""
 

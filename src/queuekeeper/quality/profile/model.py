@@ -221,23 +221,12 @@ class ProfilePlace(Parameters):
 class SnapshotWish(Parameters):
     """RDB files that are read instead of Redis."""
 
-    rdb: tuple[str, ...] = parameter(
-        (),
-        title="RDB files",
+    rdb: tuple[str, ...] = common.rdb(
         help="RDB file of SAVE, BGSAVE or a backup, which is read instead of Redis; no server is asked anything. All "
-        "workers of Spark must reach it by this name. Of a cluster, name the file of each master.",
+        "workers of Spark must reach it by this name.",
         unset="Redis is read",
-        longest=1_024,
-        noun="FILE",
-        examples=[["/srv/backup/dump.rdb"]],
     )
-    rdb_database: int = parameter(
-        0,
-        title="Database of the RDB files",
-        help="Logical database of the RDB files that holds the queues.",
-        least=0,
-        examples=[0],
-    )
+    rdb_database: int = common.rdb_database()
     rdb_as_of: str | None = parameter(
         None,
         title="Instant of the RDB files",

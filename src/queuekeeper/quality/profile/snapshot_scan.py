@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,56 +36,6 @@ _KEYS_PER_PAGE = 20_000
 _BYTES_PER_PAGE = 16_000_000
 # Types whose values a profile looks into; payloads have an end of their own.
 _VALUES = {b"messages": Kind.ZSET, b"last_packet_id": Kind.STRING, b"session": Kind.HASH, b"packed": Kind.HASH}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SnapshotFiles:
-    """RDB files of one Redis: that of a server, or one of each master of a cluster.
-
-    :ivar paths: in the order of their names.
-    :ivar as_of_ms: instant at which the last of them was begun.
-    :ivar key_count: number of keys in all of them, as the files say.
-    """
-
-    paths: tuple[Path, ...]
-    as_of_ms: int | None
-    key_count: int
-    is_cluster: bool
-
-
-def files_at(paths: Sequence[Path]) -> SnapshotFiles:
-    """Return what RDB files say of themselves before their first keys.
-
-    :raises UsageError: when there is no such file, one is named twice, or one of several is of a single server.
-    :raises UnreadableSnapshot: when one is no file that can be read.
-    """
-    absolute = sorted(path.absolute() for path in paths)
-    found = [_snapshot_at(path) for path in absolute]
-    for path, other in combinations(absolute, 2):
-        if path.samefile(other):
-            raise UsageError(f"{path} and {other} are one file: name the file of each master once")
-    for path, each in zip(absolute, found, strict=True):
-        if len(found) > 1 and each.is_of_single_server:
-            raise UsageError(
-                f"{path} is of a single server: name it by itself; only files of the masters of one cluster are read "
-                "together"
-            )
-    return SnapshotFiles(
-        paths=tuple(absolute),
-        as_of_ms=max((each.taken_at_ms for each in found if each.taken_at_ms is not None), default=None),
-        key_count=sum(each.key_count for each in found),
-        is_cluster=len(found) > 1 or found[0].is_clustered,
-    )
-
-
-def _snapshot_at(path: Path) -> Snapshot:
-    try:
-        with path.open("rb") as file:
-            return Snapshot(file, name=str(path))
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}): name an RDB file, as SAVE, BGSAVE or a backup writes it"
-        ) from None
 
 
 def session_keys_of(

@@ -42,8 +42,8 @@ from queuekeeper.quality.profile.model import (
 from queuekeeper.quality.profile.preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile.queue_reader import QueueReader
 from queuekeeper.quality.profile.servers import redis_target
-from queuekeeper.quality.profile.snapshot_scan import SnapshotFiles
 from queuekeeper.quality.profile.tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
+from queuekeeper.rdb.files import SnapshotFiles, files_at
 from queuekeeper.rdb.snapshot import Snapshot
 from queuekeeper.redis_client import RedisClient, clocks_ms, count_keys, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
@@ -171,7 +171,7 @@ def profile_snapshot(
         says when it was written.
     """
     started = time.monotonic()
-    files = snapshot_scan.files_at(paths)
+    files = files_at(paths)
     instant_ms = files.as_of_ms if as_of_ms is None else as_of_ms
     if instant_ms is None:
         raise UsageError(
