@@ -29,6 +29,7 @@ from queuekeeper.jobs.undo import UndoFile, undo_file_exists, undo_path, undo_pa
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_names import readings
+from queuekeeper.wording import sentence
 
 _log = logging.getLogger(__name__)
 
@@ -294,11 +295,11 @@ class Engine:
     def _narrator(self, step: str, *, to_do: str, total: int | None = None) -> Callable[[Counts], None]:
         """Return what says every few seconds how far a step is, told its counts.
 
-        :param to_do: what the changes are.
+        :param to_do: sentence on the number of changes.
         :param total: how much there is to look at; none where nobody knows.
         """
         narrator = Narrator(self.say, step, total=total, unit=self.job.words.units)
-        return lambda counts: narrator.at(counts.scanned, f"; {counts.changes:,} {to_do}")
+        return lambda counts: narrator.at(counts.scanned, f"; {sentence(to_do, count=counts.changes)}")
 
     def _pass(
         self,

@@ -21,7 +21,7 @@ from queuekeeper.jobs.undo import changes
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import instant
 from queuekeeper.report.files import ReportKind
-from queuekeeper.wording import number_of, plural, sentence
+from queuekeeper.wording import number_of, sentence
 
 if TYPE_CHECKING:
     from queuekeeper.jobs.writer import Writer
@@ -46,8 +46,8 @@ class Words:
     :param go_on: command that continues a stopped run.
     :param unit: what a run goes through, in the singular.
     :param units: what a run goes through, in the plural.
-    :param to_do: words after the number of changes to be made, such as "changes to be made".
-    :param done: words after the number of changes that were made.
+    :param to_do: how many changes are to be made.
+    :param done: how many changes were made.
     :param question: what a person is asked before anything changes.
     :param planned: verdict of a dry run.
     :param nothing: verdict of a run that found nothing to do.
@@ -65,8 +65,8 @@ class Words:
     go_on: str = "{command} --go-on {run_id}"
     unit: str = "key"
     units: str = "keys"
-    to_do: str = "changes to be made"
-    done: str = "changes made"
+    to_do: str = "{count:change} to be made"
+    done: str = "{count:change} made"
     question: str = "{count:change} to be made. Go on?"
     planned: str = "{count:change} to be made, nothing was changed"
     nothing: str = "healthy: there was nothing to do, and nothing was changed"
@@ -87,8 +87,8 @@ class Words:
         :param change: such as "repair".
         """
         return cls(
-            to_do=f"{plural(change)} to be made",
-            done=f"{plural(change)} made",
+            to_do=f"{{count:{change}}} to be made",
+            done=f"{{count:{change}}} made",
             question=f"{{count:{change}}} to be made. Go on?",
             planned=f"{{count:{change}}} to be made, nothing was changed",
             left=f"{{count:{change}}} left to be made",
@@ -484,7 +484,8 @@ class Job(ABC, Generic[P, C, F]):
 
     def done_words(self, share: str, counts: C) -> str:
         """Return a sentence that sums up what was done in a share."""
-        return f"{share}: {counts.changes:,} {self.words.done}, {counts.scanned:,} {self.words.units}"
+        scanned = f"{counts.scanned:,} {self.words.unit if counts.scanned == 1 else self.words.units}"
+        return f"{share}: {sentence(self.words.done, count=counts.changes)}, {scanned}"
 
     @classmethod
     def undo_words(cls, counted: Any) -> str:

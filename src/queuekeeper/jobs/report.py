@@ -106,7 +106,7 @@ def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> Rep
         about=words.about,
         healthy=not is_bad and (outcome.clean or None),
         rules=job.rule_words(plan.parameters),
-        changes=(changes, words.to_do if outcome.dry_run else words.done),
+        changes=sentence(words.to_do if outcome.dry_run else words.done, count=changes).split(" ", 1),
         planned_ms=plan.as_of_ms,
         figures=job.figures(outcome),
         second_look=_second_look(words, outcome),

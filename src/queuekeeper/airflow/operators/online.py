@@ -197,7 +197,7 @@ class MirrorOperator(OnlineOperator):
     is_last = True
 
     def work(self, context: Context) -> Any:
-        """See first whether the other task has ended, so that a pass follows its end."""
+        """Bring the mirror up to date, and defer unless the other task has ended before."""
         self.is_last = count_tasks(context, self.until, states=ENDED, run_ids=[context["dag_run"].run_id]) > 0
         try:
             return super().work(context)
