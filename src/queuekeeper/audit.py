@@ -14,6 +14,7 @@ from queuekeeper.clock import EPOCH, MICROSECOND
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import Connection, rows_of, translated_errors
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import number_of
 
 _PAGE = 5_000
 
@@ -71,6 +72,17 @@ class AuditEntry:
         )
         content = b"".join(b"%d:%b" % (len(each), each) for each in (field.encode() for field in fields))
         return hashlib.sha256(content).hexdigest()
+
+    @property
+    def effect_words(self) -> tuple[tuple[str, str], ...]:
+        """The effect as names and values; numbers of 0 and what is empty are left out."""
+        try:
+            found = json.loads(self.effect)
+        except ValueError:
+            return (("effect", self.effect),)
+        if not isinstance(found, dict):
+            return (("effect", self.effect),)
+        return tuple((name.replace("_", " "), value) for name, value in _flat(found, ""))
 
     def to_json(self) -> str:
         """Return the entry as one line of JSON; the effect stays a text, to which its hash applies."""
@@ -349,3 +361,18 @@ def _entry(row: tuple[Any, ...]) -> AuditEntry:
         previous_hash=previous_hash,
         hash=own_hash,
     )
+
+
+def _flat(found: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name} ")
+        elif isinstance(value, bool):
+            yield f"{before}{name}", "yes" if value else "no"
+        elif isinstance(value, int | float):
+            if value:
+                yield f"{before}{name}", f"{value:,}"
+        elif isinstance(value, list):
+            yield f"{before}{name}", number_of(len(value), "item") if len(value) > 5 else ", ".join(map(str, value))
+        else:
+            yield f"{before}{name}", "none" if value is None else str(value)

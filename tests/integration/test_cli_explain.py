@@ -107,12 +107,15 @@ def test_audit_is_listed_exported_and_verified(servers: tuple[str, ...], postgre
     database = servers[:2]
     with connect(postgres_url, autocommit=True) as connection:
         for plan in ("a", "b"):
-            audit.record(connection, actor="ann", action=audit.Action.APPROVE, subject=plan, effect={"cohorts": 3})
+            effect = {"cohorts": 3, "operations_per_s": None, "counts": {"rows_kept": 1_200, "lost": 0}}
+            audit.record(connection, actor="ann", action=audit.Action.APPROVE, subject=plan, effect=effect)
         assert [entry["subject"] for entry in as_json(run("audit", "list", "--json", *database))["entries"]] == [
             "b",
             "a",
         ]
         assert as_json(run("audit", "list", "--subject", "a", "--json", *database))["entries"][0]["actor"] == "ann"
+        told = " ".join(run("audit", "list", *database).stdout.split())
+        assert "cohorts 3; counts rows kept 1,200; operations per s none" in told
         lines = run("audit", "export", *database).stdout.splitlines()
         assert audit.verify_chain(audit.AuditEntry.from_json(line) for line in lines).is_whole
         whole = run("audit", "verify", *database)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
-from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import Response, StreamingResponse
@@ -15,7 +13,6 @@ from queuekeeper.airflow.plugin.security import Guards
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.postgres import Connection
-from queuekeeper.wording import number_of
 
 _PAGE = 200
 
@@ -51,7 +48,7 @@ def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
             "audit.html.j2",
             section="audit",
             found=found,
-            entries=[(entry, effect_words(entry)) for entry in shown],
+            entries=[(entry, entry.effect_words) for entry in shown],
             chain=chain,
             asked=asked,
             filtered=any(asked.values()),
@@ -91,27 +88,3 @@ def _day(text: str, name: str, *, later: timedelta = timedelta()) -> datetime | 
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + later
     except (ValueError, OverflowError):
         raise HTTPException(422, f"{name} is not a day: write it as 2026-01-31.") from None
-
-
-def effect_words(entry: audit.AuditEntry) -> list[tuple[str, str]]:
-    """Return the effect of an entry as names and values."""
-    try:
-        found = json.loads(entry.effect)
-    except ValueError:
-        return [("effect", entry.effect)]
-    return list(_flat(found, "")) if isinstance(found, dict) else [("effect", entry.effect)]
-
-
-def _flat(found: dict[str, Any], before: str) -> Iterator[tuple[str, str]]:
-    for name, value in found.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name} ")
-        elif isinstance(value, bool):
-            yield f"{before}{name}", "yes" if value else "no"
-        elif isinstance(value, int | float):
-            if value:
-                yield f"{before}{name}", f"{value:,}"
-        elif isinstance(value, list):
-            yield f"{before}{name}", number_of(len(value), "item") if len(value) > 5 else ", ".join(map(str, value))
-        else:
-            yield f"{before}{name}", str(value)

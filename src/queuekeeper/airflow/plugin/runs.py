@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
 from queuekeeper import audit
-from queuekeeper.airflow.plugin.audit import effect_words
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
@@ -85,7 +84,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
             plan_id=plan_id,
             report=await asyncio.to_thread(panel, lambda: report_of_run(dag_id, run_id)),
             found=found,
-            entries=[(entry, effect_words(entry)) for entry in found.value or []],
+            entries=[(entry, entry.effect_words) for entry in found.value or []],
             page=await asyncio.to_thread(_overview, dag_id),
         )
 
