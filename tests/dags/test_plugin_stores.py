@@ -158,6 +158,9 @@ def test_overview_tells_what_stores_hold_by_runs_that_read_all_queues(empty: Wor
     assert "400 messages in all queues; up from 300 over 5 runs" in after
     assert held[0] in after
     assert "This and what the stores hold is of the last run that read all queues, " in after
+    assert "Expiry and worst queues are of the last run that read all queues, " in text_of(
+        empty.browser.get("/quality")
+    )
 
     empty.connection.execute("DELETE FROM queuekeeper.quality_runs WHERE mode = 'full'")
     alone = text_of(empty.browser.get("/"))

@@ -15,8 +15,8 @@ from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.store import ExpiryHour, Verdict
 from queuekeeper.quality.report.gather import compose_report, write_report
-from queuekeeper.quality.report.model import PublishedReport
-from queuekeeper.quality.report.page import render
+from queuekeeper.quality.report.model import ExpiryTimeline, PublishedReport
+from queuekeeper.quality.report.page import expiry_charts, held_charts, render
 from queuekeeper.report.figures import harmless, short
 from tests import quality_samples as samples
 from tests.pages import check_harmless, text_of
@@ -152,6 +152,25 @@ def test_a_check_that_did_not_run_says_why(failed: PublishedReport) -> None:
     assert why["Q2"] == "not part of the suites that were chosen"
     assert why["Q21"].startswith("needs the messages' contents")
     assert "Q11" not in why
+
+
+def test_expiry_is_plotted_in_the_unit_and_over_the_hours_or_days_that_fit_it(failed: PublishedReport) -> None:
+    redis = failed.expiry[0]
+    first = replace(redis, points=redis.points[:1])
+    (point,) = (
+        replace(each, messages=2, payload_bytes=300, held_bytes=500, held_after_cleanup_bytes=400)
+        for each in first.points
+    )
+
+    def titles(timeline: ExpiryTimeline) -> set[str]:
+        drawn = [chart for chart in (*expiry_charts(timeline), held_charts(timeline)) if chart]
+        found = re.findall(r"<text[^>]*>([^<]+)</text>", "".join(str(wide) for wide, _ in drawn))
+        return {text for text in found if re.search("[a-z]", text)} - {"without cleanup", "with cleanup"}
+
+    assert titles(redis) == {"MiB per hour", "messages per hour", "days from the reading", "MiB held"}
+    assert titles(replace(first, points=(point,))) == {
+        "B per hour", "messages per hour", "hours from the reading", "B held",
+    }  # fmt: skip
 
 
 def test_expiry_adds_up_and_a_cleanup_frees_what_redis_keeps(failed: PublishedReport) -> None:

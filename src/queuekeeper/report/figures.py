@@ -18,16 +18,19 @@ def number(value: int | float) -> str:
     return f"{round(value):,}"
 
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 def size(value: int | float) -> str:
     """Return bytes in the unit that reads best, for example ``62.1 MiB``."""
-    amount = float(value)
-    if abs(amount) < 1024:
-        return f"{amount:,.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        amount /= 1024
-        if abs(amount) < 1024 or unit == "TiB":
-            break
-    return f"{amount:,.1f} {unit}"
+    unit_bytes, unit = unit_of(value)
+    return f"{value / unit_bytes:,.{0 if unit_bytes == 1 else 1}f} {unit}"
+
+
+def unit_of(value: int | float) -> tuple[int, str]:
+    """Return the unit in which a number of bytes reads best, in bytes and by its name."""
+    found = next((power for power in range(len(_UNITS)) if abs(value) < 1024 ** (power + 1)), len(_UNITS) - 1)
+    return 1024**found, _UNITS[found]
 
 
 def duration(seconds: float) -> str:

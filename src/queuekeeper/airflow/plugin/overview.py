@@ -63,7 +63,7 @@ def routes(site: Site, stores: Stores) -> APIRouter:
         # Wait once for a store that hangs, not once for each part of the page.
         latest, whole, matters, waiting, postgres, redis, plans, runs = together(
             lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
-            lambda: stores.from_postgres(lambda connection: _whole_report(connection, now_ms=site.clock())),
+            lambda: stores.from_postgres(lambda connection: whole_report(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(lambda connection: find_matters(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(_waiting),
             lambda: stores.from_postgres(_postgres_facts),
@@ -103,7 +103,7 @@ def latest_report(connection: Connection, *, now_ms: int) -> PublishedReport | N
     return build_report(connection, quality_run_id=runs[0].quality_run_id, now_ms=now_ms, forms_url=forms_url())
 
 
-def _whole_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
+def whole_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
     """Return the report of the last run that read all queues, where a later one read a part of them."""
     store = QualityStore(connection)
     newest, whole = store.runs(limit=1, finished=True), store.whole_run()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from markupsafe import Markup
 
-from queuekeeper.clock import DAY_MS
+from queuekeeper.clock import DAY_MS, HOUR_MS
 from queuekeeper.jobs.findings import Status
 from queuekeeper.quality.judge.store import DepthBucket, Verdict
 from queuekeeper.quality.report.model import (
@@ -20,7 +21,7 @@ from queuekeeper.quality.report.model import (
     PublishedReport,
 )
 from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, told
-from queuekeeper.report.figures import harmless, instant, number, size
+from queuekeeper.report.figures import harmless, instant, number, size, unit_of
 from queuekeeper.report.page import render_page
 from queuekeeper.sessions.pages import STORES
 
@@ -154,12 +155,14 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
     """Return charts of what expires over time, in bytes and in messages, each wide and narrow; may be empty."""
     if not timeline.points:
         return []
-    start, hours = timeline.points[0].at_ms, timeline.span_ms / 3_600_000
+    start, hours = timeline.points[0].at_ms, timeline.span_ms / HOUR_MS
+    ahead = _Ahead.of(timeline)
+    unit_bytes, unit = unit_of(max(point.payload_bytes for point in timeline.points) / hours)
     values = [
         {
-            "day": (point.at_ms - start) / DAY_MS,
-            "end": (point.at_ms - start + timeline.span_ms) / DAY_MS,
-            "bytes": point.payload_bytes / MEBIBYTE / hours,
+            "ahead": (point.at_ms - start) / ahead.unit_ms,
+            "end": (point.at_ms - start + timeline.span_ms) / ahead.unit_ms,
+            "bytes": point.payload_bytes / unit_bytes / hours,
             "messages": point.messages / hours,
             "told bytes": told(at=instant(point.at_ms), value=f"{size(point.payload_bytes / hours)} per hour"),
             "told messages": told(at=instant(point.at_ms), value=f"{number(point.messages / hours)} messages per hour"),
@@ -169,7 +172,7 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
 
     def chart(name: str, title: str, width: int) -> dict[str, Any]:
         encoding = {
-            "x": _days_ahead(width),
+            "x": ahead.field(width),
             "x2": "end",
             "y": field(f"{name}:Q", title=title, axis=axis(width, count=3), scale={"zero": True}),
             "y2": {"datum": 0},
@@ -180,26 +183,41 @@ def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
     messages = sum(point.messages for point in timeline.points)
     payload_bytes = sum(point.payload_bytes for point in timeline.points)
     return [
-        pictures(partial(chart, "bytes", "MiB per hour"), label=f"{size(payload_bytes)} expire over time"),
+        pictures(partial(chart, "bytes", f"{unit} per hour"), label=f"{size(payload_bytes)} expire over time"),
         pictures(
             partial(chart, "messages", "messages per hour"), label=f"{number(messages)} messages expire over time"
         ),
     ]
 
 
-def _days_ahead(width: int) -> dict[str, Any]:
-    return field("day:Q", title="days from the reading", axis=axis(width, count=7), scale={"nice": False})
+@dataclass(frozen=True)
+class _Ahead:
+    """How the time from a reading on is shown."""
+
+    unit_ms: int
+    unit: str
+
+    @classmethod
+    def of(cls, timeline: ExpiryTimeline) -> Self:
+        """Return hours for a timeline that is shorter than two days, else days."""
+        is_short = len(timeline.points) * timeline.span_ms < 2 * DAY_MS
+        return cls(HOUR_MS, "hours") if is_short else cls(DAY_MS, "days")
+
+    def field(self, width: int) -> dict[str, Any]:
+        title = f"{self.unit} from the reading"
+        return field("ahead:Q", title=title, axis=axis(width, count=7), scale={"nice": False})
 
 
 def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
     """Return the chart of what is stored over time with and without cleanup, wide and narrow."""
     if not timeline.points:
         return None
-    start = timeline.points[0].at_ms
+    start, ahead = timeline.points[0].at_ms, _Ahead.of(timeline)
+    unit_bytes, unit = unit_of(max(point.held_bytes for point in timeline.points))
     values = [
         {
-            "day": (point.at_ms - start + timeline.span_ms) / DAY_MS,
-            "held": held / MEBIBYTE,
+            "ahead": (point.at_ms - start + timeline.span_ms) / ahead.unit_ms,
+            "held": held / unit_bytes,
             "who": who,
             "line": told(series=who),
             "told": told(at=instant(point.at_ms + timeline.span_ms), value=f"{size(held)} {who}", series=who),
@@ -218,8 +236,8 @@ def held_charts(timeline: ExpiryTimeline) -> tuple[Markup, Markup] | None:
     def told_apart(width: int) -> dict[str, Any]:
         scale = {"domain": ["without cleanup", "with cleanup"], "range": ["var(--bad)", "var(--good)"]}
         return {
-            "x": _days_ahead(width),
-            "y": field("held:Q", title="MiB held", axis=axis(width, count=4), scale={"zero": True}),
+            "x": ahead.field(width),
+            "y": field("held:Q", title=f"{unit} held", axis=axis(width, count=4), scale={"zero": True}),
             "color": field("who:N", legend=None, scale=scale),
         }
 
