@@ -126,10 +126,15 @@ class TestEveryDag:
         for name in params:
             param = params.get_param(name)
             assert param.schema.get("title"), name
-            assert (param.description or "").endswith("."), name
+            assert help_of(param).endswith("."), name
             for suffix, word in units.items():
                 if name.endswith(suffix):
-                    assert word in f"{param.schema['title']} {param.description}".lower(), name
+                    assert word in f"{param.schema['title']} {help_of(param)}".lower(), name
+
+
+def help_of(param: Any) -> str:
+    """Return what Airflow's form says below a field: Markdown where there is a command in it."""
+    return str(param.description or param.schema["description_md"])
 
 
 def test_parsing_imports_neither_spark_nor_pandas_nor_expectations() -> None:

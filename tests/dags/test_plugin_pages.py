@@ -61,7 +61,9 @@ class Airflow:
             "dry_run": _param(False, type="boolean", title="Dry run"),
             "client_hashes": _param(None, type=["null", "array"], items={"type": "string"}, title="Clients"),
             "limit": _param(1_000, type="integer", minimum=1, maximum=65_535, title="Limit"),
-            "key_prefix": _param(None, type=["null", "string"], title="Key prefix"),
+            "key_prefix": _param(
+                None, type=["null", "string"], title="Key prefix", description_md="See `run list` <b>first</b>."
+            ),
             "more": _param({"a": 1}, type="object", title="More"),
         }
 
@@ -89,7 +91,7 @@ class Airflow:
 
 
 def _param(value: Any, **schema: Any) -> dict[str, Any]:
-    return {"value": value, "schema": schema, "description": "As it says."}
+    return {"value": value, "schema": schema, "description": None if "description_md" in schema else "As it says."}
 
 
 @pytest.fixture
@@ -244,7 +246,7 @@ def test_link_opens_the_form_with_its_values_filled_in(browser: Browser) -> None
     assert 'name="dry_run" value="true" aria-describedby="about-dry_run" checked' in answer.text
     assert ">\n0a\n0b</textarea>" in answer.text
     assert 'name="limit" value="7"' in answer.text
-    assert "1 to 65535." in answer.text
+    assert "1 to 65,535." in answer.text
     assert 'value="&lt;b&gt;"' in answer.text
     assert answer.text.count("Filled in by the link.") == 5
     assert "Unpause session_repair" in answer.text
@@ -288,6 +290,10 @@ def test_link_with_a_value_of_another_type_is_refused_in_words(
     assert answer.json()["detail"] == (
         f"conf does not fit the form of session_repair: {name} is {json.dumps(value)}: it must be {wanted}."
     )
+
+
+def test_form_shows_commands_in_its_help_as_code(browser: Browser) -> None:
+    assert "See <code>run list</code> &lt;b&gt;first&lt;/b&gt;." in browser.get("/trigger/session_repair").text
 
 
 @pytest.mark.parametrize("dag_id", ["theirs", "absent", "a/b"])

@@ -83,9 +83,12 @@ def field_of(each: Described) -> Param:
         "errorMessage": rule,
     }
     words = said.help + (f" Empty: {said.unset}." if said.unset else "")
+    # Airflow shows a description as it stands, and renders the other one where there is none.
+    is_markdown = "`" in words
+    schema |= {"description_md": words if is_markdown else None}
     return Param(
         None if empty else default,
-        description=words,
+        description=None if is_markdown else words,
         **{name: value for name, value in schema.items() if value is not None},
     )
 

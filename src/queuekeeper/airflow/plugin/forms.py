@@ -13,6 +13,7 @@ from airflow.sdk import Param
 from fastapi import HTTPException, Request
 
 from queuekeeper.airflow.forms import rule_of
+from queuekeeper.airflow.plugin.site import inline
 from queuekeeper.jobs.parameters import digits_of, shown
 
 _FIELDS = 1_000
@@ -157,7 +158,7 @@ def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any], *, sec
     return Field(
         name=name,
         title=schema.get("title") or name,
-        description=param.get("description") or "",
+        description=param.get("description") or inline(schema.get("description_md", "")),
         kind=kind,
         text=_text(kind, value),
         changed=value != default,

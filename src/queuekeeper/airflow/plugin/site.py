@@ -218,6 +218,11 @@ def markdown(text: str) -> Markup:
     return Markup(_MARKDOWN.renderer.render(blocks, _MARKDOWN.options, {}))  # noqa: S704 - see html
 
 
+def inline(text: str) -> Markup:
+    """Return a sentence of Markdown as HTML, such as a command in backticks; HTML in it is shown as text."""
+    return Markup(_MARKDOWN.renderInline(seen(text)))  # noqa: S704 - see html
+
+
 def data(values: Mapping[str, Any]) -> Response:
     """Return values for the page's script."""
     text = json.dumps(values, ensure_ascii=False, default=str)
