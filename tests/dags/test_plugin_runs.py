@@ -427,7 +427,7 @@ def test_job_at_work_waits_goes_on_and_changes_its_pace_as_its_page_says(
             assert not thread.is_alive(), "the job has not followed its new pace"
         assert client.keys("old:*") == []
     shown_now = re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", browser.get(address, page=True).text))
-    assert f"Parts done: 1 of 1. Entries looked at: {count:,}." in shown_now
+    assert f"Shares done: 1 of 1. Entries looked at: {count:,}." in shown_now
     assert "Throttle: 1,000,000 operations/s." in shown_now
     found = audit.latest(control, wanted=audit.AuditFilter(subject=run_id))
     assert [

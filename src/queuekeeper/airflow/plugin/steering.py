@@ -123,10 +123,10 @@ def progress_words(run: MaintenanceRun, progress: RunProgress | None) -> str:
     :param progress: ``None`` when no part of the run has begun.
     """
     if progress is None:
-        return "No part of it has begun."
+        return "No share has begun."
     planned = run.plan.get("shares")
     shares = len(planned) if isinstance(planned, list) else progress.shares
-    return f"Parts done: {number(progress.done)} of {number(shares)}. Entries looked at: {number(progress.scanned)}."
+    return f"Shares done: {number(progress.done)} of {number(shares)}. Entries looked at: {number(progress.scanned)}."
 
 
 def _newest(connection: Connection, kind: str | None, state: RunState | None) -> list[tuple[MaintenanceRun, str]]:
