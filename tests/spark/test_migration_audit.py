@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, UnreadableSnapshot, UsageError
 from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.migration.audit.recount import AuditExample, AuditReport, audit_migration
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.redis_client import nodes
-from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.model import Ack, StoreRules
 from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.conftest import nightly
@@ -35,6 +37,7 @@ WORLDS = {
 }
 MIGRATE = CommandLine(group="migrate", secret="secret")
 NEW_SERIAL, NEW_PACKET_ID = 2**40, 65_000
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,43 @@ def test_audit_leaves_nothing_in_the_database(finished: Finished) -> None:
     finished.audit()
 
     assert finished.world.connection.execute(state).fetchone() == before
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_sessions_in_use_are_superseded_and_lives_that_end_meanwhile_are_expired(
+    make_world: Callable[..., World], healthy_template: str, layout: Layout
+) -> None:
+    world = make_world(template=healthy_template)
+    store = RedisSessionStore(world.client, rules=StoreRules(limit=PARAMETERS.limit), layout=layout)
+    now_ms = system_clock()
+    ends_ms = now_ms + 8_000
+    parameters = replace(PARAMETERS, layout=layout)
+    clients = world.expected(world.plan(parameters, now_ms=now_ms - 2 * DAY_MS))
+    stranger, used, short = [name for name, each in sorted(clients.items()) if len(each.copied) >= 3][:3]
+    # It is left to chance whether the verification finds these; the snapshot does not.
+    world.connection.execute(
+        "UPDATE device_publish_msg SET time = %s, msg_expiry_interval = 8 WHERE client_id = %s", (now_ms, short)
+    )
+    store.set_last_packet_id(stranger, expected=None, packet_id=7)
+    # Lives that end between the plan and its copy.
+    plan = world.plan(parameters, now_ms=now_ms - 2 * DAY_MS)
+    world.copy(plan.plan_id)
+    acks = [Ack(packet_id=each.packet_id or 0, serial=each.serial_number) for each in clients[used].copied]
+    assert store.ack(used, acks).removed > 0
+    assert world.copy(plan.plan_id).sessions_moved_on == 2
+    assert world.verify(plan.plan_id).balanced
+    time.sleep(max(0, ends_ms + 1_000 - system_clock()) / 1_000)
+
+    report = audit_migration(world.connection, plan_id=plan.plan_id, paths=[saved(world.client)])
+
+    assert report.findings == ()
+    assert report.agrees
+    numbers = _numbers(report)
+    superseded = sum(len(clients[name].copied) for name in (stranger, used))
+    assert numbers["superseded"] == (superseded, superseded)
+    of_ledger, recomputed = ((numbers["copied"][at] or 0) + (numbers["expired"][at] or 0) for at in (0, 1))
+    assert of_ledger == recomputed
+    assert numbers["expired"][1] > plan.total("expired")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
