@@ -1,7 +1,7 @@
 -- Read the quality runs that began last, the newest first.
--- params: maximum, finished, mode, same_servers_as; finished leaves out those that are still at work or were killed,
---         mode, unless null, those of another one, and same_servers_as, unless null, names a run: only those that read
---         one of the servers that it read; where it needed no profile, those by one of its suites
+-- params: maximum, finished, whole, same_servers_as; finished leaves out those that are still at work or were killed,
+--         whole those that read a part of the queues, and same_servers_as, unless null, names a run: only those that
+--         read one of the servers that it read; where it needed no profile, those by one of its suites
 -- rows: (quality_run_id, mode, suites, profile_ids, verdict, numbers, started_at, finished_at)
 -- index: none, a row per run
 SELECT
@@ -11,7 +11,19 @@ SELECT
 FROM queuekeeper.quality_runs AS runs
 WHERE
     (finished_at IS NOT NULL OR NOT %(finished)s)
-    AND (%(mode)s::text IS NULL OR mode = %(mode)s)
+    AND (
+        NOT %(whole)s
+        OR (
+            mode = 'full'
+            AND NOT EXISTS (
+                SELECT 1
+                FROM queuekeeper.profiles
+                WHERE
+                    profiles.profile_id = any(runs.profile_ids)
+                    AND (cardinality(profiles.cohorts) < profiles.cohort_count OR profiles.sample_percent < 100)
+            )
+        )
+    )
     AND (
         %(same_servers_as)s::text IS NULL
         OR EXISTS (

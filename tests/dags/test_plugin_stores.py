@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from psycopg.types.json import Jsonb
 
 from queuekeeper import audit, postgres, redis_client
 from queuekeeper.airflow.plugin.pages import pages
@@ -141,16 +142,35 @@ def test_overview_draws_what_grows_and_says_the_same_in_words(servers: World) ->
     assert "PostgreSQL held 50 queues with 150 messages of sessions" in shown
 
 
-def test_overview_tells_what_stores_hold_by_runs_that_read_all_queues(empty: World) -> None:
+@pytest.mark.parametrize(
+    ("mode", "change", "part"),
+    [
+        ("fast", {}, "the part of the queues, one in 96, that"),
+        ("full", {"cohort_count": 96, "cohorts": [7]}, "the part of the queues that"),
+        ("full", {"sample_percent": 10}, "the part of the queues that"),
+    ],
+    ids=["one turn", "chosen cohorts", "a sample"],
+)
+def test_overview_tells_what_stores_hold_by_runs_that_read_all_queues(
+    empty: World, mode: str, change: dict[str, Any], part: str
+) -> None:
     fill_quality(empty.connection, now_ms=system_clock())
     before = text_of(empty.browser.get("/"))
     held = re.search(r"Redis held [\d,]+ queues with [\d,]+ messages", before)
     assert held
+    newest = "(SELECT * FROM queuekeeper.quality_runs ORDER BY started_at DESC LIMIT 1) AS newest"
+    empty.connection.execute(
+        "INSERT INTO queuekeeper.profiles SELECT (jsonb_populate_record(profiles, %s || jsonb_build_object("
+        f"'profile_id', profile_id || ' in part'))).* FROM queuekeeper.profiles, {newest}"
+        " WHERE profile_id = any(newest.profile_ids)".encode(),
+        (Jsonb(change),),
+    )
     empty.connection.execute(
         "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids, verdict, numbers, started_at,"
-        " finished_at) SELECT 'of a part', 'fast', suites, profile_ids, verdict, numbers || '{\"messages\": 4}',"
-        " started_at + interval '15 min', finished_at + interval '15 min'"
-        " FROM queuekeeper.quality_runs ORDER BY started_at DESC LIMIT 1"
+        " finished_at) SELECT 'of a part', %s, suites, ARRAY(SELECT id || ' in part' FROM unnest(profile_ids) AS id),"
+        " verdict, numbers || '{\"messages\": 4}', started_at + interval '15 min', finished_at + interval '15 min'"
+        f" FROM {newest}".encode(),
+        (mode,),
     )
 
     after = text_of(empty.browser.get("/"))
@@ -162,9 +182,9 @@ def test_overview_tells_what_stores_hold_by_runs_that_read_all_queues(empty: Wor
         empty.browser.get("/quality")
     )
 
-    empty.connection.execute("DELETE FROM queuekeeper.quality_runs WHERE mode = 'full'")
+    empty.connection.execute("DELETE FROM queuekeeper.quality_runs WHERE quality_run_id <> 'of a part'")
     alone = text_of(empty.browser.get("/"))
-    assert "of the part of the queues, one in 96, that the newest run read" in alone
+    assert f"This and what the stores hold is of {part} the newest run read." in alone
     assert "messages in all queues" not in alone
 
 

@@ -36,12 +36,8 @@ class Glance:
 
 def comparable_runs(connection: Connection) -> tuple[QualityRun, ...]:
     """Return the last runs that read the same servers by the same suites as the newest whole one, the oldest first."""
-    store = QualityStore(connection)
-    newest = store.whole_run()
-    if newest is None:
-        return ()
-    found = store.runs(limit=RUNS_SHOWN, finished=True, mode=newest.mode, same_servers_as=newest.quality_run_id)
-    return tuple(reversed([run for run in found if set(run.suites) == set(newest.suites)]))
+    found = QualityStore(connection).whole_runs(limit=RUNS_SHOWN)
+    return tuple(reversed([run for run in found if set(run.suites) == set(found[0].suites)]))
 
 
 def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]:
@@ -50,7 +46,7 @@ def glances(report: PublishedReport, runs: Sequence[QualityRun]) -> list[Glance]
     :param runs: of :func:`comparable_runs`.
     """
     memory = report.memory
-    read = "all queues" if report.mode == "full" else "the queues that were read"
+    read = "all queues" if report.is_whole else "the queues that were read"
     used = [(point.at_ms, float(point.used_bytes)) for point in memory.measured]
     found = [
         _over_runs("Depth", _numbers(runs, "messages"), number, f"messages in {read}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -106,10 +105,10 @@ def latest_report(connection: Connection, *, now_ms: int) -> PublishedReport | N
 def whole_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
     """Return the report of the last run that read all queues, where a later one read a part of them."""
     store = QualityStore(connection)
-    newest, whole = store.runs(limit=1, finished=True), store.whole_run()
-    if whole is None or whole in newest:
+    whole = [run for run in store.whole_runs() if run not in store.runs(limit=1, finished=True)]
+    if not whole:
         return None
-    return build_report(connection, quality_run_id=whole.quality_run_id, now_ms=now_ms, forms_url=forms_url())
+    return build_report(connection, quality_run_id=whole[0].quality_run_id, now_ms=now_ms, forms_url=forms_url())
 
 
 def _postgres_facts(connection: Connection) -> PostgresFacts:
@@ -124,11 +123,8 @@ def _redis_facts(client: RedisClient) -> list[ServerFacts]:
 
 
 def _waiting(connection: Connection) -> list[Waiting]:
-    whole = QualityStore(connection).whole_run()
-    if whole is None:
-        return []
-    wanted: dict[str, Any] = {"quality_run_id": whole.quality_run_id}
-    rows = rows_of(connection, "quality/waiting_queues", wanted)
+    wanted = [{"quality_run_id": whole.quality_run_id} for whole in QualityStore(connection).whole_runs()]
+    rows = [row for each in wanted for row in rows_of(connection, "quality/waiting_queues", each)]
     names = ("kind", "queues", "messages", "age_words", "age_s")
     return [Waiting(**dict(zip(names, row, strict=True))) for row in rows if row[1]]
 

@@ -228,25 +228,30 @@ class QualityStore:
         *,
         limit: int = 30,
         finished: bool = False,
-        mode: str | None = None,
+        whole: bool = False,
         same_servers_as: str | None = None,
     ) -> tuple[QualityRun, ...]:
         """Return the runs that began last, the newest first.
 
         :param finished: leave out runs that have not finished.
-        :param mode: return only runs of this mode.
+        :param whole: leave out runs that read a part of the queues: one turn, chosen cohorts or a sample.
         :param same_servers_as: id of a run; return only runs that read one of the same servers.
         """
-        wanted = {"maximum": limit, "finished": finished, "mode": mode, "same_servers_as": same_servers_as}
+        wanted = {"maximum": limit, "finished": finished, "whole": whole, "same_servers_as": same_servers_as}
         return tuple(_run(row) for row in self._rows("known_runs", wanted))
 
-    def whole_run(self) -> QualityRun | None:
-        """Return the newest finished run; after a fast one, the newest of the same servers that read all queues."""
-        newest = next(iter(self.runs(limit=1, finished=True)), None)
-        if newest is None or newest.mode == "full":
-            return newest
-        whole = self.runs(limit=1, finished=True, mode="full", same_servers_as=newest.quality_run_id)
-        return next(iter(whole), newest)
+    def whole_runs(self, *, limit: int = 1) -> tuple[QualityRun, ...]:
+        """Return the newest finished runs that read all queues of the servers of the newest run.
+
+        :returns: where there are none, the newest runs of its mode.
+        """
+        for newest in self.runs(limit=1, finished=True):
+            same = newest.quality_run_id
+            if whole := self.runs(limit=limit, finished=True, whole=True, same_servers_as=same):
+                return whole
+            found = self.runs(limit=limit, finished=True, same_servers_as=same)
+            return tuple(run for run in found if run.mode == newest.mode)
+        return ()
 
     def results(self, quality_run_id: str) -> tuple[Finding, ...]:
         """Return the result of each expectation, worst first.

@@ -270,6 +270,12 @@ class PublishedReport(Report):
     cohorts: tuple[CohortLine, ...]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all queues were read, not one turn of them, chosen cohorts or a sample."""
+        whole = all(each.cohorts == each.cohort_count and each.sample_percent == 100 for each in self.profiles)
+        return self.mode == "full" and whole
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings that did not pass and have no owner, worst first."""
         return tuple(line for line in self.results if line.status in (Status.FAILED, Status.BROKEN))
