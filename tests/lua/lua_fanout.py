@@ -360,18 +360,8 @@ class Queue:
 
     def peek(self, consumer: str, *, lane: int = 0, offset: int = 0, limit: int = 100) -> Any:
         own = self.of(consumer)
-        return self.ask(
-            scripts.peek(
-                self.keys,
-                own,
-                ready=own.ready[lane],
-                offset=offset,
-                limit=limit,
-                consumer=consumer,
-                lane=lane + 1,
-                lanes=len(own.ready),
-            )
-        )
+        place: dict[str, Any] = {"ready": own.ready[lane], "lane": lane + 1, "lanes": len(own.ready)}
+        return self.ask(scripts.peek(self.keys, own, offset=offset, limit=limit, consumer=consumer, **place))
 
     def waiting(self, consumer: str, *, lane: int = 0) -> list[int]:
         """Return the ids at the head of a list, as peek shows them."""

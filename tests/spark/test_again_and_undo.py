@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger.model import CopyReport, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.offline.undo import DropReport, drop_imports
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
-
-DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.errors import RefusedError, UnreadableSnapshot, UsageError
 from queuekeeper.keyspace import packed_keys, payload_key, session_keys
 from queuekeeper.migration.audit.recount import AuditExample, AuditReport, audit_migration
@@ -37,7 +37,6 @@ WORLDS = {
 }
 MIGRATE = CommandLine(group="migrate", secret="secret")
 NEW_SERIAL, NEW_PACKET_ID = 2**40, 65_000
-DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,15 +27,8 @@ class Plain:
 
 @quick_init
 @dataclass(frozen=True, kw_only=True)
-class Quick:
-    name: str
-    count: int = 3
-    notes: Mapping[str, str] = field(default_factory=dict, repr=False)
-    is_seen: bool = field(default=False, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"{self.name} counts {self.count}")
+class Quick(Plain):
+    """Has the same fields, inherited."""
 
 
 @quick_init

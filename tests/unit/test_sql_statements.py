@@ -24,14 +24,8 @@ def test_statement_comes_without_its_header() -> None:
 
 def test_lines_that_statements_share_stand_in_one_file() -> None:
     peek, quarantined = (statement(f"sessions/{name}") for name in ("peek", "quarantined_messages"))
-    shared = """
-    retain,
-    msg_expiry_interval,
-    payload_format_indicator,
-    content_type,
-    response_topic,
-    correlation_data,
-"""
+    lines = (SQL / "includes/message_properties.sql").read_text("utf-8").splitlines()
+    shared = "\n".join(f"    {line}" for line in lines if not line.startswith("--"))
 
     assert shared in peek
     assert shared in quarantined

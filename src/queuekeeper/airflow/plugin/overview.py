@@ -60,9 +60,8 @@ def routes(site: Site, stores: Stores) -> APIRouter:
     @router.get("/")
     def overview() -> Response:
         # Wait once for a store that hangs, not once for each part of the page.
-        latest, whole, matters, waiting, postgres, redis, plans, runs = together(
-            lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
-            lambda: stores.from_postgres(lambda connection: whole_report(connection, now_ms=site.clock())),
+        latest, matters, waiting, postgres, redis, plans, runs = together(
+            lambda: stores.from_postgres(lambda connection: quality_reports(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(lambda connection: find_matters(connection, now_ms=site.clock())),
             lambda: stores.from_postgres(_waiting),
             lambda: stores.from_postgres(_postgres_facts),
@@ -70,8 +69,7 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             lambda: stores.from_postgres(_plans),
             lambda: stores.from_postgres(comparable_runs),
         )
-        report: PublishedReport | None = latest.value
-        held: PublishedReport | None = whole.value or report
+        report, held = latest.value or (None, None)
         return site.page(
             "overview.html.j2",
             section="",
@@ -94,21 +92,17 @@ def routes(site: Site, stores: Stores) -> APIRouter:
     return router
 
 
-def latest_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
-    """Return the report of the newest quality run, or ``None`` when there is none yet."""
-    runs = QualityStore(connection).runs(limit=1, finished=True)
-    if not runs:
-        return None
-    return build_report(connection, quality_run_id=runs[0].quality_run_id, now_ms=now_ms, forms_url=forms_url())
+def quality_reports(connection: Connection, *, now_ms: int) -> tuple[PublishedReport, PublishedReport] | None:
+    """Return the reports of the newest quality run and of the last that read all queues, which may be the same one.
 
-
-def whole_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
-    """Return the report of the last run that read all queues, where a later one read a part of them."""
+    :returns: ``None`` when no run has finished yet.
+    """
     store = QualityStore(connection)
-    whole = [run for run in store.whole_runs() if run not in store.runs(limit=1, finished=True)]
-    if not whole:
+    ids = [run.quality_run_id for run in (*store.runs(limit=1, finished=True), *store.whole_runs())]
+    if not ids:
         return None
-    return build_report(connection, quality_run_id=whole[0].quality_run_id, now_ms=now_ms, forms_url=forms_url())
+    found = {each: build_report(connection, quality_run_id=each, now_ms=now_ms, forms_url=forms_url()) for each in ids}
+    return found[ids[0]], found[ids[-1]]
 
 
 def _postgres_facts(connection: Connection) -> PostgresFacts:

@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from queuekeeper.airflow.plugin.overview import latest_report, whole_report
+from queuekeeper.airflow.plugin.overview import quality_reports
 from queuekeeper.airflow.plugin.site import Site
-from queuekeeper.airflow.plugin.stores import Stores, together
+from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.quality.judge.store import Verdict
 from queuekeeper.quality.profile.model import TURNS
-from queuekeeper.quality.report.model import ExpiryTimeline, HeatMap, PublishedReport
+from queuekeeper.quality.report.model import ExpiryTimeline, HeatMap
 from queuekeeper.quality.report.page import STATES, VERDICTS, cell_words, expiry_charts, held_charts
 from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, told
 from queuekeeper.report.figures import instant
@@ -30,12 +30,8 @@ def routes(site: Site, stores: Stores) -> APIRouter:
 
     @router.get("/quality")
     def quality() -> Response:
-        latest, whole = together(
-            lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
-            lambda: stores.from_postgres(lambda connection: whole_report(connection, now_ms=site.clock())),
-        )
-        report: PublishedReport | None = latest.value
-        held: PublishedReport | None = whole.value or report
+        latest = stores.from_postgres(lambda connection: quality_reports(connection, now_ms=site.clock()))
+        report, held = latest.value or (None, None)
         return site.page(
             "quality.html.j2",
             section="quality",

@@ -31,11 +31,11 @@ _SESSION_FIELDS = (b"plan", b"import", b"used")
 class Found(NamedTuple):
     """A row of table ``audit_found``; see ``sql/migration/audit.sql``."""
 
-    file: int
+    file: int  # number of the file
     client_id: str
-    part: str
+    part: str  # session, last_packet_id, reference, payload or record
     packet_id: int | None = None
-    serial_number: float | None = None
+    serial_number: float | None = None  # a score, which need not be whole
     expires_at_ms: int | None = None
     payload_sha256: bytes | None = None
     facts: str | None = None

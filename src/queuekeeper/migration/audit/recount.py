@@ -94,11 +94,11 @@ class AuditReport:
     plan_id: str
     files: tuple[Path, ...]
     taken_at_ms: int
+    seconds: float
+    sessions_elsewhere: int
     numbers: tuple[AuditedNumber, ...]
     cohorts: tuple[AuditedCohort, ...]
     findings: tuple[AuditFinding, ...]
-    sessions_elsewhere: int
-    seconds: float
     worked_out: ClassVar[tuple[str, ...]] = ("agrees",)
 
     @property

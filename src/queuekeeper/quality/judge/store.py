@@ -110,23 +110,31 @@ class TrendRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorstQueue:
+class FaultyQueue:
     """A queue with many faults.
 
-    :param client_id: set only on request.
     :param faults: column of ``queue_profiles`` -> number of faults.
     """
 
     client_hash: str
-    client_id: str | None
     cohort: int
-    slot: int
-    shard: str
     messages: int
     live: int
     dead: int
     payload_bytes: int
     faults: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstQueue(FaultyQueue):
+    """A queue with many faults, and where it is.
+
+    :param client_id: set only on request.
+    """
+
+    client_id: str | None
+    slot: int
+    shard: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.quality.judge.incidents import Incident
-from queuekeeper.quality.judge.store import DepthBucket, Verdict
+from queuekeeper.quality.judge.store import DepthBucket, FaultyQueue, Verdict
 from queuekeeper.report.files import Report
 from queuekeeper.report.servers import ServerMemory
 
@@ -112,20 +111,10 @@ class HeatMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueLine:
-    """A queue with many faults.
-
-    :param faults: name of each fault -> its number.
-    """
+class QueueLine(FaultyQueue):
+    """A queue with many faults, in a store."""
 
     store: str
-    client_hash: str
-    cohort: int
-    messages: int
-    live: int
-    dead: int
-    payload_bytes: int
-    faults: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
