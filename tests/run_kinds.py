@@ -11,10 +11,11 @@ from queuekeeper.audit import Action, Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.events import schema
 from queuekeeper.jobs.engine import save_plan
-from queuekeeper.jobs.model import Plan, SharePlan
+from queuekeeper.jobs.model import AnyJob, Plan, SharePlan
 from queuekeeper.jobs.registry import job_of, kind_of, kinds
 from queuekeeper.jobs.store import MaintenanceRuns, Runs
 from queuekeeper.jobs.undo import UndoFile, undo_path
+from queuekeeper.maintenance.partitions.adoption.model import Act
 from queuekeeper.maintenance.partitions.model import Purpose
 from queuekeeper.maintenance.partitions.runs import kind_name
 from queuekeeper.migration.ledger.ledger import MIGRATIONS, MigrationLedger
@@ -27,7 +28,14 @@ from tests import report_samples
 PARTITIONS = [kind_name(purpose) for purpose in Purpose]
 KINDS = [name for name in kinds() if name != "rename_keys"]  # which tests have made known
 JOBS = [name for name in KINDS if kind_of(name).report is None]
+NEEDED: dict[str, dict[str, Any]] = {"partition_adoption": {"table": "public.readings", "act": Act.COMMIT}}
+"""What jobs need that have parameters without a default."""
 STEP = {"schema_name": "public", "relation_name": "readings_p1", "reason": "its day is over"}
+
+
+def parameters_of(job: type[AnyJob]) -> Any:
+    """Return parameters of a job: its defaults, and what it needs."""
+    return job.Parameters(**NEEDED.get(job.kind, {}))
 
 
 def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = False, has_work: bool = False) -> str:
@@ -58,7 +66,7 @@ def planned(connection: Connection, kind: str, folder: Path, *, drains: bool = F
         each = {name: {"removed": 1} if isinstance(count, dict) else 1 for name, count in asdict(counts).items()}
         counts = job.Counts(**each)
     found: Any = Plan(
-        parameters=job.Parameters(),
+        parameters=parameters_of(job),
         code_version=__version__,
         as_of_ms=system_clock(),
         shares=(SharePlan(share="all", counts=counts),),

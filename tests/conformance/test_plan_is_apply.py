@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any, Protocol, cast
 import pytest
 from lua_sessions import Session, messages
 from planted_queues import PackedQueue
+from psycopg.sql import Composed
 from tbmq_broker import Broker
 
 from queuekeeper import lua, postgres, sql_statements
@@ -24,6 +26,7 @@ from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
+from queuekeeper.maintenance.partitions.adoption.model import AdoptionParameters
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameters
 from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.migration.offline.undo import drop_imports
@@ -670,11 +673,18 @@ class BrokerWork:
         """Ask the broker as the job does."""
         return self.connection.execute(query, values)
 
+    def asked(self, query: Any, values: Any) -> tuple[str, int]:
+        """Return a name of a statement, and how much it is given."""
+        return str(query), listed_in(values)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.connection, name)
 
+    def parameters(self) -> Any:
+        return self._engine.job.Parameters()
+
     def plan(self) -> tuple[str, list[str]]:
-        plan = self._engine.plan(self._engine.job.Parameters())
+        plan = self._engine.plan(self.parameters())
         return self._engine.save(self._runs, plan).maintenance_run_id, plan.share_names()
 
     def do(self, planned: Any) -> Counts:
@@ -682,6 +692,37 @@ class BrokerWork:
         for share in shares:
             self._engine.apply(self._runs, run_id, share)
         return asdict(self._engine.report(self._runs, run_id, dry_run=False).counts)
+
+
+@dataclass
+class AdoptionWork(BrokerWork):
+    """A plain table of several batches."""
+
+    def __post_init__(self) -> None:
+        self.connection.execute(
+            "DROP TABLE IF EXISTS readings; CREATE TABLE readings (id int PRIMARY KEY, at timestamptz NOT NULL);"
+            "INSERT INTO readings SELECT n, now() - n * interval '1 minute' FROM generate_series(1, 3000) AS n"
+        )
+        self._engine = engine.Engine(job=job_of(self.name), database=cast("postgres.Connection", self))
+        self._runs = MaintenanceRuns(self.connection)
+
+    def asked(self, query: Any, values: Any) -> tuple[str, int]:
+        """Return the rows of a batch, which its statement has in its text."""
+        batch = re.search(r"LIMIT (\d+)\) AS batch", query.as_string(None)) if isinstance(query, Composed) else None
+        return ("batch", int(batch[1])) if batch else ("other", 1)
+
+    def parameters(self) -> Any:
+        rules: Any = {"key": "at", "step": "1 day", "ahead": "1 day", "disk_mib": 500, "widen_keys": True}
+        return AdoptionParameters(table="public.readings", batch_rows=FULL, **rules)
+
+    def plan(self) -> tuple[str, list[str]]:
+        run_id, shares = super().plan()
+        self.connection.execute(
+            "UPDATE queuekeeper.maintenance_runs SET approved_by = 'ada', approved_at = now() "
+            "WHERE maintenance_run_id = %s",
+            [run_id],
+        )
+        return run_id, shares
 
 
 OF_ITS_OWN: dict[str, type[Remedy]] = {
@@ -718,6 +759,8 @@ def world(valkey_url: str, shared_records: Any, tmp_path: Path) -> Iterator[Call
                     return FanoutRepair(fanout_repair_world.World(client=client, connection=shared_records))
                 case "migration_undo":
                     return MigrationUndo(client)
+                case "partition_adoption":
+                    return AdoptionWork(name, shared_records)
                 case _ if name in BROKER_JOBS:
                     return BrokerWork(name, shared_records)
                 case _ if name in REMEDY_NAMES:
@@ -898,7 +941,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[Non
         return to_redis(caller, calls)
 
     def timed_statement(job: BrokerWork, query: Any, values: Any = None) -> Any:
-        answers.come([(str(query), listed_in(values))])
+        answers.come([job.asked(query, values)])
         return to_broker(job, query, values)
 
     with monkeypatch.context() as patch:

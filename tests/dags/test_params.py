@@ -103,6 +103,14 @@ BAD: dict[str, list[tuple[str, Any]]] = {
         ("max_bloat_percent", 101),
         ("postgres_conn_id", "a b"),
     ],
+    "partition_adoption": [
+        ("table", "visits"),
+        ("act", "swap"),
+        ("disk_mib", 0),
+        ("batch_rows", 0),
+        ("exchange_ms", 1_001),
+        ("postgres_conn_id", "a b"),
+    ],
     "partition_maintenance": [
         ("tables", "visits"),
         ("dry_run", "yes"),
@@ -217,6 +225,7 @@ SECTIONS = {
         "", "Rules", "Speed and time", "Approval", "Files and records", "Connections and keys"
     ],
     "fanout_repair": ["", "Rules", "Speed and time", "Connections and keys"],
+    "partition_adoption": ["", "Speed and time", "Approval", "Connections and keys"],
     "partition_maintenance": ["", "Approval", "Files and records", "Connections and keys"],
     "queue_quality": ["", "Rules", "Speed and time", "Files and records", "Connections and keys"],
     "session_migration": ["", "Rules", "Speed and time", "Approval", "Connections and keys"],

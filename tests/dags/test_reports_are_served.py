@@ -30,7 +30,7 @@ from queuekeeper.quality.report import gather as quality_report
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from tests import quality_samples, report_samples
 from tests.dags.test_plugin_pages import OPEN
-from tests.run_kinds import JOBS, PARTITIONS, STEP
+from tests.run_kinds import JOBS, PARTITIONS, STEP, parameters_of
 from tests.sample_job import Renaming
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _partitions(directory: Path) -> ReportFiles:
 
 def _job(job: type[AnyJob], directory: Path) -> ReportFiles:
     plan: AnyPlan = Plan(
-        parameters=job.Parameters(),
+        parameters=parameters_of(job),
         code_version="1",
         as_of_ms=NOW_MS,
         shares=(),

@@ -280,6 +280,7 @@ def goes_on(kind: str, run_id: str) -> list[str]:
         "event_upkeep": f"events upkeep --go-on {run_id}",
         "expired_reference_cleanup": f"cleanup apply {run_id}",
         "fanout_repair": f"fanout repair-all --go-on {run_id}",
+        "partition_adoption": f"partitions adopt --go-on {run_id}",
         "partition_creation": "partitions create public.readings",
         "partition_retirement": "partitions retire public.readings",
         "partition_drop": "partitions drop public.readings",

@@ -197,3 +197,29 @@ def test_forgotten_policy_leaves_the_table_alone(connection: Connection) -> None
     assert connection.execute("SELECT count(*) FROM pg_inherits WHERE inhparent = 'readings'::regclass").fetchone() == (
         4,
     )
+
+
+ADOPT = ("adopt", "public.visits", "--key", "at", "--step", "1 day", "--ahead", "2 days", "--disk-mib", "100")
+
+
+def test_plain_table_is_adopted_and_committed_by_runs_that_are_planned_asked_about_and_told(
+    connection: Connection,
+) -> None:
+    connection.execute("CREATE TABLE visits (id bigserial, at timestamptz NOT NULL, PRIMARY KEY (id, at))")
+    connection.execute("INSERT INTO visits (at) SELECT %s FROM generate_series(1, 20)", [NOON])
+    fails("adopt", "public.visits", code=2, words="key is missing: adopting a table needs it, such as --key created_at")
+    plan = as_json(*ADOPT, "--dry-run")
+    assert (plan["maintenance_run_id"], plan["dry_run"]) != ("", False)
+    shown = run(*ADOPT, "--dry-run").output
+    for words in ("CREATE TRIGGER queuekeeper_adoption", "LOCK TABLE ONLY", "ACCESS EXCLUSIVE", "others wait"):
+        assert words in " ".join(shown.split()), words
+    fails(*ADOPT, code=4, words=r"public\.visits: 20 rows will be copied.*Adopt\?.*--yes")
+    assert as_json(*ADOPT, "--yes")["counts"]["copied"] == 20
+    fails(*ADOPT, "--yes", code=4, words="was adopted, and nobody has committed it")
+    assert as_json("status", "public.visits")["tables"][0]["head_room_met"]
+    back = as_json("adopt", "public.visits", "--act", "back", "--yes")
+    assert (back["clean"], back["counts"]["exchanged"]) == (True, 1)
+    as_json(*ADOPT, "--yes")
+    fails("adopt", "public.visits", "--act", "commit", code=4, words=r"dropped for good.*Commit\?")
+    as_json("adopt", "public.visits", "--act", "commit", "--yes")
+    assert connection.execute("SELECT count(*) FROM visits").fetchone() == (20,)

@@ -53,6 +53,10 @@ class Taken:
         known = describe(self.model())
         return {name: known[name] for name in known if name not in self.fixed and name in (self.only or known)}
 
+    def needs_some(self) -> bool:
+        """Return whether the command cannot begin anything without a value of some parameter."""
+        return any(each.said.needed for each in self.described().values())
+
     def options(self) -> list[Any]:
         """Return the options and the argument, as the command line parses them."""
         kept = [
@@ -130,7 +134,8 @@ class JobCommand(TyperCommand):
             given = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
             if run_id := ctx.params.get("go_on"):
                 _refuse_besides(run_id, given)
-            ctx.meta[TAKEN] = self._taken.read(given)
+            # A run that goes on has its own parameters; what a new one needs is not asked for.
+            ctx.meta[TAKEN] = None if run_id and self._taken.needs_some() else self._taken.read(given)
         return super().invoke(ctx)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import (
     Shown,
     cell,
@@ -112,6 +112,19 @@ def set_policy(call: OnPostgres, name: TableName, *, parameters: PartitionRules)
     save_policy(call.connection, policy)
     following = f"Next: queuekeeper partitions plan {policy.table}"
     return Shown(policy, lambda: [record(f"Policy of {policy.table}", policy), "", copied(following)])
+
+
+ADOPT = """Turn a plain table into a partitioned one while it is written to.
+
+The table is copied into partitions behind a trigger that notes changes, both are compared until the end, and change
+places under a lock of at most a second. The old table stays, and is the way back, until `--act commit` drops it. After
+the exchange the table has a policy of the options given here; nothing is retired before the commit.
+
+It plans first, with the exact SQL, and asks before anything changes. Exit code 1 when it was stopped; --go-on goes on.
+
+Example: `queuekeeper partitions adopt public.readings --key at --step '1 day' --ahead '7 days' --disk-mib 10000`
+"""
+app.command("adopt", cls=JobCommand)(jobs.command_of("partition_adoption", ADOPT, argument="table", on=OnPostgres))
 
 
 @command(app)

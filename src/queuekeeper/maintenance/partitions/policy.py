@@ -17,21 +17,49 @@ from queuekeeper.maintenance.partitions.names import NAME_BYTES
 _SPAN: dict[str, Any] = {"rule": "it must be a number and a unit, such as 1 day, or for an integer a number of keys"}
 
 
+def step(**said: Any) -> Any:
+    """Declare the length of a partition."""
+    return parameter(
+        "",
+        title="Step",
+        help="Length of a partition: '1 day', '1 month', or a number of keys. Edges lie on the calendar in UTC.",
+        examples=["1 day", "1 month", "1000000"],
+        **_SPAN,
+        **said,
+    )
+
+
+def ahead(**said: Any) -> Any:
+    """Declare how far partitions reach."""
+    return parameter(
+        "",
+        title="Ahead",
+        help="How far beyond clock and data partitions reach.",
+        examples=["7 days"],
+        **_SPAN,
+        **said,
+    )
+
+
+def table(**said: Any) -> Any:
+    """Declare the name of a table."""
+    return needed(
+        title="Table",
+        help="Name of the table with its schema, as SQL writes it.",
+        rule="it must be the name of a table with its schema, such as public.readings",
+        examples=["public.readings"],
+        **said,
+    )
+
+
 class PartitionRules(Parameters):
     """Rules for the partitions of a table: their length, how far ahead they reach, and when they are retired.
 
     Spans are a number and a unit, such as ``1 month``; for tables partitioned by an integer, a number of keys.
     """
 
-    step: str = needed(
-        title="Step",
-        help="Length of a partition: '1 day', '1 month', or a number of keys. Edges lie on the calendar in UTC.",
-        examples=["1 day", "1 month", "1000000"],
-        **_SPAN,
-    )
-    ahead: str = needed(
-        title="Ahead", help="How far beyond clock and data partitions reach.", examples=["7 days"], **_SPAN
-    )
+    step: str = step(needed=True)
+    ahead: str = ahead(needed=True)
     retention: str | None = parameter(
         None, title="Retention", help="How long keys are kept.", unset="for ever", examples=[None, "30 days"], **_SPAN
     )
@@ -99,12 +127,7 @@ class PartitionRules(Parameters):
 class PartitionPolicy(PartitionRules):
     """Policy of one table."""
 
-    table: str = needed(
-        title="Table",
-        help="Name of the table with its schema, as SQL writes it.",
-        rule="it must be the name of a table with its schema, such as public.readings",
-        examples=["public.readings"],
-    )
+    table: str = table()
 
     @model_validator(mode="after")
     def _schemas_are_two(self) -> Self:

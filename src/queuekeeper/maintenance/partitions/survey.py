@@ -22,6 +22,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     taken_names,
 )
 from queuekeeper.maintenance.partitions.findings import FindingKind, finding
+from queuekeeper.maintenance.partitions.keys import Key
 from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
 from queuekeeper.maintenance.partitions.ranges import Range, gaps
@@ -160,24 +161,27 @@ def _surveyed(connection: Connection, table: PartitionedTable, policy: Partition
 
 def partition_name(seen: Survey, lower: int) -> str:
     """Return the name of a new partition; names only help people."""
+    return name_of_partition(seen.table.relation_name, seen.table.key, lower)
+
+
+def name_of_partition(relation_name: str, key: Key, lower: int) -> str:
+    """Return the name of a table's partition from a position on."""
     # Room for the longer names of indexes.
-    return f"{cut_name(seen.table.relation_name, room=23)}_{seen.table.key.name_part(lower)}"
+    return f"{cut_name(relation_name, room=23)}_{key.name_part(lower)}"
 
 
 def free_names(connection: Connection, seen: Survey, wanted: list[str]) -> list[str]:
     """Return names like the wanted ones that are free in the table's schema and in the quarantine."""
+    schemas = {"schema_name": seen.table.schema_name, "quarantine_schema": seen.policy.quarantine_schema}
+    return names_free_in(connection, wanted, **schemas)
+
+
+def names_free_in(connection: Connection, wanted: list[str], **schemas: str) -> list[str]:
+    """Return names like the wanted ones that are free in two schemas, see :func:`taken_names`."""
     found: list[str] = []
     for name in wanted:
         candidates = [name, *(f"{name}_{number}" for number in range(2, 100))]
-        taken = {
-            each
-            for _, each in taken_names(
-                connection,
-                schema_name=seen.table.schema_name,
-                quarantine_schema=seen.policy.quarantine_schema,
-                names=candidates,
-            )
-        }
+        taken = {each for _, each in taken_names(connection, names=candidates, **schemas)}
         found.append(next(each for each in candidates if each not in taken and each not in found))
     return found
 
