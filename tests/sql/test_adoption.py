@@ -110,6 +110,12 @@ def test_a_plan_tells_sql_locks_and_rows_and_writes_nothing(table: Connection) -
     assert "ACCESS EXCLUSIVE" in lock
     (trigger,) = [lock for words, lock in statements.items() if "CREATE TRIGGER" in words and "SHARE ROW" in lock]
     assert "writers wait" in trigger
+    # People read the statements of one partition, in the place of eleven.
+    (shown,) = (each.rows for each in Adoption.tables(plan))
+    assert sum(" ATTACH PARTITION " in words for words, _ in shown) == 1
+    assert {words for words, _ in shown} - statements.keys() == {
+        "-- the same for 10 more partitions; --json shows every statement"
+    }
     told = dict(Adoption.plan_rows(plan))
     assert told["Keys"].startswith("unique together with at only")
     assert told["Others wait"] == "at most 1,000 ms"

@@ -33,10 +33,12 @@ from queuekeeper.maintenance.partitions.policy import spans
 from queuekeeper.maintenance.partitions.session import pinned, table_lock
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import duration, number, size
+from queuekeeper.wording import number_of
 
 _ROWS_PER_S = 15_000
 """Rows that are copied and compared in a second, for the forecast; a throttle makes it fewer."""
 
+_ATTACH = " ATTACH PARTITION "
 _COPY, _EXCHANGE, _DONE = "copy", "exchange", "done"
 
 
@@ -303,7 +305,7 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
         ]
         self._tell(
             statements,
-            partitions=sum(words.startswith("ALTER TABLE") and " ATTACH PARTITION " in words for words, _ in made),
+            partitions=sum(_ATTACH in words for words, _ in made),
             bytes=table.bytes,
             widened=write.keys != table.keys,
             fingerprint=fingerprint(work.definitions),
@@ -359,8 +361,13 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
     @classmethod
     def tables(cls, plan: Plan[AdoptionParameters, AdoptionCounts, AdoptionFound]) -> list[Shown]:
         """Return the statements with their locks."""
-        rows = tuple((words, lock or "nobody waits") for words, lock in plan.found.statements)
-        return [Shown(heading="Statements", heads=("SQL", "lock"), rows=rows, empty="None.")]
+        said = [(words, lock or "nobody waits") for words, lock in plan.found.statements]
+        attached = [at for at, (words, _) in enumerate(said) if _ATTACH in words]
+        if len(attached) > 1:
+            # The first partition stands for all in what people read; the record has every statement.
+            alike = f"-- the same for {number_of(len(attached) - 1, 'more partition')}; --json shows every statement"
+            said[attached[0] + 2 : attached[-1] + 2] = [(alike, "nobody waits")]
+        return [Shown(heading="Statements", heads=("SQL", "lock"), rows=tuple(said), empty="None.")]
 
     @classmethod
     def shown(cls, outcome: Outcome[AdoptionParameters, AdoptionCounts, AdoptionFound]) -> list[Shown]:
