@@ -100,7 +100,7 @@ class Stand:
     :param master: where Spark runs.
     """
 
-    folder: Path
+    folder: Path  # of both servers
     postgres: PostgresServer
     redis: RedisServer
     postgres_url: str

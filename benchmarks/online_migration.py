@@ -73,9 +73,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """How long some calls took."""
+    """How long some calls took, by their number."""
 
-    calls: int
+    calls: int  # of all processes
     p50_ms: float
     p99_ms: float
     longest_ms: float

@@ -347,7 +347,7 @@ class Sample:
     work_per_s: float
     work_server_us: float
     work_client_us: float
-    twice: int
+    twice: int  # messages that were handled again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +358,7 @@ class Crashes:
     :param twice: how often a message was handled that had been handled before.
     """
 
-    kills: int
+    kills: int  # each of a worker at work
     messages: int
     lost: int
     twice: int

@@ -43,7 +43,7 @@ class Page:
 
     path: str
     title: str
-    text: str
+    text: str  # in Markdown
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -35,7 +35,7 @@ class PostgresFacts:
 
     address: str
     version: str
-    size_bytes: int
+    size_bytes: int  # of the database
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Waiting:
     """
 
     kind: str
-    queues: int
+    queues: int  # in which messages wait
     messages: int
     age_words: str
     age_s: float | None
@@ -77,10 +77,10 @@ def routes(site: Site, stores: Stores) -> APIRouter:
             redis=redis,
             latest=latest,
             matters=matters,
+            glances=[] if held is None else glances(held, runs.value or ()),
             report=report,
             held=held,
             parts=TURNS,
-            glances=[] if held is None else glances(held, runs.value or ()),
             names=STORES,
             verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
             depths=[] if held is None else [(STORES[each.store], _depth_charts(each)) for each in held.depths],

@@ -198,7 +198,7 @@ class DueQueue:
 
     client_hash: str
     messages: int
-    unacked: int
+    unacked: int  # of these messages
     freed_bytes: int
 
 

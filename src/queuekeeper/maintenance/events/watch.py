@@ -118,7 +118,7 @@ class BrokerWatch:
     quarantined_subscriptions: int
     undispatched: int
     scheduled: int
-    overdue: int
+    overdue: int  # scheduled events whose time has come
     reenqueued: int
     dead_letters: int
     tables: tuple[BrokerTable, ...]

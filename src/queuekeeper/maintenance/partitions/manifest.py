@@ -130,9 +130,9 @@ class Manifest:
     database: str
     parent: str
     table: str
-    table_oid: int
+    table_oid: int  # when it was archived
     key: str
-    bounds: str
+    bounds: str  # as SQL writes them
     content: TableContent
     files_hash: str
     columns: tuple[ArchivedColumn, ...]

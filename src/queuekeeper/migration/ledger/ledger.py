@@ -108,7 +108,7 @@ class QuarantineCount:
 
     reason: str
     kind: QuarantineKind
-    open: int
+    open: int  # rows that wait for a person
     replayed: int
 
 
