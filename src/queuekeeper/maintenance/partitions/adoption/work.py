@@ -247,7 +247,9 @@ class Work:
             with self.connection.transaction():
                 return self._repeat(source, target, size)
         finally:
-            self.connection.isolation_level = before
+            # What broke the connection is the error to show.
+            if not self.connection.closed:
+                self.connection.isolation_level = before
 
     def _repeat(self, source: sql.Identifier, target: sql.Identifier, size: int | None) -> tuple[int, int]:
         row = self.connection.execute(self.statements.last_change(size)).fetchone()
