@@ -64,10 +64,10 @@ class AdoptionParameters(PartitionRules, Pacing):
         5_000,
         title="Batch (rows)",
         help="Rows that one statement copies or compares.",
-        section=Section.PACE,
         least=1,
         most=100_000,
         examples=[1_000, 5_000],
+        section=Section.PACE,
     )
     max_operations_per_s: int | None = max_operations_per_s(
         None, counted="Rows copied or compared", examples=(None, 2_000, 20_000)
@@ -76,27 +76,27 @@ class AdoptionParameters(PartitionRules, Pacing):
         10,
         title="Lag of standbys",
         help="Seconds by which a standby may lag before the copy waits for it.",
-        section=Section.PACE,
         most=86_400,
+        section=Section.PACE,
     )
     max_waiting: int = parameter(
         5,
         title="Waiting sessions",
         help="Sessions of the database that may wait for locks before the copy waits, too.",
-        section=Section.PACE,
         least=0,
         most=10_000,
         examples=[0, 5],
+        section=Section.PACE,
     )
     exchange_ms: int = parameter(
         1_000,
         title="Exchange (milliseconds)",
         help="Longest time in milliseconds for which others wait for the exchange of the tables. It gives way and is "
         "tried again when it would take longer.",
-        section=Section.PACE,
         least=50,
         most=1_000,
         examples=[200, 1_000],
+        section=Section.PACE,
     )
 
     def check_described(self) -> None:
@@ -159,6 +159,6 @@ class AdoptionFound:
 
     statements: tuple[tuple[str, str], ...] = ()
     partitions: int = 0
-    bytes: int = 0
+    bytes: int = 0  # of the table and its indexes
     widened: bool = False
     fingerprint: str = ""

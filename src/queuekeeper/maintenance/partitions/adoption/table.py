@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import LiteralString
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -39,7 +40,7 @@ class Sequence:
     """
 
     column: str
-    name: str
+    name: str  # of the sequence, quoted where SQL needs it
     is_identity: bool
 
 
@@ -59,9 +60,9 @@ class Table:
     name: str
     schema_name: str
     relation_name: str
-    owner: str
+    owner: str  # quoted where SQL needs it
     role: str
-    may_alter: bool
+    may_alter: bool  # whether the role is the owner, or may be
     keys: tuple[str, ...]
     key_types: tuple[str, ...]
     key_type: str | None
@@ -100,26 +101,9 @@ def read(connection: Connection, asked: AdoptionParameters) -> Table:
         raise UnknownTable(
             f"there is no table {asked.table} in this database: write schema.name, quoted as SQL asks for it"
         )
-    oid, name, schema_name, relation_name, owner, role, may_alter, keys, key_types, key_type, *rest = row
-    columns, storage, size_bytes, rows, room, is_noting = rest
-    return Table(
-        oid=oid,
-        name=name,
-        schema_name=schema_name,
-        relation_name=relation_name,
-        owner=owner,
-        role=role,
-        may_alter=may_alter,
-        keys=tuple(keys),
-        key_types=tuple(key_types),
-        key_type=key_type,
-        columns=tuple(columns),
-        storage=tuple(storage),
-        bytes=size_bytes,
-        rows=rows,
-        room=room,
-        is_noting=is_noting,
-    )
+    # The columns of the query are the fields, in their order.
+    values: Iterator[Any] = (tuple(value) if isinstance(value, list) else value for value in row)
+    return Table(**dict(zip((each.name for each in fields(Table)), values, strict=True)))
 
 
 def refuse(connection: Connection, table: Table, asked: AdoptionParameters) -> None:
