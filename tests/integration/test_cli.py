@@ -113,11 +113,11 @@ def test_a_group_is_loaded_when_it_is_called_and_help_of_all_loads_none() -> Non
     """
     loaded = [
         subprocess.run([sys.executable, "-c", code, *words, "--help"], capture_output=True, text=True, check=True)
-        for words in ((), ("sessions",), ("partitions", "set"))
+        for words in ((), ("sessions",), ("quality", "trend"))
     ]
 
-    assert [each.stderr.strip() for each in loaded] == ["[]", "['sessions']", "['partitions']"]
-    assert "Usage: -c partitions set " in loaded[2].stdout
+    assert [each.stderr.strip() for each in loaded] == ["[]", "['sessions']", "['quality']"]
+    assert "Usage: -c quality trend " in loaded[2].stdout
 
 
 HEAVY = (

@@ -279,7 +279,17 @@ def readings(servers: Servers) -> Variables:
         "CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')",
     ):
         servers.connection.execute(statement)
+    visits(servers)
     return {}
+
+
+def visits(servers: Servers) -> Variables:
+    """Have a table that was never partitioned, and a plan of its adoption that nobody has carried out."""
+    servers.connection.execute(
+        "CREATE TABLE visits (at timestamptz PRIMARY KEY, page text);"
+        "INSERT INTO visits SELECT now() - n * interval '1 hour', 'home' FROM generate_series(1, 100) AS n"
+    )
+    return {"RUN": run_kinds.planned(servers.connection, "partition_adoption", servers.home)}
 
 
 def retired_readings(servers: Servers) -> Variables:
@@ -374,6 +384,7 @@ RUNBOOKS: dict[str, Supposed] = {
     "runbooks/event_upkeep.md": polled_broker,
     "runbooks/expired_reference_cleanup.md": cleaned,
     "runbooks/fanout_repair.md": dead_consumer,
+    "runbooks/partition_adoption.md": visits,
     "runbooks/partition_maintenance.md": retired_readings,
     "runbooks/queue_quality.md": queues_in_order,
     "runbooks/session_migration.md": hostile_source,

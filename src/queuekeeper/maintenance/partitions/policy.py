@@ -73,7 +73,7 @@ class PartitionRules(Parameters):
     lowest_needed_sql: str | None = parameter(
         None,
         title="Query of what is needed",
-        help="Query that returns the lowest key that a consumer still needs, or null when no consumer waits.",
+        help="Query that returns the lowest key that a consumer still needs, or NULL when no consumer waits.",
         unset="no consumer is asked about",
     )
     archive: bool = parameter(True, title="Archive first", help="Drop only partitions that were archived and verified.")
