@@ -191,6 +191,7 @@ class MirrorOperator(OnlineOperator):
     In between the task holds no worker slot. A server that is away is asked again a minute later.
 
     :param until: id of the other task: one that asks a person whether the mirror is to end.
+    :ivar is_last: whether the other task has ended, so that this pass is the last one.
     """
 
     until: str = argument()
