@@ -515,6 +515,15 @@ def parse_cohorts(text: str, *, count: int) -> list[int]:
     return sorted(chosen)
 
 
+def check_cohorts(text: str) -> None:
+    """Refuse a choice of cohorts that no number of cohorts allows; a blank text chooses none.
+
+    :raises UsageError: when it does not parse, a range falls, or a number is no hash slot.
+    """
+    if text.strip():
+        parse_cohorts(text, count=SLOTS)
+
+
 def format_cohorts(cohorts: Sequence[int]) -> str:
     """Return numbers as :func:`parse_cohorts` reads them, such as ``0-3,7``."""
     runs: list[list[int]] = []

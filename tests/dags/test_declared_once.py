@@ -309,7 +309,13 @@ def test_no_record_of_a_job_repeats_a_default() -> None:
     assert own == []
 
 
-ONLY_CHECKED = {"canary_steps_percent": "10,5,100", "key_prefix": "\ud800", "queues": "or\x07ders", "rdb_as_of": "noon"}
+ONLY_CHECKED = {
+    "canary_steps_percent": "10,5,100",
+    "cohorts": "5-2",
+    "key_prefix": "\ud800",
+    "queues": "or\x07ders",
+    "rdb_as_of": "noon",
+}
 """Texts that a parameter's pattern and bounds allow, and its check does not."""
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CHECKED: Mapping[str, str] = MappingProxyType(
     {
         "canary_steps_percent": "queuekeeper.migration.ledger.parameters:OnlineWish",
+        "cohorts": "queuekeeper.migration.ledger.parameters:CohortChoice",
         "key_prefix": "queuekeeper.jobs.common:KeyPrefix",
         "queues": "queuekeeper.maintenance.fanout.model:FanoutRepairParameters",
         "rdb_as_of": "queuekeeper.quality.profile.model:SnapshotWish",

@@ -6,7 +6,7 @@ from typing import Any
 
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, days, minutes, parameter, same, seconds
 from queuekeeper.jobs.resources import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
-from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
+from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_cohorts, check_prefix
 from queuekeeper.sessions.model import StoreRules
 
 FOLDER_OR_URL = r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$"
@@ -74,7 +74,8 @@ def cohorts(*, what: str, default: str = "all", unset: str = "") -> Any:
         help=f"{what} Write all, or numbers and ranges such as 0-3,7.",
         unset=unset,
         pattern=(r"^\s*$|" if unset else "") + r"^\s*(all|\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*$",
-        rule="it must be all, or numbers and ranges such as 0-3,7",
+        rule=f"it must be all, or numbers and rising ranges below {SLOTS:,}, such as 0-3,7",
+        check=check_cohorts,
         noun="CHOICE",
         examples=["all", "0-3", "0-3,7,12-15"],
     )
