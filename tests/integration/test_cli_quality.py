@@ -83,7 +83,9 @@ def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(
 
     results = as_json("results", "--check", "Q11", "--postgres-url", url)
     assert [each["status"] for each in results["results"]] == ["failed"]
-    assert hash_of("meter-17") in run("results", "q-1", "--postgres-url", url).stdout
+    listed = " ".join(run("results", "q-1", "--postgres-url", url).stdout.split())
+    for screen in (" ".join(shown.stdout.split()), listed):
+        assert re.search(rf"{hash_of('meter-17')} \(cohort \d+", screen)
     (column,) = as_json("trend", "--postgres-url", url)
     assert column["cells"]["Q11"] == {"status": "failed", "severity": "critical", "unexpected_count": 1}
     assert re.search(r"Q11 +Last packet id +✗ +1", run("trend", "--postgres-url", url).stdout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -305,13 +305,16 @@ def _advice(results: Sequence[Finding]) -> Iterator[Any]:
         yield table("What to do", ("check", "advice"), list(advice.items()))
 
 
-def _examples(found: Any) -> str:
-    return ", ".join(_evidence(example) for example in found.examples[:3])
+def _examples(found: Finding) -> str:
+    return ", ".join(_example(found, values) for values in found.examples[:3])
 
 
-def _evidence(example: Any) -> str:
-    name, *rest = (f"{key} {value}" if key != "client_hash" else str(value) for key, value in example.items())
-    return f"{name} ({', '.join(rest)})" if rest else name
+def _example(found: Finding, values: Mapping[str, Any]) -> str:
+    shown = [name for name in found.example_columns if name in values]
+    first, *rest = (
+        str(values[name]) if name == "client_hash" else f"{name.replace('_', ' ')} {values[name]}" for name in shown
+    )
+    return f"{first} ({', '.join(rest)})" if rest else first
 
 
 @command(app)

@@ -32,6 +32,8 @@ class Status(StrEnum):
 
 _FOUND = {Status.FAILED, Status.KNOWN}
 
+_FIRST_COLUMNS = ("client_hash", "client_id", "cohort")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -94,6 +96,12 @@ class Finding:
         """How urgent a failure is."""
         of_check = self.check.priority_of(self.severity) if self.check else None
         return of_check if of_check and of_check.severity is self.severity else Priority.of(self.severity)
+
+    @property
+    def example_columns(self) -> list[str]:
+        """Names of the values of its examples: queue and cohort first; stored examples have lost their order."""
+        names = {name for row in self.examples for name in row}
+        return [name for name in _FIRST_COLUMNS if name in names] + sorted(names - {*_FIRST_COLUMNS})
 
     @property
     def passed(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -63,7 +62,6 @@ def render(report: PublishedReport, *, json_name: str, json_sha256: str) -> str:
         store_words=" and ".join(STORES[profile.store] for profile in report.profiles) or "no store",
         states=STATES,
         passed=sum(line.status is Status.PASSED for line in report.results),
-        columns_of=columns_of,
         value=value_words,
         cell_words=cell_words,
         bucket_words=bucket_words,
@@ -74,12 +72,6 @@ def render(report: PublishedReport, *, json_name: str, json_sha256: str) -> str:
         json_name=json_name,
         json_sha256=json_sha256,
     )
-
-
-def columns_of(examples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns of a table of examples: the queue first, the others as they come."""
-    names = dict.fromkeys(name for row in examples for name in row)
-    return sorted(names, key=lambda name: name != "client_hash")
 
 
 def value_words(value: object) -> str:
