@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-AREAS = ("lua", "sql", "expectations", "dags", "plugins", "spark_jobs")
+AREAS = ("lua", "sql", "expectations", "policies", "dags", "plugins", "spark_jobs")
 PROJECT = "pyproject.toml"
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -18,6 +18,7 @@ from queuekeeper.cli import app
 from queuekeeper.postgres import Connection
 from tests.integration.command_line import CommandLine
 from tests.spark_session import spark, spark_of_commands
+from tests.system_tables import ARCHIVE, PGMQ_META, QUEUE
 
 __all__ = ["spark", "spark_of_commands"]
 
@@ -225,3 +226,47 @@ def test_plain_table_is_adopted_and_committed_by_runs_that_are_planned_asked_abo
     fails("adopt", "public.visits", "--act", "commit", code=4, words=r"dropped for good.*Commit\?")
     as_json("adopt", "public.visits", "--act", "commit", "--yes")
     assert connection.execute("SELECT count(*) FROM visits").fetchone() == (20,)
+
+
+# --- tables of other systems --------------------------------------------------------------------------------------
+
+
+def test_tables_of_other_systems_are_named_with_the_command_for_each(connection: Connection) -> None:
+    assert "There is no table of graphile-worker, pg-boss, pgmq, procrastinate or River." in run("recognise").stdout
+    connection.execute(
+        f"{PGMQ_META}; CREATE TABLE pgmq.a_orders {ARCHIVE}; CREATE TABLE pgmq.q_orders {QUEUE}".encode()
+    )
+    shown = run("recognise").stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "table system version form holds care" in lines
+    assert "pgmq.a_orders pgmq – plain archived messages adopt" in lines
+    assert "pgmq.q_orders: pgmq.delete() and pgmq.archive() take messages out of it." in lines
+    # The command can be copied: it stays on one line.
+    (command,) = [line for line in lines if line.startswith("queuekeeper ")]
+    assert command.startswith(
+        "queuekeeper partitions adopt pgmq.a_orders --key archived_at --widen-keys --step '1 day'"
+    )
+    fails("recognise", "public.readings", code=2, words=r"public\.readings is no table of graphile-worker, .* or River")
+    fails("recognise", "public.nowhere", code=2, words=r"there is no table public\.nowhere in this database")
+
+
+def test_shipped_policies_are_set_when_a_person_agrees_and_never_in_the_place_of_others(connection: Connection) -> None:
+    connection.execute(PGMQ_META)
+    for table, columns in (("q_orders", QUEUE), ("a_orders", ARCHIVE), ("a_own", ARCHIVE)):
+        connection.execute(f"CREATE TABLE pgmq.{table} {columns} PARTITION BY RANGE (msg_id)".encode())
+    as_json("set", "pgmq.a_own", "--step", "7", "--ahead", "7")
+    question = (
+        r"2 policies will be set: pgmq\.a_orders, pgmq\.q_orders\. Old partitions leave by them\. Set them\?.*--yes"
+    )
+    fails("recognise", "--set-policies", code=4, words=question)
+    assert all(each["has_policy"] == (each["table"] == "pgmq.a_own") for each in as_json("recognise")["tables"])
+    assert as_json("recognise", "pgmq.q_orders", "--set-policies", "--yes")["set"] == ["pgmq.q_orders"]
+    assert as_json("recognise", "--set-policies", "--yes")["set"] == ["pgmq.a_orders"]
+    assert as_json("recognise", "--set-policies")["set"] == []
+    plans = {each["table"]: each["policy"] for each in as_json("plan")["plans"]}
+    assert {name: (each["step"], each["retention"], each["archive"]) for name, each in plans.items()} == {
+        "pgmq.a_orders": ("10000", "100000", True), "pgmq.a_own": ("7", None, True),
+        "pgmq.q_orders": ("10000", "100000", False),
+    }  # fmt: skip
+    assert all(each["done"] for each in as_json("create")["reports"])
+    connection.execute("INSERT INTO pgmq.q_orders (message) VALUES ('{}')")

@@ -219,6 +219,23 @@ of_publications AS (
     WHERE entry.prrelid = %(oid)s::oid
 ),
 
+of_extensions AS (
+    SELECT
+        17 AS place,
+        format(
+            'it belongs to extension %%1$I, which would not let the old table be dropped: '
+            || 'ALTER EXTENSION %%1$I DROP TABLE %%2$s first', extension.extname, adopted.oid::regclass
+        ) AS words
+    FROM adopted
+    INNER JOIN pg_depend AS entry
+        ON
+            adopted.oid = entry.objid
+            AND entry.classid = 'pg_class'::regclass
+            AND entry.refclassid = 'pg_extension'::regclass
+            AND entry.deptype = 'e'
+    INNER JOIN pg_extension AS extension ON entry.refobjid = extension.oid
+),
+
 own_parts (class_id, object_id) AS (
     SELECT
         'pg_class'::regclass::oid,
@@ -301,5 +318,7 @@ UNION ALL
 SELECT words FROM of_triggers
 UNION ALL
 SELECT words FROM of_publications
+UNION ALL
+SELECT words FROM of_extensions
 UNION ALL
 SELECT words FROM of_dependents

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from queuekeeper.cli import context, jobs
-from queuekeeper.cli.command import PLANS, OnPostgres, command, group
+from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import (
     Shown,
@@ -53,8 +54,12 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Partition
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions, without_archive
 from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
+from queuekeeper.maintenance.partitions.survey import of_others, refuse_others
+from queuekeeper.maintenance.partitions.systems import SystemTable, systems_named, whole_name
+from queuekeeper.maintenance.partitions.systems import recognise as recognised
+from queuekeeper.maintenance.queue_tables import known_policies
 from queuekeeper.schema_migrations import migrate
-from queuekeeper.wording import sentence
+from queuekeeper.wording import number_of, sentence
 
 if TYPE_CHECKING:
     from queuekeeper.maintenance.partitions.archive import ArchiveReport
@@ -64,6 +69,9 @@ Of = TypeVar("Of", bound="PartitionPolicy | PartitionPlan | RetiredPartition")
 
 app = group()
 
+FoundTable = Annotated[
+    str | None, typer.Argument(metavar="[TABLE]", help="One table; every table that is recognised if left out.")
+]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name with its schema, as SQL writes it.")]
 OneTable = Annotated[
     str | None, typer.Argument(metavar="[TABLE]", help="One table; every table that has a policy if left out.")
@@ -107,11 +115,46 @@ def set_policy(call: OnPostgres, name: TableName, *, parameters: PartitionRules)
     """
     migrate(call.connection)
     found = read_table(call.connection, name)
+    refuse_others(call.connection, found, of_others(call.connection, found))
     policy = PartitionPolicy(table=found.name, **asdict(parameters))
     spans(policy, found.key)
     save_policy(call.connection, policy)
     following = f"Next: queuekeeper partitions plan {policy.table}"
     return Shown(policy, lambda: [record(f"Policy of {policy.table}", policy), "", copied(following)])
+
+
+@command(app, also=CONFIRMS)
+def recognise(call: OnPostgres, name: FoundTable = None, *, set_policies: bool = False) -> Shown:
+    """Name the tables of other queue systems that are in the database.
+
+    Tables of pgmq, River, procrastinate, graphile-worker and pg-boss are recognised by their columns. It says who takes
+    rows out of each, and prints the command that gives it the policy which ships for it. Nothing is written without
+    `--set-policies`, and no row is touched with it. What pg_partman maintains is left to it.
+
+    Example: `queuekeeper partitions recognise`
+
+    :param set_policies: Set the policies that ship for tables which are partitioned already and have none; asks first.
+    """
+    known = known_policies(call.connection)
+    found = recognised(call.connection, with_policy=[each.table for each in known])
+    if name is not None:
+        found = [each for each in found if each.table == whole_name(call.connection, name)]
+        if not found:
+            raise UsageError(
+                f"{printable(name)} is no table of {systems_named()}: `queuekeeper partitions set` takes it"
+            )
+    given = [each for each in found if set_policies and each.sets_policy]
+    if given:
+        names = ", ".join(each.table for each in given)
+        question = f"{number_of(len(given), 'policy')} will be set: {names}. Old partitions leave by them. Set them?"
+        call.confirm(question)
+        migrate(call.connection)
+        for each in given:
+            policy = each.policy()
+            spans(policy, read_table(call.connection, each.table).key)
+            save_policy(call.connection, policy)
+    facts = {"tables": found, "set": [each.table for each in given]}
+    return Shown(facts, lambda: _recognised(found, given))
 
 
 ADOPT = """Turn a plain table into a partitioned one while it is written to.
@@ -393,6 +436,18 @@ def _carry_out(call: OnPostgres, plans: Sequence[PartitionPlan], errors: Sequenc
         lambda: told_tables(outcomes_table(each) for each in reports),
         failed=StalePlan(wrong) if wrong and only_stale else wrong or None,
     )
+
+
+def _recognised(found: Sequence[SystemTable], given: Sequence[SystemTable]) -> Iterator[Any]:
+    columns = headed("table", "system", "version", "form", "holds", "care")
+    yield listing("Tables of other systems", found, columns, nothing=f"There is no table of {systems_named()}.")
+    for each in found:
+        yield ""
+        yield f"{printable(each.table)}: {each.words}."
+        if each in given:
+            yield copied(f"Its policy is set. Next: queuekeeper partitions plan {quote(each.table)}")
+        elif each.command:
+            yield copied(each.command)
 
 
 def _coverage(found: Coverage) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from queuekeeper.maintenance.partitions.catalog import (
     Partition,
     blockers,
     clashing_names,
+    has_rows,
     highest_key,
     is_detaching,
     read_table,
@@ -418,7 +419,12 @@ class _Work:
                 raise _Stale("the table has a DEFAULT partition by now")
             step = self._renamed(step)
             moves = (BEGIN, write.plain_detach(target), *write.quarantine(step), COMMIT)
-            self._run(moves, lambda: self._note_quarantined(step))
+
+            def look() -> None:
+                if seen.live and has_rows(self._connection, seen.table, partition):
+                    raise _Stale("a row came into it meanwhile: it stays until its system has taken the row out")
+
+            self._run(moves, lambda: self._note_quarantined(step), look)
             return
         with self._patience():
             if partition.pending:
@@ -452,9 +458,18 @@ class _Work:
             self._send(write.attachment(step))
             self._end(step, RetiredState.REATTACHED, RetiredState.DETACHING)
             raise _Stale("an event was committed in it meanwhile: it was attached again until that event is dispatched")
+        if seen.live and self._holds_rows(step):
+            self._send(write.attachment(step))
+            self._end(step, RetiredState.REATTACHED, RetiredState.DETACHING)
+            raise _Stale("a row was committed in it meanwhile: it was attached again until its system has taken it out")
         self._make_room(write)
         step = self._renamed(step)
         self._run((BEGIN, *write.quarantine(step), COMMIT), lambda: self._note_quarantined(step))
+
+    def _holds_rows(self, step: PlannedStep) -> bool:
+        query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(step.schema_name, step.relation_name))
+        row = self._connection.execute(query).fetchone()
+        return bool(row and row[0])
 
     def _check_consumers(self, seen: Survey, partition: Partition) -> None:
         """Check consumers again, since a plan may wait a day for its approval."""

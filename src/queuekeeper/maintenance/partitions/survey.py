@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from queuekeeper.errors import KeyFromFuture, UsageError
 from queuekeeper.jobs.findings import Finding
+from queuekeeper.maintenance.partitions import systems
 from queuekeeper.maintenance.partitions.broker import LOWEST_NEEDED, NEVER_PASSED, TABLES
 from queuekeeper.maintenance.partitions.catalog import (
     PartitionedTable,
@@ -48,6 +50,7 @@ class Survey:
     :param key_columns: columns of its primary key.
     :param drain_left: whether the copy and the trigger of a drain of DEFAULT exist.
     :param overflow_rows: whether the partition up to MAXVALUE holds rows.
+    :param live: whether its rows are still to be worked on by another system: no partition leaves with one in it.
     """
 
     table: PartitionedTable
@@ -66,6 +69,7 @@ class Survey:
     drain_left: bool
     overflow_rows: bool
     foreign_keys: tuple[tuple[str, bool], ...]
+    live: bool
 
     @property
     def is_broker(self) -> bool:
@@ -110,16 +114,39 @@ def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int, only
     :raises UnknownTable: when there is no such table.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises ForeignOwner: when this role may not alter it.
+    :raises RefusedError: when pg_partman or another system makes its partitions.
     :raises InvalidPolicy: when the policy does not suit it.
     """
     table = read_table(connection, policy.table, only_read=only_read)
+    theirs = of_others(connection, table)
+    if not only_read:
+        refuse_others(connection, table, theirs)
+    live = theirs is not None and theirs.layout.live
     if not table.is_ours:
         with translated_errors(connection):
-            return _surveyed(connection, table, policy, now_ms)
-    return _surveyed(connection, table, policy, now_ms)
+            return _surveyed(connection, table, policy, now_ms, live=live)
+    return _surveyed(connection, table, policy, now_ms, live=live)
 
 
-def _surveyed(connection: Connection, table: PartitionedTable, policy: PartitionPolicy, now_ms: int) -> Survey:
+def of_others(connection: Connection, table: PartitionedTable) -> systems.TheirLayout | None:
+    """Return the system that a table belongs to; none for the broker's and for those of nobody else."""
+    if table.name in TABLES:
+        return None
+    return systems.layout_of(connection, oid=table.oid, schema_name=table.schema_name)
+
+
+def refuse_others(connection: Connection, table: PartitionedTable, theirs: systems.TheirLayout | None) -> None:
+    """Refuse a table whose partitions pg_partman or another system makes.
+
+    :raises RefusedError: with who does, and what to do.
+    """
+    parent = f"{table.schema_name}.{table.relation_name}"
+    systems.refuse_to_keep(connection, theirs, parent=parent, name=table.name)
+
+
+def _surveyed(
+    connection: Connection, table: PartitionedTable, policy: PartitionPolicy, now_ms: int, *, live: bool
+) -> Survey:
     found = spans(policy, table.key)
     now = table.key.clock(now_ms)
     highest = highest_key(connection, table)
@@ -156,6 +183,7 @@ def _surveyed(connection: Connection, table: PartitionedTable, policy: Partition
         drain_left=bool(table.default and schema_rights(connection, drain_schema(table.default.oid))[0]),
         overflow_rows=bool(table.overflow and has_rows(connection, table, table.overflow)),
         foreign_keys=tuple(foreign_keys(connection, table)),
+        live=live,
     )
 
 
@@ -290,8 +318,33 @@ def lowest_needed(connection: Connection, seen: Survey, *, override_consumers: b
     query = seen.policy.lowest_needed_sql
     if override_consumers:
         query = NEVER_PASSED if query == LOWEST_NEEDED else None
-    if query is None:
-        return None
+    lowest = [_asked(connection, seen, query)] if query is not None else []
+    if seen.live:
+        # Nobody's approval passes a row that another system has still to work on.
+        lowest.append(_lowest_row(connection, seen))
+    return min((each for each in lowest if each is not None), default=None)
+
+
+def _lowest_row(connection: Connection, seen: Survey) -> int | None:
+    """Return the lowest key of a table; none without rows."""
+    query = sql.SQL("SELECT min({})::text FROM {}").format(
+        sql.Identifier(seen.table.key.column), seen.table.identifier()
+    )
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = {_GUARD_TIMEOUT_MS}")
+            row = connection.execute(query).fetchone()
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        raise UsageError(
+            f"the lowest row of {seen.table.name} cannot be read: {server_words(error)}; nothing is retired before"
+        ) from error
+    return None if row is None or row[0] is None else seen.table.key.position(str(row[0]))
+
+
+def _asked(connection: Connection, seen: Survey, query: str) -> int | None:
+    """Return what the query of a policy answers, see :func:`lowest_needed`."""
     key = seen.table.key
     # The query is the operator's own, and runs read-only.
     wrapped = f"SELECT CAST(needed AS {key.type_name})::text FROM ({query.strip().rstrip(';')}\n) AS answer (needed)"  # noqa: S608

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import sql
 
 from queuekeeper.errors import RefusedError, UnknownTable, UsageError
+from queuekeeper.maintenance.partitions import systems
 from queuekeeper.maintenance.partitions.adoption.model import AdoptionParameters
 from queuekeeper.maintenance.partitions.keys import Key
 from queuekeeper.postgres import Connection
@@ -113,6 +114,8 @@ def refuse(connection: Connection, table: Table, asked: AdoptionParameters) -> N
     """
     values = {"oid": table.oid, "key": asked.key, "widen": asked.widen_keys}
     reasons = [str(words) for (words,) in connection.execute(statement(f"{_QUERIES}refusals"), values).fetchall()]
+    if words := systems.words_against_adoption(connection, oid=table.oid, schema_name=table.schema_name):
+        reasons.append(words)
     if table.key_type is not None:
         try:
             kind = Key(column=asked.key, type_name=table.key_type).kind
