@@ -21,7 +21,7 @@ FATE_MEANINGS = {
     "expired": "life was over; not copied",
     "trimmed": "live, but beyond the limit per session",
     "superseded": "the session was used in Redis since; left alone",
-    "quarantined": "cannot be copied as they are; see below",
+    "quarantined": "cannot be copied as they are; kept in quarantine",
     "unaccounted": "went nowhere that is known; must be 0",
 }
 
