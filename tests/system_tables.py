@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -81,15 +82,19 @@ def of_node(package: str, version: str, folder: Path) -> Path:
     return folder / "package"
 
 
-def pg_boss(version: str, folder: Path) -> str:
-    """Return the statements by which pg-boss makes its tables."""
+def pg_boss(version: str, folder: Path, *, partitioned: bool = True) -> str:
+    """Return the statements by which pg-boss makes its tables.
+
+    :param partitioned: what its option ``noTablePartitioning`` takes away.
+    """
     package = of_node("pg-boss", version, folder)
     node = shutil.which("node")
     if node is None:
         pytest.skip("without Node nobody writes the statements of pg-boss")
     (plans,) = [each for each in (package / "src" / "plans.js", package / "dist" / "plans.js") if each.is_file()]
     words = f"const plans = await import('{plans}'); const {{ create }} = plans.default ?? plans; "
-    words += f"console.log(create('pgboss', {PG_BOSS[version]}, {{ createSchema: true }}))"
+    given = f"createSchema: true, noTablePartitioning: {json.dumps(not partitioned)}"
+    words += f"console.log(create('pgboss', {PG_BOSS[version]}, {{ {given} }}))"
     done = subprocess.run(
         [node, "--no-warnings", "--input-type=module", "--eval", words],
         capture_output=True, text=True, check=False, timeout=_PATIENCE_S,

@@ -958,7 +958,7 @@ def test_unknown_table_is_refused(table: Connection, name: str) -> None:
 @pytest.mark.parametrize(
     ("definition", "words"),
     [
-        ("(at timestamptz)", "is not partitioned: create a table partitioned by range"),
+        ("(at timestamptz)", "is not partitioned: `queuekeeper partitions adopt` makes it so"),
         ("(at timestamptz) PARTITION BY LIST (at)", "not partitioned by ranges of one column"),
         ("(at timestamptz, n int) PARTITION BY RANGE (at, n)", "not partitioned by ranges of one column"),
         ("(at timestamp) PARTITION BY RANGE (date_trunc('day', at))", "not partitioned by ranges of one column"),

@@ -196,6 +196,13 @@ def test_pg_boss_as_its_package_makes_it(
             plan_creation(connection, policy=policy, now_ms=NOW_MS)
 
 
+def test_pg_boss_without_partitions_is_left_to_its_own_deletions(connection: Connection, tmp_path: Path) -> None:
+    run(connection, system_tables.pg_boss("12.38.0", tmp_path, partitioned=False))
+    assert {name: (each.form, each.care) for name, each in found(connection).items()} == {
+        f"pgboss.{each}": ("plain", Care.LEAVE) for each in ("job", "queue_stats")
+    }
+
+
 @pytest.mark.parametrize("version", system_tables.GRAPHILE_WORKER)
 def test_graphile_worker_as_its_package_makes_it(connection: Connection, tmp_path: Path, version: str) -> None:
     for each in system_tables.graphile_worker(version, tmp_path):
@@ -347,6 +354,17 @@ def test_an_archive_of_pgmq_loses_old_partitions_by_its_shipped_policy(
     )  # fmt: skip
 
 
+def test_messages_in_default_are_never_moved(connection: Connection, control_schema: None) -> None:
+    pgmq(connection)
+    run(connection, "ALTER TABLE pgmq.q_orders ADD PRIMARY KEY (msg_id)")
+    run(connection, "CREATE TABLE pgmq.q_orders_default PARTITION OF pgmq.q_orders DEFAULT")
+    send(connection, 45, 75)
+    plan = plan_creation(connection, policy=replace(SMALL, far_future="100"), now_ms=NOW_MS)
+    assert [(each.kind, each.lower) for each in plan.steps] == [("create", "60"), ("create", "80"), ("create", "90")]
+    (finding,) = [each for each in plan.findings if each.subject == "pgmq.q_orders_default"]
+    assert finding.words == "it holds rows of 1 step, from 70: they leave it as they are worked on"
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -407,11 +425,11 @@ def test_live_rows_are_not_adopted(connection: Connection, table: str, key: str,
 
 
 def test_a_table_of_an_extension_is_not_adopted(connection: Connection) -> None:
-    """Up to 1.5.1 pgmq makes its tables members of its extension, which would not let the old one be dropped."""
+    """In 1.5.1 pgmq makes its tables members of its extension, which would not let the old one be dropped."""
     run(connection, "CREATE TABLE visits (id bigint PRIMARY KEY, at timestamptz NOT NULL)")
     run(connection, "ALTER EXTENSION plpgsql ADD TABLE visits")
     asked = AdoptionParameters(table="public.visits", key="id", step="10", ahead="10", disk_mib=10)
-    expected = "it belongs to extension plpgsql, .*: ALTER EXTENSION plpgsql DROP TABLE visits first"
+    expected = "it belongs to extension plpgsql, .*: ALTER EXTENSION plpgsql DROP TABLE visits first, .* after"
     with pytest.raises(RefusedError, match=expected):
         Engine(job=Adoption, database=connection).plan(asked)
     run(connection, "ALTER EXTENSION plpgsql DROP TABLE visits")

@@ -23,7 +23,9 @@ def test_a_file_is_read_as_text_by_its_path() -> None:
 
 
 def test_an_unknown_area_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(FileNotFoundError, match="unknown asset area 'pictures': one of lua, sql, expectations, policies"):
+    with pytest.raises(
+        FileNotFoundError, match="unknown asset area 'pictures': one of lua, sql, expectations, policies"
+    ):
         assets.directory("pictures")
 
 

@@ -224,7 +224,9 @@ of_extensions AS (
         17 AS place,
         format(
             'it belongs to extension %%1$I, which would not let the old table be dropped: '
-            || 'ALTER EXTENSION %%1$I DROP TABLE %%2$s first', extension.extname, adopted.oid::regclass
+            || 'ALTER EXTENSION %%1$I DROP TABLE %%2$s first, '
+            || 'and ALTER EXTENSION %%1$I ADD TABLE %%2$s after the commit',
+            extension.extname, adopted.oid::regclass
         ) AS words
     FROM adopted
     INNER JOIN pg_depend AS entry

@@ -139,7 +139,7 @@ def read_table(connection: Connection, table: str, *, only_read: bool = False) -
     oid, name, schema_name, relation_name, owner, may_alter, strategy, columns, column, type_name, default_oid = row
     if strategy is None:
         raise NotPartitioned(
-            f"{name} is not partitioned: create a table partitioned by range, move the rows, then set its policy"
+            f"{name} is not partitioned: `queuekeeper partitions adopt` makes it so, and sets its policy"
         )
     if strategy != "r" or columns != 1 or column is None:
         raise NotPartitioned(f"{name} is not partitioned by ranges of one column: no policy can keep it")

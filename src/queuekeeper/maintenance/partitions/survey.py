@@ -79,6 +79,8 @@ class Survey:
     @property
     def undrainable(self) -> str:
         """Why DEFAULT cannot be drained while it is in use; empty when it can."""
+        if self.live:
+            return "they leave it as they are worked on"
         if self.table.default and self.table.default.relkind != "r":
             return "it is not a plain table: move its rows by hand"
         if not self.key_columns:
