@@ -45,3 +45,18 @@ def test_a_step_and_its_shuffles_follow_rows_and_cores_unless_the_user_says_othe
     assert [tuple(map(int, line.split())) for line in done.stdout.splitlines()] == list(
         zip(tasks, partitions, strict=True)
     )
+    # People read what a command says, and nothing of how Java was started.
+    assert done.stderr == ""
+
+
+def test_java_that_does_not_start_says_why() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, "local[1]"],
+        env=without_local_address() | {"PYSPARK_SUBMIT_ARGS": "--unheard-of pyspark-shell"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "Unrecognized option: --unheard-of" in done.stderr

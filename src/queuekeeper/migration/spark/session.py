@@ -26,6 +26,7 @@ from queuekeeper.config import DRIVER_SETTINGS, SUPERVISOR_VARIABLE
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.migration.ledger.model import HEAP_USABLE, TaskMemory
 from queuekeeper.migration.spark.grants import heard
+from queuekeeper.migration.spark.java_start import start_java
 from queuekeeper.migration.spark.masters import addresses, check_master, is_local, refuse_loopback, runs_here
 from queuekeeper.migration.spark.probe import (
     ANSWER_WAIT_S,
@@ -113,8 +114,8 @@ def build_session(
     conf = SparkConf(loadDefaults=False).setAppName(name).setAll(list(settings.items()))
     if master is not None:
         conf.setMaster(master)
+    start_java(conf)
     if is_cluster:
-        SparkContext._ensure_initialized(conf=conf)
         with heard() as grants:
             _register(conf, master=str(master), wait_s=master_wait_s)
             session = _got_session(conf)
