@@ -42,6 +42,7 @@ from tests.integration.airflow_runs import QUESTION, decide
 from tests.original_pgmb import OriginalPgmb
 from tests.patience import PATIENCE_S
 from tests.quality_rows import queue, save_profile
+from tests.system_tables import ARCHIVE, PGMQ_META, QUEUE
 
 pytestmark = pytest.mark.integration
 
@@ -273,12 +274,15 @@ def lasting_messages(servers: Servers) -> Variables:
 
 
 def readings(servers: Servers) -> Variables:
-    """Have a partitioned table with an old partition alone."""
+    """Have a partitioned table with an old partition alone, and a queue of pgmq that nobody keeps partitions of."""
     for statement in (
         "CREATE TABLE readings (at timestamptz NOT NULL, meter int NOT NULL) PARTITION BY RANGE (at)",
         "CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')",
+        PGMQ_META,
+        f"CREATE TABLE pgmq.q_orders {QUEUE} PARTITION BY RANGE (msg_id)",
+        f"CREATE TABLE pgmq.a_orders {ARCHIVE}",
     ):
-        servers.connection.execute(statement)
+        servers.connection.execute(statement.encode())
     visits(servers)
     return {}
 

@@ -115,7 +115,7 @@ def test_nothing_is_recognised_in_a_database_of_others(connection: Connection) -
 def test_tables_are_recognised_by_their_columns_and_not_by_their_names(connection: Connection) -> None:
     run(connection, PGMQ_META)
     run(connection, f"CREATE TABLE pgmq.q_orders {QUEUE}; CREATE TABLE pgmq.a_orders {ARCHIVE}")
-    run(connection, "CREATE TABLE pgmq.a_notes (at timestamptz); CREATE TABLE pgmq.q_numbers (LIKE pgmq.q_orders)")
+    run(connection, "CREATE TABLE pgmq.a_notes (); CREATE TABLE pgmq.q_numbers (LIKE pgmq.q_orders)")
     run(connection, "ALTER TABLE pgmq.q_numbers ALTER message TYPE text")
     # The same columns elsewhere are no table of pgmq, whose functions name one schema.
     run(connection, f"CREATE SCHEMA other; CREATE TABLE other.meta (LIKE pgmq.meta); CREATE TABLE other.a_x {ARCHIVE}")

@@ -13,9 +13,12 @@ SELECT
     END AS form,
     (
         SELECT
-            jsonb_object_agg(
-                attribute.attname,
-                CASE type.typtype WHEN 'e' THEN 'enum' ELSE format_type(type.oid, NULL) END
+            coalesce(
+                jsonb_object_agg(
+                    attribute.attname,
+                    CASE type.typtype WHEN 'e' THEN 'enum' ELSE format_type(type.oid, NULL) END
+                ),
+                '{}'
             )
         FROM pg_attribute AS attribute
         INNER JOIN pg_type AS type ON attribute.atttypid = type.oid

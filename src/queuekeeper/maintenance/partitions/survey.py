@@ -134,7 +134,7 @@ def of_others(connection: Connection, table: PartitionedTable) -> systems.TheirL
     """Return the system that a table belongs to; none for the broker's and for those of nobody else."""
     if table.name in TABLES:
         return None
-    return systems.layout_of(connection, oid=table.oid, schema_name=table.schema_name)
+    return systems.layout_of(connection, schema_name=table.schema_name, relation_name=table.relation_name)
 
 
 def refuse_others(connection: Connection, table: PartitionedTable, theirs: systems.TheirLayout | None) -> None:

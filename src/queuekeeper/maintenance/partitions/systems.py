@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import cache
@@ -196,7 +196,8 @@ def recognise(connection: Connection, *, with_policy: Sequence[str] = ()) -> lis
 
     :param with_policy: tables that have a policy.
     """
-    candidates = _candidates(connection)
+    names = {layout.name for system in systems() for layout in (system.marker, *system.layouts)}
+    candidates = _candidates(connection, names)
     versions: dict[tuple[str, str], str | None] = {}
     found = []
     for each, system, layout, unlike in _matched(candidates):
@@ -207,10 +208,13 @@ def recognise(connection: Connection, *, with_policy: Sequence[str] = ()) -> lis
     return found
 
 
-def layout_of(connection: Connection, *, oid: int, schema_name: str) -> TheirLayout | None:
+def layout_of(connection: Connection, *, schema_name: str, relation_name: str) -> TheirLayout | None:
     """Return the system that a table belongs to, with its layout; none for a table of nobody else."""
-    for each, system, layout, unlike in _matched(_candidates(connection, schema_name)):
-        if each.oid == oid and not unlike:
+    if not any(re.fullmatch(layout.name, relation_name) for system in systems() for layout in system.layouts):
+        return None  # as with most tables, and at no cost
+    names = {re.escape(relation_name), *(system.marker.name for system in systems())}
+    for each, system, layout, unlike in _matched(_candidates(connection, names, schema_name)):
+        if each.relation_name == relation_name and not unlike:
             return TheirLayout(system=system.system, layout=layout)
     return None
 
@@ -229,9 +233,9 @@ def refuse_to_keep(connection: Connection, theirs: TheirLayout | None, *, parent
         raise RefusedError(f"{name} {words}")
 
 
-def words_against_adoption(connection: Connection, *, oid: int, schema_name: str) -> str:
+def words_against_adoption(connection: Connection, *, schema_name: str, relation_name: str) -> str:
     """Return why a table of another system is not adopted; empty when it may be."""
-    theirs = layout_of(connection, oid=oid, schema_name=schema_name)
+    theirs = layout_of(connection, schema_name=schema_name, relation_name=relation_name)
     if theirs is None or not (theirs.layout.live or theirs.layout.care is Care.LEAVE):
         return ""
     return f"it belongs to {theirs.system} and holds {theirs.layout.holds}: {theirs.layout.words}"
@@ -240,8 +244,8 @@ def words_against_adoption(connection: Connection, *, oid: int, schema_name: str
 # --- inside -------------------------------------------------------------------------------------------------------
 
 
-def _candidates(connection: Connection, schema_name: str | None = None) -> list[_Found]:
-    names = {layout.name for system in systems() for layout in (system.marker, *system.layouts)}
+def _candidates(connection: Connection, names: Iterable[str], schema_name: str | None = None) -> list[_Found]:
+    """Return the tables whose whole name matches one of some expressions."""
     values = {"names": f"^({'|'.join(sorted(names))})$", "schema_name": schema_name}
     rows = connection.execute(statement(f"{_QUERIES}tables"), values).fetchall()
     return [_Found(**dict(zip((each.name for each in fields(_Found)), row, strict=True))) for row in rows]

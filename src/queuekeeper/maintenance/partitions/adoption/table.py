@@ -114,7 +114,8 @@ def refuse(connection: Connection, table: Table, asked: AdoptionParameters) -> N
     """
     values = {"oid": table.oid, "key": asked.key, "widen": asked.widen_keys}
     reasons = [str(words) for (words,) in connection.execute(statement(f"{_QUERIES}refusals"), values).fetchall()]
-    if words := systems.words_against_adoption(connection, oid=table.oid, schema_name=table.schema_name):
+    place = {"schema_name": table.schema_name, "relation_name": table.relation_name}
+    if words := systems.words_against_adoption(connection, **place):
         reasons.append(words)
     if table.key_type is not None:
         try:
