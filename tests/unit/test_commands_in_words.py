@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from queuekeeper.cli import app
 from tests.command_parser import COMMAND, check
 from tests.unit.test_command_options import commands
 
@@ -70,3 +72,14 @@ def test_examples_in_the_help_of_every_command_can_be_pasted() -> None:
         except Exception as error:
             raise AssertionError(f"{name}: {command}") from error
     assert {name for name, words in found if "Example" in words} == {name for name, _ in found}
+
+
+def test_lists_of_commands_say_whole_sentences_on_80_columns() -> None:
+    groups = {name.rpartition(" ")[0] for name, _ in commands(COMMAND)} | {""}
+
+    for group in groups:
+        # Of 80 columns two are a margin.
+        shown = CliRunner().invoke(app, [*group.split(), "--help"], terminal_width=78)
+        cut = [line for line in shown.output.splitlines()[1:] if line.endswith("...")]
+        assert not cut, cut
+    assert len(groups) > 15

@@ -125,7 +125,7 @@ def set_policy(call: OnPostgres, name: TableName, *, parameters: PartitionRules)
 
 @command(app, also=CONFIRMS)
 def recognise(call: OnPostgres, name: FoundTable = None, *, set_policies: bool = False) -> Shown:
-    """Name the tables of other queue systems that are in the database.
+    """Recognise tables of other queue systems.
 
     Tables of pgmq, River, procrastinate, graphile-worker and pg-boss are recognised by their columns. It says who takes
     rows out of each, and prints the command that gives it the policy which ships for it. Nothing is written without
@@ -141,7 +141,7 @@ def recognise(call: OnPostgres, name: FoundTable = None, *, set_policies: bool =
         found = [each for each in found if each.table == whole_name(call.connection, name)]
         if not found:
             raise UsageError(
-                f"{printable(name)} is no table of {systems_named()}: `queuekeeper partitions set` takes it"
+                f"{printable(name)} is no table of {systems_named()}: `queuekeeper partitions set TABLE` takes others"
             )
     given = [each for each in found if set_policies and each.sets_policy]
     if given:
@@ -157,7 +157,7 @@ def recognise(call: OnPostgres, name: FoundTable = None, *, set_policies: bool =
     return Shown(facts, lambda: _recognised(found, given))
 
 
-ADOPT = """Turn a plain table into a partitioned one while it is written to.
+ADOPT = """Partition a plain table while it is written to.
 
 The table is copied into partitions behind a trigger that notes changes, both are compared until the end, and change
 places under a lock of at most a second. The old table stays, and is the way back, until `--act commit` drops it. After
