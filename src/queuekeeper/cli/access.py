@@ -13,7 +13,9 @@ app = group()
 
 Job = Annotated[
     list[str] | None,
-    typer.Option("--job", metavar="JOB", help="Print only what this job needs. Repeat the option for more."),
+    typer.Option(
+        "--job", metavar="JOB", help="Print only what this job needs. Repeat the option for more. Without it, all jobs."
+    ),
 ]
 
 

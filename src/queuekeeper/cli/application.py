@@ -102,7 +102,7 @@ for _name, _place, _words in (
     ("events", "event_schema:app", "Publish, dispatch and follow events in PostgreSQL."),
     ("compacted", "compacted_mqtt:app", "Keep the newest value of each key, for one consumer."),
     ("fanout", "fanout:app", "Publish once for many consumers: fan-out queues in Redis."),
-    ("run", "runs:app", "Start and list runs of all jobs, steer them, take them back."),
+    ("run", "runs:app", "Start, list, steer and undo runs of all jobs."),
     ("database", "database:app", "Keep the control schema `queuekeeper` in PostgreSQL."),
     ("acl", "access:app", "Print users and roles with only the rights that jobs need."),
     ("audit", "audit:app", "Read who approved, changed or looked at what."),

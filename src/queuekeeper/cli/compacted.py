@@ -105,7 +105,7 @@ def append(
         raise UsageError("name either a key or a file (--input)")
     about_one = {name: value for name, value in given.items() if name not in BOUNDS}
     if source is not None and any([value, value_file, properties, *about_one.values()]):
-        raise UsageError("what is said about one value goes into the lines of the file, with --input")
+        raise UsageError("options about one value go into the lines of the file: leave them out with --input")
     tombstone = given["tombstone"]
     if key is not None and (value is not None) + (value_file is not None) + tombstone != 1:
         raise UsageError("say what is to be stored: one of --value, --value-file and --tombstone")

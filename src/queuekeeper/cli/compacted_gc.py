@@ -80,11 +80,13 @@ def gc(
         SIGTERM or Ctrl-C ends it. Needs --yes or --dry-run. Without it, collect once.
     """
     if undo is not None and go_on is not None:
-        raise UsageError("name a run to go on with, or one to take back, not both")
+        raise UsageError("name a run to go on with (--go-on), or one to undo (--undo), not both")
     if gc_interval is not None:
         interval_s = EcqSettings.parse({"gc_interval": gc_interval}).gc_interval_ms / 1_000
         if undo is not None or go_on is not None or not (call.yes or call.dry_run):
-            raise UsageError("--gc-interval goes with --yes: nobody is there to be asked; --undo and --go-on are once")
+            raise UsageError(
+                "--gc-interval needs --yes or --dry-run, as nobody can be asked: leave out --undo and --go-on"
+            )
     if undo is not None:
         return runs.take_run_back(call, undo, kind=KIND, undo_directory=undo_directory)
 

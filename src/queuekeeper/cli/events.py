@@ -268,7 +268,7 @@ def mend(
 ) -> Shown:
     """Mend what a quality run found.
 
-    Events never dispatched, conditions that fail, tables too old.
+    These are events that were never dispatched, conditions that fail, and tables that are too old.
 
     It plans first, and asks.
 
@@ -281,7 +281,7 @@ def mend(
 
 UPKEEP = """Keep the event broker in order.
 
-Expired subscriptions go, events never dispatched are dispatched, and it says what needs a look.
+It removes expired subscriptions, dispatches events that were never dispatched, and says what needs a look.
 
 It plans first, and asks. Exit code 1 when something must not wait.
 

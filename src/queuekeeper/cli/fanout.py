@@ -106,7 +106,7 @@ def publish(
         as `consume --json --show-bodies` writes it.
     :param to: Publish to this consumer only.
     :param ttl_ms: Time after which the message expires, such as 10s, 30m, 1h or 7d. It begins when the message is due.
-    :param due: Publish the message for this time; a time zone is required.
+    :param due: Instant at which consumers get the message; a time zone is required.
     :param headers: Header of the message. Repeat the option for more.
     :param deduplicate_as: With --input: name under which the lines are remembered. Publishing the file again under this
         name stores nothing twice.
@@ -114,7 +114,7 @@ def publish(
     if (body is not None) + (body_file is not None) + (source is not None) != 1:
         raise UsageError("say what is to be published: one of --body, --body-file and --input")
     if source is not None and any(each is not None for each in (headers, due, *about.values())):
-        raise UsageError("what is said about one message goes into the lines of the file, with --input")
+        raise UsageError("options about one message go into the lines of the file: leave them out with --input")
     if source is None and deduplicate_as is not None:
         raise UsageError("--deduplicate-as is about a file: one message has --deduplication-id")
     if source is not None:

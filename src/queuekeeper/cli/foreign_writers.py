@@ -16,7 +16,7 @@ app = group("Refuse writers that do not ask who owns a session.")
 
 @command(app, also=PLANS)
 def install(call: OnPostgres) -> Shown:
-    """Put triggers on the vendor's tables. Needed when writers other than Queuekeeper's stores are at work.
+    """Put triggers on TBMQ's tables. Needed when writers other than Queuekeeper's stores are at work.
 
     Example: `queuekeeper migrate trigger install --dry-run`
     """
@@ -28,7 +28,7 @@ def install(call: OnPostgres) -> Shown:
 
 @command(app, also=PLANS)
 def remove(call: OnPostgres) -> Shown:
-    """Take the triggers off the vendor's tables again.
+    """Take the triggers off TBMQ's tables again.
 
     Example: `queuekeeper migrate trigger remove --yes`
     """

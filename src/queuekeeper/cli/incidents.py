@@ -55,7 +55,7 @@ def known_add(
     client_hash: str | None = None,
     place: str | None = None,
 ) -> Shown:
-    """Answer for a failure until a day: it is shown, and fails no run. Afterwards it fails again.
+    """Give a failure an owner until a day. Until then it fails no run; afterwards it fails runs again.
 
     Example: `queuekeeper quality known add Q9 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
 
@@ -91,7 +91,7 @@ def known_list(call: OnPostgres) -> Shown:
 
 @command(known, "remove")
 def known_remove(call: OnPostgres, known_issue_id: Annotated[int, typer.Argument(metavar="NUMBER")]) -> Shown:
-    """Answer for a failure no longer.
+    """Remove a known issue. The failure fails runs again.
 
     Example: `queuekeeper quality known remove 3`
 
@@ -122,9 +122,9 @@ def incidents_own(
     reason: Reason,
     until: Until,
 ) -> Shown:
-    """Answer for an incident until a day. Afterwards it fails runs again.
+    """Give an incident an owner until a day. Afterwards it fails runs again.
 
-    A known issue of its check at its place is made of it.
+    This adds a known issue of its check at its place.
 
     Example: `queuekeeper quality incidents own 4 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
 
@@ -145,7 +145,7 @@ def incidents_close(
 ) -> Shown:
     """Close an incident that no run will close.
 
-    Its server is gone, or its suite is run no more. The audit records who closed it and why. A run that
+    Such as one whose server is gone, or whose suite is run no more. The audit records who closed it and why. A run that
     finds it again opens a new one.
 
     Example: `queuekeeper quality incidents close 4 --reason "the server was switched off"`

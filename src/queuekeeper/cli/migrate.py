@@ -168,8 +168,8 @@ def report(
 def audit(call: OnPostgres, plan_id: PlanIdOrNewest = None, *, parameters: AuditWish) -> Shown:
     """Recompute the ledger of a finished migration by one SQL query. Exit code 1 when a number or message differs.
 
-    Reads source, quarantine and RDB files of the target, and uses no code of the copy or the verification. Nothing is
-    written that stays.
+    It reads source, quarantine and RDB files of the target, and uses no code of the copy or the verification. It
+    writes only temporary tables.
 
     Example: `queuekeeper migrate audit --rdb dump.rdb`
     """

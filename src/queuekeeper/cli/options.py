@@ -151,12 +151,15 @@ def _refuse_besides(run_id: str, given: Mapping[str, Any]) -> None:
 
 def _help(each: Described) -> str:
     words, said = each.said.help, each.said
+    may_be_none = each.optional and each.kind != "string"
     if each.kind == "boolean":
         words += f" Default: {'yes' if each.default else 'no'}."
+    elif may_be_none and each.default is None and said.unset:
+        return f"{words} Default: none ({said.unset})."
     elif each.default not in (None, "", ()):
         words += f" Default: {getattr(each.default, 'value', each.default)}."
     if said.unset:
-        empty = "none" if each.optional and each.kind != "string" else "Left out"
+        empty = "none" if may_be_none else "Left out"
         words += f" {empty}: {said.unset}."
     return words
 

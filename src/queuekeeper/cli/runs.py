@@ -1,4 +1,4 @@
-"""``queuekeeper run``: start and list the runs of all jobs, steer them, tell what they did, and take them back."""
+"""``queuekeeper run``: start and list the runs of all jobs, steer them, tell what they did, and undo them."""
 
 from __future__ import annotations
 

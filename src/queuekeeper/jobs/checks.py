@@ -288,7 +288,8 @@ _ALL = (
         advice="Put all but the newest into quarantine; a migration does so by itself.",
         senseless={Layout.TBMQ: "a packet id is part of a key's name, so that none is there twice"}),
     Check(id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
-        computation="Highest less lowest serial, plus one, less messages: acknowledged out of order, expired, or lost.",
+        computation="Each serial from the lowest to the highest has a message; others were acknowledged out of order, "
+        "expired, or lost.",
         cost=_PROFILE, advice="Watch the trend; a jump without deliveries is a loss."),
     Check(id="Q7", title="Size limit", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Live messages of a queue do not exceed the broker's limit; PostgreSQL is trimmed once a night.",
@@ -394,7 +395,7 @@ _ALL = (
         cost="one row per such partition", remedy=PARTITIONS,
         advice="Move the rows to partitions of their own."),
     Check(id="Q29", title="Pending detach", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
-        computation="No partition waits for the end of its detachment, unless a session is at it.",
+        computation="No partition waits for the end of its detachment, unless a session works on it.",
         cost=_CATALOGUE, remedy=PARTITIONS, advice="Finish the detachment."),
     Check(id="Q30", title="Retention against cursors", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
         area=Area.EVENTS,

@@ -493,7 +493,7 @@ class Job(ABC, Generic[P, C, F]):
 
         :param counted: counts that :meth:`undo` has returned.
         """
-        return f"{counted.taken_back:,} of {number_of(counted.noted, 'change')} will be taken back."
+        return f"{counted.taken_back:,} of {number_of(counted.noted, 'change')} will be undone."
 
     @classmethod
     def plan_rows(cls, plan: Plan[P, C, F]) -> list[tuple[str, str]]:

@@ -156,7 +156,7 @@ class RegisterOperations(CommonOperations):
     def touch(self, queue: str, *, consumer: str) -> Operation[int]:
         """Note that a consumer is alive.
 
-        So it is not removed as idle. Every claim notes the same.
+        The consumer is then not removed as idle. Every claim notes the same.
 
         :returns: the instant that was noted, in milliseconds.
         """

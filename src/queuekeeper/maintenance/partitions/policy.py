@@ -105,7 +105,7 @@ class PartitionRules(Parameters):
     )
     deadline_s: int = seconds(300, title="Deadline", help="Seconds after which one apply stops trying.", most=86_400)
     at_most: int = parameter(
-        400, title="Most partitions", help="Partitions that one plan creates.", least=1, most=10_000
+        400, title="Most partitions", help="Most partitions that one plan creates.", least=1, most=10_000
     )
 
     def __init__(self, **values: Any) -> None:

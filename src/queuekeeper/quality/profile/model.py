@@ -230,7 +230,7 @@ class SnapshotWish(Parameters):
     rdb_as_of: str | None = parameter(
         None,
         title="Instant of the RDB files",
-        help="Instant at which a message is live or expired.",
+        help="Instant as of which messages are judged: live, or expired.",
         unset="that at which the last of the RDB files was begun",
         rule=INSTANT_RULE,
         check=read_instant,

@@ -207,7 +207,7 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
             )
         if not planning and state is not State.COPYING:
             if phase is not None:
-                raise StalePlan(f"the copy of {work.table.name} was taken back meanwhile: plan again")
+                raise StalePlan(f"the copy of {work.table.name} was removed meanwhile: plan again")
             work.prepare()
         if phase in (None, _COPY):
             behind: RowKey = tuple(key) if key else None
