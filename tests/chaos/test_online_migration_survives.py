@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -27,7 +28,9 @@ from queuekeeper.migration.ledger.parameters import Source
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.sessions.pages import Layout
-from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Side, Step
+from tests.chaos.online_world import CLIENTS_PER_S, COHORTS, PLAN_ID, VICTIMS, Fault, OnlineWorld, Side, Step
+from tests.chaos.owner_trace import OwnerTraces
+from tests.chaos.wrong_steps import wrong_traces
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 
@@ -45,6 +48,9 @@ BETWEEN_LAYOUTS = ((Source.TBMQ, Layout.PACKED), (Source.PACKED, Layout.TBMQ))
 WAYS = (
     [INTO_TBMQ, INTO_PACKED, *BETWEEN_LAYOUTS] if ASKED_SEEDS else [INTO_PACKED, *nightly(INTO_TBMQ, *BETWEEN_LAYOUTS)]
 )
+
+REPLAYED = 4
+"""Clients of a run whose traces are replayed: a run takes as long as that."""
 
 THERE: tuple[Step, ...] = ("arm", "catch_up", "verify", "cut_over")
 _names = count(1)
@@ -136,6 +142,26 @@ def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[
     assert balance.acknowledged > 100
     assert balance.stored > 20
     assert balance.failures == {}, "a call failed, though nothing did"
+
+
+def test_wrong_step_is_found_in_a_trace(world: Callable[[int], OnlineWorld]) -> None:
+    online = patient(world(5))
+    with online.loaded():
+        for step in THERE:
+            online.complete(step)
+        online.complete("mirror")
+        online.await_load(0.5)
+        online.complete("roll_back")
+
+    found = OwnerTraces(online.folder, cohort_count=COHORTS)
+    # One whose queue was not empty at the moments of interest.
+    for client_id in found.clients():
+        with suppress(LookupError):
+            trace = found.of_client(client_id)
+            wrong = wrong_traces(trace)
+            break
+    stuck = {each.name for each in found.replay({"what has happened": trace} | wrong)}
+    assert stuck == wrong.keys()
 
 
 # The seeded run compares both stores, too, when somebody has died in each step.
@@ -260,3 +286,14 @@ def test_whoever_is_killed_no_message_is_lost_or_out_of_order(world: Callable[[i
         held = online.snapshots()
     assert online.owners() == {owner}
     online.balance(held[owner])
+    if online.from_store is Source.POSTGRES:
+        replay_traces(online, dice)
+
+
+def replay_traces(online: OnlineWorld, dice: random.Random) -> None:
+    """Check that the model allows all that was done to some clients."""
+    found = OwnerTraces(online.folder, cohort_count=COHORTS)
+    traces = {client_id: found.of_client(client_id) for client_id in dice.sample(found.clients(), k=REPLAYED)}
+    assert all(len(trace) > 2 for trace in traces.values())
+    stuck = [str(each) for each in found.replay(traces)]
+    assert stuck == [], "\n".join([*online.story, *stuck, f"traces: {online.folder}"])
