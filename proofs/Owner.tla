@@ -220,22 +220,22 @@ TakesKeys == redis.owner = "redis"
 Saved(copy) ==
     LET m == <<copy.last + 1, saved + 1>>
     IN [messages |-> {n \in copy.messages : n[1] # m[1]} \union {m}, last |-> m[1]]
-Write ==
-    /\ \E ends \in owed \union {<<0, 0>>} :
-        LET is_save == ends = <<0, 0>>
-            New(copy) == IF is_save THEN Saved(copy) ELSE [copy EXCEPT !.messages = @ \ {ends}]
-            copy == IF known.owner = "redis" THEN keys ELSE rows
-            changed == IF is_save THEN <<copy.last + 1, saved + 1>> ELSE ends
-        IN
-        /\ is_save => saved < Messages
-        /\ saved' = IF is_save THEN saved + 1 ELSE saved
-        /\ owed' = IF is_save THEN owed \union {changed} ELSE owed \ {ends}
-        /\ \/ /\ known.owner = "postgres" /\ TakesRows /\ known.epoch = pg.epoch
-              /\ rows' = New(rows) /\ UNCHANGED <<keys, outbox>>
-           \/ /\ known.owner = "redis" /\ TakesKeys /\ known.epoch = redis.epoch
-              /\ keys' = New(keys) /\ rows' = rows
-              /\ outbox' = IF redis.mirrored THEN <<outbox[1] \union {changed}, outbox[2] + 1>> ELSE outbox
+Writes(ends) ==
+    LET is_save == ends = <<0, 0>>
+        New(copy) == IF is_save THEN Saved(copy) ELSE [copy EXCEPT !.messages = @ \ {ends}]
+        copy == IF known.owner = "redis" THEN keys ELSE rows
+        changed == IF is_save THEN <<copy.last + 1, saved + 1>> ELSE ends
+    IN
+    /\ is_save => saved < Messages
+    /\ saved' = IF is_save THEN saved + 1 ELSE saved
+    /\ owed' = IF is_save THEN owed \union {changed} ELSE owed \ {ends}
+    /\ \/ /\ known.owner = "postgres" /\ TakesRows /\ known.epoch = pg.epoch
+          /\ rows' = New(rows) /\ UNCHANGED <<keys, outbox>>
+       \/ /\ known.owner = "redis" /\ TakesKeys /\ known.epoch = redis.epoch
+          /\ keys' = New(keys) /\ rows' = rows
+          /\ outbox' = IF redis.mirrored THEN <<outbox[1] \union {changed}, outbox[2] + 1>> ELSE outbox
     /\ UNCHANGED <<pg, redis, cohort, work, known, counts>>
+Write == \E ends \in owed \union {<<0, 0>>} : Writes(ends)
 
 Step(d) ==
     \/ Prepare(d) \/ Copy(d) \/ IsEqual(d) \/ FenceRows(d) \/ TellOfFence(d) \/ ReadRows(d) \/ HandOver(d)

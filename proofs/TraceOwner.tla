@@ -96,12 +96,12 @@ Happens(line) ==
       [] line.do = "commit" -> IF pg.mirrored THEN Commit(d) /\ IsEpoch(line) ELSE Stays
       [] line.do = "save" ->
             /\ known.owner = line.store /\ TakesWrites(line) /\ saved = line.number
-            /\ Write /\ saved' = saved + 1
+            /\ Writes(<<0, 0>>)
       [] line.do = "saved" -> saved > line.number /\ Stays
       [] line.do = "ack" ->
             LET those == {m \in owed : m[2] = line.number + 1} IN
             IF those = {} THEN Stays
-            ELSE known.owner = line.store /\ TakesWrites(line) /\ Write /\ owed' = owed \ those
+            ELSE known.owner = line.store /\ TakesWrites(line) /\ \E m \in those : Writes(m)
       [] line.do = "note" -> TakesWrites(line) /\ Stays
       [] line.do = "refused" -> ~TakesWrites(line) /\ Stays
 

@@ -19,7 +19,7 @@ from tests.chaos.online_load import read_journal
 from tests.chaos.trace_checker import Line, Stuck, Trace, check
 from tests.chaos.trace_recorder import LOST
 
-LATE_S = 5.0
+LATE_S = 30.0
 """Within this time a server has carried out what a killed process has asked for, or never will."""
 
 _WRITES = {"save_messages", "ack", "mark_delivered", "mark_released"}
@@ -310,7 +310,9 @@ def _several(asked: Asked, facts: dict[str, Any], numbers: Sequence[int], *, los
     """Cut a request into lines of a message each, between which nothing else happens."""
     for number in numbers:
         more = number != numbers[-1]
-        yield _line(asked.from_s, asked.until_s, facts | {"number": number, "more": more, "size": len(numbers)}, lost=lost)
+        yield _line(
+            asked.from_s, asked.until_s, facts | {"number": number, "more": more, "size": len(numbers)}, lost=lost
+        )
 
 
 def _was_stored(asked: Asked) -> bool:
