@@ -328,6 +328,12 @@ class SessionImporter:
             self._counts(chunk).sessions_moved_on += 1
             self.messages_done += chunk.count
             return
+        except (NotOwner, StaleEpoch) as error:
+            raise RefusedError(
+                f"a session of cohort {chunk.cohort} was moved with devices connected before, and a copy with the "
+                "broker stopped does not take it: plan again with mode online, which needs no device (queuekeeper "
+                "migrate plan --mode online)"
+            ) from error
         self._count(chunk, reply)
 
     def _counts(self, chunk: Chunk) -> Counts:
