@@ -14,6 +14,7 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import (
+    Columns,
     Shown,
     cell,
     copied,
@@ -465,9 +466,8 @@ def _coverage(found: Coverage) -> Iterator[Any]:
     }
     yield pairs(found.table, facts)
     if found.findings:
-        yield listing(
-            "Findings", found.findings, {"kind": "kind", "where": "subject", "what": "words", "mended by": "remedy"}
-        )
+        columns: Columns = {"kind": lambda each: each.kind.replace("_", " "), "where": "subject", "what": "words"}
+        yield listing("Findings", found.findings, {**columns, "mended by": "remedy"})
 
 
 def _plans(plans: Sequence[PartitionPlan], errors: Sequence[str]) -> Shown:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queuekeeper.maintenance.partitions.model import PartitionPlan, PlannedStep
-from queuekeeper.report.figures import duration, number, size
+from queuekeeper.report.figures import duration, number, size, words
 from queuekeeper.wording import number_of
 
 _STEPS_SHOWN = 12
@@ -25,7 +25,7 @@ def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> s
         lines += ["", f"and {number_of(len(plan.steps) - shown, 'further step')} of the same kind, see the log"]
     for title, texts in (
         ("Stays", [f"{each.partition}: {each.reason}" for each in plan.held]),
-        ("Found", [f"{each.kind} {each.subject}: {each.words}" for each in plan.findings]),
+        ("Found", [f"{words(each.kind)} {each.subject}: {each.words}" for each in plan.findings]),
         (
             "In the way now",
             [

@@ -327,8 +327,8 @@ class Adoption(Job[AdoptionParameters, AdoptionCounts, AdoptionFound]):
                 return f"{table} will be the plain table again, with all changes made since. Return?"
             case _:
                 return (
-                    f"{table}: {plan.counts.copied:,} rows will be copied while it is in use, then the tables change "
-                    "places under a short lock. Adopt?"
+                    f"{table}: {number_of(plan.counts.copied, 'row')} will be copied while it is in use, then the "
+                    "tables change places under a short lock. Adopt?"
                 )
 
     @classmethod
