@@ -360,8 +360,8 @@ _ALL = (
         cost="one anti-join", milder_remedy=CLEANUP,
         advice="Ask whose messages these are; the clean-up removes keys of sessions that do not return."),
     Check(id="Q23", title="Compaction", stores=_REDIS, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
-        computation="One value with one sequence number for each key, and none beside; acknowledged, sent and given "
-        "out follow each other, and the cursor never comes back without a rewind.",
+        computation="Each key has one value with one sequence number, and there is nothing else; no number is sent "
+        "before it is given out, or acknowledged before it is sent; the cursor never moves back without a rewind.",
         cost="each key of the queue once, by pages of 200",
         advice="Repair each queue: `queuekeeper quality run --store compacted --show-client-ids` names their clients, "
         "and `queuekeeper compacted repair CLIENT` takes one.",
@@ -375,7 +375,7 @@ _ALL = (
         "does not know of."),
     Check(id="Q25", title="List and hash", stores=_REDIS, priority=Priority.P0, milder=Priority.P2, area=Area.FANOUT,
         computation="Each id that a consumer has is of a message that is there, each message is owed as many "
-        "acknowledgements as consumers have it, and each consumer looks after what waits for it.",
+        "acknowledgements as consumers have it, and each consumer for which messages wait was seen lately.",
         cost="each id of the queue a few times, by pages of 1,000", remedy=FANOUT, milder_remedy=FANOUT,
         advice="Find out who else writes to these keys, or whether a server lost writes; the repair says first what it "
         "would do. A consumer that died is removed by a run that is asked to."),
@@ -439,7 +439,7 @@ _ALL = (
         senseless={Layout.TBMQ: "its sessions have no such state"}),
     Check(id="Q39", title="One layout", stores=_REDIS, priority=Priority.P0, milder=Priority.P1,
         computation="No client has a packed session and one in TBMQ's layout that both take messages: a broker finds "
-        "one of them, and delivers nothing of the other. A copy of a migration takes none.",
+        "one of them, and delivers nothing of the other. A copy that a migration makes takes none, and is no finding.",
         cost="one script for each client that has keys of both layouts",
         advice="Export both by `queuekeeper sessions export CLIENT --layout tbmq` and `--layout packed`, and compare "
         "them. Keep the one that your brokers use, and `sessions purge` the other with its `--layout`.",
