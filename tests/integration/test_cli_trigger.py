@@ -55,7 +55,7 @@ def test_triggers_are_put_on_looked_at_and_taken_off(connection: Connection, pos
         ],
     }
 
-    COMMANDS.fails("trigger", "remove", *server, code=4, words="copies of 0 sessions that are Redis's")
+    COMMANDS.fails("trigger", "remove", *server, code=4, words="copies of 0 sessions that Redis owns")
     assert COMMANDS.as_json("trigger", "remove", "--dry-run", *server)["complete"] is True
     assert COMMANDS.as_json("trigger", "remove", "--yes", *server)["complete"] is False
     assert COMMANDS.run("trigger", "status", *server).exit_code == 0

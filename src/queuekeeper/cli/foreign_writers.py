@@ -37,7 +37,7 @@ def remove(call: OnPostgres) -> Shown:
         moved = foreign_writers.state(connection).moved
         call.confirm(
             "Triggers will be taken off device_publish_msg and device_session_ctx: other writers may then change the "
-            f"copies of {number_of(moved, 'session')} that are Redis's."
+            f"copies of {number_of(moved, 'session')} that Redis owns."
         )
     return _shown(foreign_writers.remove(connection, dry_run=call.dry_run))
 

@@ -367,7 +367,7 @@ def _audited(found: AuditReport) -> Iterator[Any]:
     numbers = [(each.name.replace("_", " "), each.ledger, each.recomputed) for each in found.numbers]
     yield table(f"Ledger of {number_of(len(found.cohorts), 'cohort')}", heads, numbers)
     if any(each.agrees and each.ledger != each.recomputed for each in found.numbers):
-        yield "\nA message whose life ended while the verification ran may be copied to one and expired to the other."
+        yield "\nA message that expired meanwhile may count as copied in one column, as expired in the other."
     wrong = [
         (str(cohort.cohort), each.name.replace("_", " "), each.ledger, each.recomputed)
         for cohort in found.cohorts

@@ -93,7 +93,7 @@ REMEDIES: Mapping[str, EventRemedy] = {
         mend=_quarantine,
     ),
     "freeze_partition": EventRemedy(
-        purpose="Freeze tables that are half as old again as autovacuum should let them become.",
+        purpose="Freeze tables older than 150 % of the age at which autovacuum has to freeze them.",
         way_back="none is needed: no row changes its content.",
         find=_too_old,
         mend=_freeze,
