@@ -355,7 +355,7 @@ def test_restore_refuses_what_would_not_be_the_same(
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["content"]["rows_hash"] = "0" * 32
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckFailed, match=r"would not hold what was archived: 1 rows, hash .*; nothing was loaded"):
+    with pytest.raises(CheckFailed, match=r"would not hold what was archived: 1 row, hash .*; nothing was loaded"):
         load_archive(connection, path=path, table="public.back")
     assert connection.execute("SELECT count(*) FROM back").fetchone() == (0,)
     (path / "manifest.json").write_text('{"format": 2}')

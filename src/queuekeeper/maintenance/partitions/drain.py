@@ -102,7 +102,7 @@ class Drain:
         if row is None or row[0]:
             raise CheckFailed(
                 f"the copy would differ by {row[0] if row else 0:+,} rows, since some changes were not noted: nothing "
-                "was exchanged"
+                "was exchanged; create the partitions again"
             )
 
     def _clear(self) -> None:

@@ -27,12 +27,14 @@ from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.places import names, shared_folder, sync, told, write_whole
 from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.sql_statements import statement
+from queuekeeper.wording import number_of
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 ROWS = "rows"
 WHAT = "archives"
 _ADVICE = "let this user read it"
+_RESTORE = "restore the file, or archive the partition again while it is in quarantine"
 
 _NATIVE = {
     "boolean": "boolean",
@@ -329,7 +331,7 @@ def reading(path: Path) -> Iterator[BinaryIO]:
             with path.open("rb") as file:
                 yield file
         except FileNotFoundError as error:
-            raise CheckFailed(f"{path} of the archive cannot be read: it is not there") from error
+            raise CheckFailed(f"{path} of the archive cannot be read: it is not there; {_RESTORE}") from error
 
 
 def sum_file(path: Path) -> tuple[int, str]:
@@ -371,7 +373,7 @@ def _check_sum(file: Path, expected: ArchivedFile, found: tuple[int, str]) -> No
     if found != (expected.size_bytes, expected.sha256):
         raise CheckFailed(
             f"{file} differs from the manifest: {found[0]:,} bytes, SHA-256 {found[1]}; "
-            f"expected {expected.size_bytes:,} bytes, {expected.sha256}"
+            f"expected {expected.size_bytes:,} bytes, {expected.sha256}; {_RESTORE}"
         )
 
 
@@ -398,8 +400,9 @@ def check_archive(connection: Connection, *, table: str, path: Path) -> Manifest
     )
     if of_table != of_archive:
         raise CheckFailed(
-            f"{shape.name} as it is now ({content.rows:,} rows, hash {content.rows_hash}) is not what is archived in "
-            f"{path} ({manifest.content.rows:,} rows, hash {manifest.content.rows_hash}): archive it again"
+            f"{shape.name} as it is now ({number_of(content.rows, 'row')}, hash {content.rows_hash}) is not what "
+            f"is archived in {path} ({number_of(manifest.content.rows, 'row')}, hash {manifest.content.rows_hash}): "
+            "archive it again"
         )
     check_files(path, manifest)
     return manifest

@@ -36,6 +36,7 @@ from queuekeeper.maintenance.partitions.retired import (
     recreate_retired,
 )
 from queuekeeper.postgres import Connection, server_words, translated_errors
+from queuekeeper.wording import number_of
 
 __all__ = ["RestoreReport", "archive_folder", "load_archive", "restore_partition", "retired_name"]
 
@@ -144,8 +145,9 @@ def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreRe
         content = table_content(connection, shape.name, columns=manifest.columns, key=manifest.key)
         if content != manifest.content:
             raise CheckFailed(
-                f"{shape.name} would not hold what was archived: {content.rows:,} rows, hash {content.rows_hash}; "
-                f"expected {manifest.content.rows:,} rows, hash {manifest.content.rows_hash}; nothing was loaded"
+                f"{shape.name} would not hold what was archived: {number_of(content.rows, 'row')}, hash "
+                f"{content.rows_hash}; expected {number_of(manifest.content.rows, 'row')}, hash "
+                f"{manifest.content.rows_hash}; nothing was loaded"
             )
     return RestoreReport(table=shape.name, path=str(path), is_new=True, content=content)
 
