@@ -102,6 +102,7 @@ Happens(line) ==
             LET those == {m \in owed : m[2] = line.number + 1} IN
             IF those = {} THEN Stays
             ELSE known.owner = line.store /\ TakesWrites(line) /\ \E m \in those : Writes(m)
+      [] line.do = "fetch" -> IsLike((IF pg.owner = "redis" THEN keys ELSE rows).messages, line.numbers) /\ Stays
       [] line.do = "note" -> TakesWrites(line) /\ Stays
       [] line.do = "refused" -> ~TakesWrites(line) /\ Stays
 
@@ -140,6 +141,12 @@ Unwritten ==
                   \/ line.do \in {"save", "ack"} /\ line.epoch = 0 /\ Look
 
 TraceNext == (trace' = trace /\ \E lane \in DOMAIN Lanes : TakeLine(lane) \/ PassOver(lane)) \/ Unwritten
+
+(* What does not matter any more: counts, what drivers held that write no further line, and a copy that will be overwritten. *)
+View ==
+    LET still == {Lanes[lane][1].driver : lane \in {lane \in DOMAIN Lanes : taken[lane] < Len(Lanes[lane])}}
+    IN <<Log, pg, redis, IF pg.owner = "redis" THEN Empty ELSE rows, keys, outbox, cohort, broker,
+         [d \in still \ {0} |-> <<at[d], fence[d], held[d]>>]>>
 
 Progress ==
     LET RECURSIVE Sum(_)

@@ -61,7 +61,7 @@ def check(
         for name in (f"Trace{model}", model):
             shutil.copy(prove.PROOFS / f"{name}.tla", place)
         (place / "Traces.tla").write_text(_module(list(traces.values())), "utf-8")
-        words = ["INIT TraceInit", "NEXT TraceNext", "CONSTRAINT Progress"]
+        words = ["INIT TraceInit", "NEXT TraceNext", "CONSTRAINT Progress", "VIEW View"]
         words += [f"CONSTANT {name} = {value}" for name, value in constants.items()]
         words += [f"INVARIANT {name}" for name in invariants]
         (place / f"Trace{model}.cfg").write_text("\n".join(words) + "\n", "utf-8")

@@ -22,7 +22,7 @@ from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership, OwnerStore
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
-from queuekeeper.sessions.reports import PendingMessage
+from queuekeeper.sessions.reports import PendingMessage, PendingPage
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from queuekeeper.sessions.router.steps import AtPostgres, AtRedis
 from queuekeeper.sessions.snapshot import Outbox, SessionSnapshot
@@ -103,6 +103,8 @@ def _plain(reply: Any) -> Any:
             return [_message(each) for each in reply.messages]
         case (SessionSnapshot() as snapshot, _):
             return _plain(snapshot)
+        case PendingPage():
+            return {"all": not reply.more, "messages": [_message(each) for each in reply.messages]}
         case Outbox():
             return [] if reply.serials is None else [list(reply.serials)]
         case tuple():
@@ -176,8 +178,12 @@ def record_router(folder: Path, by: str) -> None:
             }
         return None
 
+    def about_page(_: Any, client_id: str, *, after_serial: int, **__: Any) -> tuple[str, dict[str, Any]] | None:
+        return ("fetch", {"client_id": client_id}) if after_serial < 0 else None
+
     for kind in (SessionRouter, AsyncSessionRouter):
         recorder.watch(kind, "answer", about_step)
+        recorder.watch(kind, "fetch_pending", about_page)
 
 
 def _call(call: Any) -> dict[str, Any]:

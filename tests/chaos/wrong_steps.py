@@ -52,6 +52,7 @@ _WRONG: dict[str, tuple[dict[str, Any], str, Change]] = {
     "PostgreSQL takes a message of a client of Redis": (_SAVED_IN_REDIS, "", lambda _: {"store": "postgres"}),
     "a message is confirmed that was not stored": ({"do": "save", "more": False}, "", _left_out),
     "a batch is stored twice": ({"do": "save", "more": False}, "save", lambda facts: {"number": facts["number"] - 1}),
+    "a client does not get a message that waits": ({"do": "fetch"}, "", _without_one),
     "an acknowledgement removes nothing": ({"do": "ack", "store": "postgres"}, "", _left_out),
     "a change is not noted for the mirror": ({"do": "read notes", "some": True}, "", lambda _: {"some": False}),
     "a note goes that the mirror has not written": ({"do": "mirror", "trimmed": True}, "", _left_out),
