@@ -147,8 +147,8 @@ def recognise(call: OnPostgres, name: FoundTable = None, *, set_policies: bool =
     given = [each for each in found if set_policies and each.sets_policy]
     if given:
         names = ", ".join(each.table for each in given)
-        question = f"{number_of(len(given), 'policy')} will be set: {names}. Old partitions leave by them. Set them?"
-        call.confirm(question)
+        policies = number_of(len(given), "policy")
+        call.confirm(f"{policies} will be set: {names}. Old partitions leave by them. Set them?")
         migrate(call.connection)
         for each in given:
             policy = each.policy()
