@@ -88,6 +88,15 @@ class OwnerTraces:
                 for note in read_journal(path):
                     by_client.setdefault(note["client_id"], []).append(note)
 
+        # A message that was expired when it came has a number and no serial.
+        self._serials: dict[str, dict[int, int]] = {}
+        for by_client in self._notes.values():
+            for client_id, notes in by_client.items():
+                known = self._serials.setdefault(client_id, {})
+                for note in notes:
+                    if note["event"] == "sent":
+                        known |= {serial: number for number, serial, *_ in note["messages"] if number >= 0}
+
     def clients(self) -> list[str]:
         """Return the clients that PostgreSQL has owned first, and that never begin anew."""
         return sorted(
@@ -107,7 +116,8 @@ class OwnerTraces:
             ]
             # One process goes on with what the one before it has begun.
             every = sorted((each for life in lives for each in life), key=lambda each: each.from_s)
-            processes += [list(_of_broker(life, every, notes.get(client_id, []))) for life in lives]
+            known = self._serials.get(client_id, {})
+            processes += [list(_of_broker(life, every, notes.get(client_id, []), known)) for life in lives]
         lines = [line for process in processes for line in process]
         first = min(each.facts["epoch"] for each in lines if each.facts["epoch"])
         for line in lines:
@@ -167,16 +177,18 @@ class OwnerTraces:
             case "look" if not error:
                 return _looked(reply.get(client_id))
             case "read_rows" if not error and not in_return:
-                return {"do": "read rows", "numbers": _numbers(reply)}
+                return {"do": "read rows", "numbers": _numbers(reply, self._serials.get(client_id, {}))}
             case "read_snapshot" | "read_copy" if not error and not facts["is_part"]:
-                return {"do": "read keys", "numbers": _numbers(reply)}
+                return {"do": "read keys", "numbers": _numbers(reply, self._serials.get(client_id, {}))}
             case "read_outbox" if not error:
+                known = self._serials.get(client_id, {})
                 serials = reply[0] if reply else ()
                 return {
                     "do": "read notes",
                     "some": reply is not None,
-                    "named": bool(reply),
-                    "numbers": set(serials),
+                    # Nobody knows which message a serial was that no client and no driver has ever got.
+                    "named": bool(reply) and all(serial in known for serial in serials),
+                    "numbers": {known[serial] for serial in serials if serial in known},
                 }
             case "apply_snapshot" if error != "NotOwner":
                 return {"do": "copy", "epoch": facts["epoch"], "ok": error in ("", LOST)}
@@ -226,10 +238,13 @@ def _broker(path: Path) -> str:
     return path.stem.split("-")[1]
 
 
-def _of_broker(life: Sequence[Asked], every: Sequence[Asked], notes: Sequence[dict[str, Any]]) -> Iterator[Line]:
+def _of_broker(
+    life: Sequence[Asked], every: Sequence[Asked], notes: Sequence[dict[str, Any]], serials: Mapping[int, int]
+) -> Iterator[Line]:
     """Yield what one process of a broker has done.
 
     :param every: of all its processes.
+    :param serials: serial -> number, of what was sent.
     """
     batches = _batches(every, notes)
     answers = _answers(every, notes)
@@ -244,7 +259,7 @@ def _of_broker(life: Sequence[Asked], every: Sequence[Asked], notes: Sequence[di
             yield _line(asked.from_s, asked.until_s, _told(asked.facts, reply), lost=asked.is_lost)
         elif script == "fetch":
             if not asked.error and asked.reply["all"]:
-                read = {"do": "fetch", "numbers": _numbers(asked.reply["messages"])}
+                read = {"do": "fetch", "numbers": _numbers(asked.reply["messages"], serials)}
                 yield _line(asked.from_s, asked.until_s, read)
         elif script not in _WRITES:
             continue
@@ -372,9 +387,9 @@ def _transaction(client_id: str, parts: Sequence[Asked]) -> Asked:
     return Asked(what="postgres", from_s=parts[0].from_s, until_s=parts[-1].until_s, facts=facts, reply=reply)
 
 
-def _numbers(messages: Sequence[tuple[int, int | None]]) -> set[int]:
-    """Return numbers of messages; where a released one has no content that says it, its serial is the same."""
-    return {serial if number is None else number for serial, number in messages}
+def _numbers(messages: Sequence[tuple[int, int | None]], serials: Mapping[int, int]) -> set[int]:
+    """Return numbers of messages; a released one, which was sent, has no content that says it."""
+    return {serials.get(serial, serial) if number is None else number for serial, number in messages}
 
 
 def _store(owner: str) -> str:
