@@ -529,7 +529,7 @@ def test_queue_is_explained_without_payload_topic_or_an_id_in_an_address(servers
     assert "secret/topic" not in answer.text
     assert PLANTED.decode() not in answer.text
     gaps = servers.browser.send("POST", "/queue", data={"client_id": "<b>kettle", "gaps": "true"}, headers=FORM)
-    assert "1 lines, in the order of serials" in text_of(gaps)
+    assert "1 line, in the order of serials" in text_of(gaps)
     by_hash = servers.browser.get(f"/queue/{'1'.zfill(16)}", page=True)
     assert by_hash.status_code == 200
     assert "meter-1" in by_hash.text

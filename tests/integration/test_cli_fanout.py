@@ -415,8 +415,8 @@ def test_unknown_queue_and_consumer_are_named(both: FanoutQueues, command: str) 
     [
         (("publish", Q), "one of --body, --body-file and --input"),
         (("publish", Q, "--body", "x", "--input", "-"), "one of --body, --body-file and --input"),
-        (("publish", Q, "--input", "-", "--order-key", "k"), "goes into the lines of the file"),
-        (("publish", Q, "--input", "-", "--delay", "1h"), "goes into the lines of the file"),
+        (("publish", Q, "--input", "-", "--order-key", "k"), "go into the lines of the file"),
+        (("publish", Q, "--input", "-", "--delay", "1h"), "go into the lines of the file"),
         (("publish", Q, "--body", "x", "--delay", "1h", "--due", "2100-01-01T00:00Z"), "delay_ms and due_at both say"),
         (
             ("publish", Q, "--body", "x", "--due", "2100-01-01T00:00"),

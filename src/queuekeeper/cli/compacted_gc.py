@@ -85,7 +85,8 @@ def gc(
         interval_s = EcqSettings.parse({"gc_interval": gc_interval}).gc_interval_ms / 1_000
         if undo is not None or go_on is not None or not (call.yes or call.dry_run):
             raise UsageError(
-                "--gc-interval needs --yes or --dry-run, as nobody can be asked: leave out --undo and --go-on"
+                "--gc-interval collects again and again, and nobody can be asked: add --yes or --dry-run, and leave "
+                "out --undo and --go-on"
             )
     if undo is not None:
         return runs.take_run_back(call, undo, kind=KIND, undo_directory=undo_directory)
