@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pyspark
 import pytest
 
 from tests.spark.hosts import without_local_address
@@ -60,3 +62,21 @@ def test_java_that_does_not_start_says_why() -> None:
 
     assert done.returncode == 1
     assert "Unrecognized option: --unheard-of" in done.stderr
+
+
+def test_java_runs_once_it_is_started_also_under_spark_submit(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from pyspark import SparkConf, SparkContext\n"
+        "from queuekeeper.migration.spark.java_start import start_java\n"
+        "start_java(SparkConf())\n"
+        "print(SparkContext._jvm.java.lang.Math.max(3, 4))\n",
+        "utf-8",
+    )
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+
+    ways: list[list[str | Path]] = [[sys.executable, program], [submit, "--master", "local[1]", program]]
+    for command in ways:
+        environment = without_local_address() | {"PYSPARK_PYTHON": sys.executable}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout == "4\n"

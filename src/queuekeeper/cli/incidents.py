@@ -145,7 +145,7 @@ def incidents_close(
 ) -> Shown:
     """Close an incident that no run will close.
 
-    Such as one whose server is gone, or whose suite is run no more. The audit records who closed it and why. A run that
+    Its server is gone, or its suite is run no more. The audit records who closed it and why. A run that
     finds it again opens a new one.
 
     Example: `queuekeeper quality incidents close 4 --reason "the server was switched off"`

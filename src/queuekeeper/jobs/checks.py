@@ -288,8 +288,8 @@ _ALL = (
         advice="Put all but the newest into quarantine; a migration does so by itself.",
         senseless={Layout.TBMQ: "a packet id is part of a key's name, so that none is there twice"}),
     Check(id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
-        computation="Each serial from the lowest to the highest has a message; others were acknowledged out of order, "
-        "expired, or lost.",
+        computation="Each serial from the lowest to the highest has a message; the missing ones were acknowledged "
+        "out of order, have expired, or were lost.",
         cost=_PROFILE, advice="Watch the trend; a jump without deliveries is a loss."),
     Check(id="Q7", title="Size limit", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Live messages of a queue do not exceed the broker's limit; PostgreSQL is trimmed once a night.",

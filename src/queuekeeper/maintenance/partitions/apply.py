@@ -21,6 +21,7 @@ from queuekeeper.maintenance.partitions import broker
 from queuekeeper.maintenance.partitions import plan as planning
 from queuekeeper.maintenance.partitions.catalog import (
     Partition,
+    any_row,
     blockers,
     clashing_names,
     has_rows,
@@ -458,18 +459,13 @@ class _Work:
             self._send(write.attachment(step))
             self._end(step, RetiredState.REATTACHED, RetiredState.DETACHING)
             raise _Stale("an event was committed in it meanwhile: it was attached again until that event is dispatched")
-        if seen.live and self._holds_rows(step):
+        if seen.live and any_row(self._connection, sql.Identifier(step.schema_name, step.relation_name)):
             self._send(write.attachment(step))
             self._end(step, RetiredState.REATTACHED, RetiredState.DETACHING)
             raise _Stale("a row was committed in it meanwhile: it was attached again until its system has taken it out")
         self._make_room(write)
         step = self._renamed(step)
         self._run((BEGIN, *write.quarantine(step), COMMIT), lambda: self._note_quarantined(step))
-
-    def _holds_rows(self, step: PlannedStep) -> bool:
-        query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(sql.Identifier(step.schema_name, step.relation_name))
-        row = self._connection.execute(query).fetchone()
-        return bool(row and row[0])
 
     def _check_consumers(self, seen: Survey, partition: Partition) -> None:
         """Check consumers again, since a plan may wait a day for its approval."""

@@ -219,7 +219,15 @@ def _unquoted(text: str) -> str | None:
 
 def has_rows(connection: Connection, table: PartitionedTable, partition: Partition) -> bool:
     """Return whether a partition holds any row."""
-    row = connection.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(_rows(table, partition))).fetchone()
+    return any_row(connection, _rows(table, partition))
+
+
+def any_row(connection: Connection, rows: sql.Composable) -> bool:
+    """Return whether there is any row.
+
+    :param rows: FROM clause, or a table.
+    """
+    row = connection.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(rows)).fetchone()
     return bool(row and row[0])
 
 

@@ -17,11 +17,12 @@ _GREETING = re.compile(
 
 
 def start_java(conf: SparkConf) -> None:
-    """Start Java for this process's Spark, unless it runs already, as it does under ``spark-submit``.
+    """Start Java for this process's Spark, or connect to the one that runs already, as it does under ``spark-submit``.
 
     What Java writes to its standard error goes to that of this process, also when the start fails.
     """
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized(conf=conf)
         return
     reading, writing = os.pipe()
     threading.Thread(target=_pass_on, args=(reading,), name="java-errors", daemon=True).start()
