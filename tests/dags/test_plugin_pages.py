@@ -9,17 +9,19 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.plugin import QueuekeeperPlugin
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.plugin.rest import RestApi
 from queuekeeper.airflow.run_index import remember, report_of
 from queuekeeper.config import Settings
+from queuekeeper.jobs.parameters import Parameters, parameter
 from queuekeeper.report.files import ReportFiles
 from tests.plugin_world import open_guards
 
@@ -49,6 +51,16 @@ class Browser:
         return asyncio.run(send())
 
 
+class Mending(Parameters):
+    """What the form asks for."""
+
+    remedy: Literal["repair_ttl", "rekey_clients"] = parameter("repair_ttl", title="Remedy", help="What mends.")
+    dry_run: bool = parameter(False, title="Dry run", help="Count only.")
+    client_hashes: tuple[str, ...] = parameter((), title="Clients", help="Which clients.")
+    limit: int = parameter(1_000, title="Limit", help="Most queues.", least=1, most=65_535)
+    key_prefix: str | None = parameter(None, title="Key prefix", help="See `run list` <b>first</b>.")
+
+
 class Airflow:
     """Stands for Airflow's REST API: one DAG of ours that is paused, one of somebody else."""
 
@@ -56,16 +68,10 @@ class Airflow:
         self.asked: list[tuple[str, str, Any]] = []
         self.seen: list[httpx.Headers] = []
         self.refusal: tuple[int, str] | None = None
-        self.params = {
-            "remedy": _param("repair_ttl", type="string", enum=["repair_ttl", "rekey_clients"], title="Remedy"),
-            "dry_run": _param(False, type="boolean", title="Dry run"),
-            "client_hashes": _param(None, type=["null", "array"], items={"type": "string"}, title="Clients"),
-            "limit": _param(1_000, type="integer", minimum=1, maximum=65_535, title="Limit"),
-            "key_prefix": _param(
-                None, type=["null", "string"], title="Key prefix", description_md="See `run list` <b>first</b>."
-            ),
-            "more": _param({"a": 1}, type="object", title="More"),
-        }
+        self.params = {name: param.dump() for name, param in form(Mending).items()}
+        # A DAG may have fields that no model declares.
+        more = {"type": "object", "title": "More"}
+        self.params["more"] = {"value": {"a": 1}, "schema": more, "description": None}
 
     def api(self) -> RestApi:
         return RestApi(lambda: httpx.MockTransport(self._answer))
@@ -88,10 +94,6 @@ class Airflow:
                 return httpx.Response(self.refusal[0], json={"detail": self.refusal[1]})
             return httpx.Response(200, json={"dag_run_id": "manual__1"})
         return httpx.Response(200, json={"state": "queued"})
-
-
-def _param(value: Any, **schema: Any) -> dict[str, Any]:
-    return {"value": value, "schema": schema, "description": None if "description_md" in schema else "As it says."}
 
 
 @pytest.fixture
@@ -267,29 +269,27 @@ def test_values_that_are_no_object_are_refused(browser: Browser, conf: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "words"),
     [
-        ("dry_run", "true", "boolean"),
-        ("dry_run", 1, "boolean"),
-        ("dry_run", None, "boolean"),
-        ("limit", "7", "integer"),
-        ("limit", True, "integer"),
-        ("key_prefix", 7, "null or string"),
-        ("client_hashes", "0a", "null or array of strings"),
-        ("client_hashes", [1], "null or array of strings"),
-        ("more", [], "object"),
-        ("remedy", "erase", 'one of "repair_ttl", "rekey_clients"'),
+        ("dry_run", "true", "dry_run is 'true': it must be true or false"),
+        ("dry_run", 1, "dry_run is 1: it must be true or false"),
+        ("dry_run", None, "dry_run needs a value: it must be true or false"),
+        ("limit", "7", "limit is '7': it must be an integer from 1 to 65,535"),
+        ("limit", True, "limit is True: it must be an integer from 1 to 65,535"),
+        ("key_prefix", 7, "key_prefix is 7: it must be text, or none"),
+        ("client_hashes", "0a", "client_hashes is '0a': it must be a list of texts"),
+        ("client_hashes", ["0a", 1], "client_hashes is 1: it must be a list of texts"),
+        ("more", [], "More: [] is not of type 'object'"),
+        ("remedy", "erase", "remedy is 'erase': it must be repair_ttl or rekey_clients"),
     ],
 )
 def test_link_with_a_value_of_another_type_is_refused_in_words(
-    browser: Browser, name: str, value: Any, wanted: str
+    browser: Browser, name: str, value: Any, words: str
 ) -> None:
     answer = browser.get("/trigger/session_repair", params={"conf": json.dumps({name: value})})
 
     assert answer.status_code == 400
-    assert answer.json()["detail"] == (
-        f"conf does not fit the form of session_repair: {name} is {json.dumps(value)}: it must be {wanted}."
-    )
+    assert answer.json()["detail"] == f"conf does not fit the form of session_repair: {words}."
 
 
 def test_form_shows_commands_in_its_help_as_code(browser: Browser) -> None:
@@ -338,10 +338,10 @@ def test_what_was_typed_wrongly_stays_in_the_form_with_the_reason(browser: Brows
     answer = browser.send("POST", "/trigger/session_repair", data={"limit": "many", "more": "{"}, headers=FORM)
 
     assert answer.status_code == 422
-    assert "Limit: this is not a number" in answer.text
+    assert "limit is &#39;many&#39;: it must be an integer from 1 to 65,535" in answer.text
     assert 'name="limit" value="many"' in answer.text
     assert "More: this is not JSON" in answer.text
-    assert "Remedy: a value is needed" in answer.text
+    assert "remedy needs a value: it must be repair_ttl or rekey_clients" in answer.text
     assert [method for method, _, _ in airflow.asked] == ["GET"]
 
 
@@ -350,7 +350,7 @@ def test_value_outside_the_bounds_is_refused_before_airflow_is_asked(browser: Br
 
     answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
 
-    assert (answer.status_code, "Limit: 0 is less than the minimum of 1" in answer.text) == (422, True)
+    assert (answer.status_code, "limit is 0: it must be an integer from 1 to 65,535" in answer.text) == (422, True)
     assert 'name="limit" value="0"' in answer.text
     assert [method for method, _, _ in airflow.asked] == ["GET"]
 
@@ -361,7 +361,7 @@ def test_number_that_no_request_can_hold_is_refused_in_words(browser: Browser, a
 
     answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
 
-    assert (answer.status_code, "Limit: this is not a number" in answer.text) == (422, True)
+    assert (answer.status_code, ": it must be an integer from 1 to 65,535" in answer.text) == (422, True)
     assert [method for method, _, _ in airflow.asked] == ["GET"]
 
 

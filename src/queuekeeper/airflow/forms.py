@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from pkgutil import resolve_name
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
-from jsonschema import FormatChecker
-from jsonschema.exceptions import FormatError
 
+from queuekeeper.airflow.dialect import DIALECT
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import Described, Kind, Parameters, Section, describe, unknown
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-CHECKED: Mapping[str, str] = MappingProxyType(
-    {
-        "canary_steps_percent": "queuekeeper.migration.ledger.parameters:OnlineWish",
-        "cohorts": "queuekeeper.migration.ledger.parameters:CohortChoice",
-        "key_prefix": "queuekeeper.jobs.common:KeyPrefix",
-        "queues": "queuekeeper.maintenance.fanout.model:FanoutRepairParameters",
-        "rdb_as_of": "queuekeeper.quality.profile.model:SnapshotWish",
-    }
-)
-"""Parameters that have a ``check``, each with a model that declares it, which is imported when a value is checked.
-
-The schema of a field names the check as a format. What reads DAGs, their tasks, and each process that loads the plugin
-know these formats, since they import this module; elsewhere JSON schema ignores them.
-"""
 
 
 def form(*models: type[Parameters]) -> dict[str, Param]:
@@ -61,12 +42,16 @@ def field_of(each: Described) -> Param:
     default = str(default.value) if each.enum is not None else default
     empty = said.proposed is None and default in ("", ()) and not each.optional and not said.needed
     optional = each.optional or empty
-    schema: dict[str, Any] = {"type": ["null", each.kind.value] if optional else each.kind.value, "title": said.title}
+    schema: dict[str, Any] = {
+        "$schema": DIALECT,
+        "type": ["null", each.kind.value] if optional else each.kind.value,
+        "title": said.title,
+    }
     rule = f"{each.name}: {each.rule}"
     texts = {
         "pattern": said.form_pattern or said.pattern,
         "maxLength": said.longest,
-        "format": _format(each.name) if said.check is not None else None,
+        "check": each.name if said.check is not None else None,
     }
     if each.kind is Kind.LIST:
         items = {"errorMessage": rule, "type": "string", "minLength": None if said.pattern else said.shortest} | texts
@@ -131,21 +116,3 @@ def reject_unknown_of(context: Context) -> None:
     """Apply :func:`reject_unknown` to the run of a task's context."""
     run = context["dag_run"]
     reject_unknown(run.conf, context["dag"].params)
-
-
-def _format(name: str) -> str:
-    return f"queuekeeper.{name}"
-
-
-def _holds(name: str, model: str, value: object) -> bool:
-    if isinstance(value, str):
-        try:
-            describe(resolve_name(model))[name].check_text(value)
-        except UsageError as error:
-            # Airflow then answers in these words; jsonschema's own name the format.
-            raise FormatError(str(error)) from None
-    return True
-
-
-# Airflow validates by a new FormatChecker each time, which knows the formats that its class has.
-FormatChecker.checkers |= {_format(name): (partial(_holds, name, model), ()) for name, model in CHECKED.items()}

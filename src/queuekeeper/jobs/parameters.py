@@ -237,7 +237,7 @@ class Described:
 
     def refuse(self, value: Any) -> UsageError:
         """Return the error that refuses a value."""
-        return UsageError(f"{self.name} is {shown(value)}: {self.rule}")
+        return UsageError(refusal(self.name, value, kind=self.kind, rule=self.rule))
 
     def of_text(self, text: str) -> Any:
         """Return the value of a text; an empty text means no value, and so does ``none`` for a number.
@@ -290,9 +290,7 @@ class Described:
         ):
             raise self.refuse(value)
         if self.kind is Kind.LIST and said.most is not None and len(value) > said.most:
-            raise UsageError(
-                f"{self.name} has {len(value):,} entries: at most {said.most:,}; {said.unset or self.rule}"
-            )
+            raise UsageError(too_many(self.name, value, most=said.most))
         texts = value if self.kind is Kind.LIST else (value,) if isinstance(value, str) else ()
         for text in texts:
             self.check_text(text)
@@ -341,10 +339,13 @@ class Parameters(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            name = str(error.errors(include_url=False)[0]["loc"][0])
+            name, *below = error.errors(include_url=False)[0]["loc"]
             if name not in known:
-                raise UsageError(unknown([name], known, owner="this job")) from None
-            raise known[name].refuse(values[name]) from None
+                raise UsageError(unknown([str(name)], known, owner="this job")) from None
+            value = values[str(name)]
+            for index in below:
+                value = value[index] if isinstance(index, int) else value
+            raise known[str(name)].refuse(value) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -477,6 +478,21 @@ def _bounds(least: float | None, most: float | None) -> str:
     if most is None:
         return "" if least is None else f" of {least:,} or more"
     return f" from {least or 0:,} to {most:,}"
+
+
+def refusal(name: str, value: Any, *, kind: Kind, rule: str) -> str:
+    """Return the sentence that refuses a value of a parameter.
+
+    :param rule: what a value must be.
+    """
+    if kind is Kind.NUMBER and isinstance(value, float) and value.is_integer():
+        value = int(value)  # as it was written
+    return f"{name} is {shown(value)}: {rule}"
+
+
+def too_many(name: str, value: Sequence[Any], *, most: float) -> str:
+    """Return the sentence that refuses a list for its length."""
+    return f"{name} has {len(value):,} entries: at most {most:,} are allowed"
 
 
 def shown(value: Any) -> str:

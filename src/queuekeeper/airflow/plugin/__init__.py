@@ -50,8 +50,8 @@ class QueuekeeperPlugin(AirflowPlugin):
 
     @classmethod
     def on_load(cls, *_: Any, **__: Any) -> None:
-        """Have ``airflow dags trigger`` and the REST API carry out the checks of parameters."""
-        import_module("queuekeeper.airflow.forms")
+        """Have ``airflow dags trigger`` and the REST API refuse wrong values in our words."""
+        import_module("queuekeeper.airflow.dialect")
 
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]

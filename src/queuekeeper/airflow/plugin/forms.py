@@ -14,16 +14,13 @@ from fastapi import HTTPException, Request
 
 from queuekeeper.airflow.forms import rule_of
 from queuekeeper.airflow.plugin.site import inline
-from queuekeeper.jobs.parameters import digits_of, shown
+from queuekeeper.jobs.parameters import digits_of
 
 _FIELDS = 1_000
 _DIGITS = 20
 
-# What JSON calls a type, and Python.
-_PYTHON: Mapping[str, Any] = {
-    "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
-    "object": dict,
-}  # fmt: skip
+_OF_TYPE = ("$schema", "type", "enum", "items", "errorMessage", "title")
+"""Keywords of a field's schema that say what its input can show."""
 
 
 class Kind(StrEnum):
@@ -81,11 +78,12 @@ def unknown(params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
 
 def misfits(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the mistakes in a link: values that do not fit the type of their fields."""
-    return tuple(
-        f"{name} is {json.dumps(value)}: it must be {_wanted(params[name]['schema'])}"
-        for name, value in given.items()
-        if name in params and not _fits(params[name]["schema"], value)
+    schemas = {name: param["schema"] for name, param in params.items() if name in given}
+    problems = (
+        _problem(name, {each: schema[each] for each in _OF_TYPE if each in schema}, given[name])
+        for name, schema in schemas.items()
     )
+    return tuple(filter(None, problems))
 
 
 def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -97,18 +95,30 @@ def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tu
     problems = []
     for name, param in params.items():
         schema, text = param["schema"], form.get(name)
+        unreadable = ""
         try:
             values[name] = _value(_kind(schema), text, nullable=_nullable(schema))
-            Param(schema=schema).resolve(values[name])
         except ValueError as error:
             # Keep the typed text in the form.
-            value = values.setdefault(name, text)
-            wrong = getattr(error.args[0], "instance", value)
-            rule = rule_of(name, schema)
-            said = f"{schema.get('title') or name}: {str(error).partition(chr(10))[0]}"
-            found = "needs a value" if wrong is None else f"is {shown(wrong)}"
-            problems.append(f"{name} {found}: {rule}" if rule else said)
-    return values, tuple(problems)
+            values[name], unreadable = text, f"{schema.get('title') or name}: {error}"
+        if rule_of(name, schema) or not unreadable:
+            problems.append(_problem(name, schema, values[name]))
+        else:
+            problems.append(unreadable)
+    return values, tuple(filter(None, problems))
+
+
+def _problem(name: str, schema: Mapping[str, Any], value: Any) -> str:
+    """Return why a field refuses a value, in the words of commands and operators; empty where it takes it."""
+    try:
+        Param(schema=schema).resolve(value)
+    except ValueError as error:
+        said = str(error).partition("\n")[0]
+        rule = rule_of(name, schema)
+        if not rule:
+            return f"{schema.get('title') or name}: {said}"
+        return f"{name} needs a value: {rule}" if value is None else said
+    return ""
 
 
 def read_json(text: str) -> Any:
@@ -173,27 +183,6 @@ def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any], *, sec
 def _types(schema: Mapping[str, Any]) -> Sequence[str]:
     declared = schema.get("type") or []
     return [declared] if isinstance(declared, str) else list(declared)
-
-
-def _fits(schema: Mapping[str, Any], value: Any) -> bool:
-    if schema.get("enum"):
-        return value in schema["enum"]
-    types = _types(schema)
-    if types and not any(_is_of(each, value) for each in types):
-        return False
-    return _kind(schema) is not Kind.LINES or all(isinstance(each, str) for each in value or ())
-
-
-def _is_of(name: str, value: Any) -> bool:
-    # In Python a flag is a number, too.
-    return isinstance(value, _PYTHON[name]) and isinstance(value, bool) is (name == "boolean")
-
-
-def _wanted(schema: Mapping[str, Any]) -> str:
-    if schema.get("enum"):
-        return f"one of {', '.join(map(json.dumps, schema['enum']))}"
-    words = " or ".join(_types(schema))
-    return f"{words} of strings" if _kind(schema) is Kind.LINES else words
 
 
 def _nullable(schema: Mapping[str, Any]) -> bool:
