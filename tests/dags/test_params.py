@@ -191,7 +191,7 @@ TRIGGERED = """
 import json, sys
 from airflow.serialization.serialized_objects import DagSerialization
 
-assert not [name for name in sys.modules if name.startswith("queuekeeper.airflow.forms")]
+assert not {"queuekeeper.airflow.dialect", "queuekeeper.airflow.forms"} & set(sys.modules)
 params = DagSerialization.deserialize_dag(json.load(sys.stdin)).params
 params.deep_merge({"canary_steps_percent": "10,5,100"}).validate()
 """
