@@ -61,7 +61,7 @@ from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.plan import plan_migration
 from queuekeeper.migration.offline.source import MESSAGE_COLUMNS, SESSION_COLUMNS, layout, open_source
 from queuekeeper.migration.offline.verify import verify_migration
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS
+from queuekeeper.migration.servers import MESSAGES, SESSIONS
 from queuekeeper.migration.spark.session import build_session
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import connect as connect_redis

@@ -47,7 +47,7 @@ from queuekeeper.airflow.operators.partitions import (
 )
 from queuekeeper.airflow.operators.verdict import CheckReportOperator
 from queuekeeper.jobs.common import Approval, DryRun, PostgresConnection, SparkConnection
-from queuekeeper.maintenance.partitions.model import PartitionWish
+from queuekeeper.maintenance.partitions.wishes import PartitionWish
 
 POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=6)}
 NAMED: dict[str, Any] = {"map_index_template": "{{ task.planned['table'] }}"}

@@ -8,7 +8,7 @@ from typing import Any
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition
-from queuekeeper.maintenance.partitions.model import ArchiveWish
+from queuekeeper.maintenance.partitions.wishes import ArchiveWish
 from queuekeeper.migration.spark.job import Environment, run
 
 

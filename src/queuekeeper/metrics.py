@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
-from queuekeeper.maintenance.partitions.coverage import runway_s
+from queuekeeper.maintenance.partitions.runway import runway_s
 from queuekeeper.maintenance.queue_tables import known_policies, read_holders, read_sequences, read_tables
 from queuekeeper.postgres import Connection, connect, translated_errors
 from queuekeeper.redis_client import connect as connect_redis

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from queuekeeper.checks import of_job
 from queuekeeper.errors import UsageError
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
+from queuekeeper.migration.servers import MESSAGES, SESSIONS, SOURCE_TABLES
 from queuekeeper.sql_statements import statement
 
 DEFAULT_PREFIX = "queuekeeper_"

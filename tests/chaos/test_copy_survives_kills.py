@@ -13,7 +13,7 @@ from queuekeeper.errors import RefusedError, ServerUnavailable
 from queuekeeper.migration.ledger.model import CopyReport
 from queuekeeper.migration.offline.copy import copy_sessions
 from queuekeeper.migration.offline.source import layout, open_source
-from queuekeeper.migration.preflight import MESSAGES
+from queuekeeper.migration.servers import MESSAGES
 from queuekeeper.migration.spark.session import our_errors
 from queuekeeper.sessions.pages import Layout
 from tests.append_only import append_only_file, finished_sessions_that_lack_something

@@ -13,8 +13,8 @@ from queuekeeper.checks import check_integer, check_page
 from queuekeeper.clock import Clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
+from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.model import (
-    MAX_EXPIRY_INTERVAL_S,
     Ack,
     NewMessage,
     Release,

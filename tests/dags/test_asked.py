@@ -10,7 +10,7 @@ from queuekeeper.airflow.forms import template
 from queuekeeper.airflow.operators.online import RollBackOperator, SoakOperator
 from queuekeeper.airflow.operators.partitions import PlanPartitionsOperator
 from queuekeeper.errors import UsageError
-from queuekeeper.maintenance.partitions.model import PartitionWish
+from queuekeeper.maintenance.partitions.wishes import PartitionWish
 from queuekeeper.migration.ledger.parameters import Lease, OnlineWish
 
 pytestmark = pytest.mark.dags

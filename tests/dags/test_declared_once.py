@@ -43,7 +43,7 @@ OTHERS = {("quarantine", "limit"): "rows to list"}
 DECLARATIONS = frozenset(
     {
         "parameter", "seconds", "minutes", "days", "percent", "_age", "_filter", "connection", "approval_minutes",
-        "common.approval_minutes", "common.needed", "needed", "_folder",
+        "common.approval_minutes", "needed", "_folder",
     }
 )  # fmt: skip
 """What declares the parameter to which a model assigns it."""

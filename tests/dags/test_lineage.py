@@ -22,7 +22,7 @@ from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.errors import UsageError
 from queuekeeper.java import java_home
-from queuekeeper.maintenance.partitions.model import ArchiveWish
+from queuekeeper.maintenance.partitions.wishes import ArchiveWish
 from queuekeeper.migration.ledger.ledger import MigrationLedger
 from tests.dags.test_approval import make_plan
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -48,6 +51,32 @@ def test_each_server_is_told_apart_and_a_server_that_is_down_hides_no_other(valk
     assert redis["persistence"]["found"] == "append-only file, appendfsync everysec"
     assert redis["version, role and eviction"]["state"] == "ok"
     assert {each["subject"] for each in found} >= {"this machine", "Airflow"}
+
+
+def test_a_server_that_does_not_answer_keeps_no_other_waiting() -> None:
+    asked: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(60)
+
+        def serve() -> None:
+            caller, _ = silent.accept()
+            asked.append("PostgreSQL")
+            # It is not answered before the other one has been asked.
+            with caller, suppress(TimeoutError):
+                other.accept()[0].close()
+                asked.append("Redis")
+            for each in (silent, other):
+                each.close()
+
+        server = Thread(target=serve, daemon=True)
+        server.start()
+        places = [f"127.0.0.1:{each.getsockname()[1]}" for each in (silent, other)]
+        patient = f"postgresql://{places[0]}/x?connect_timeout=600"
+        found = doctor("--postgres-url", patient, "--redis-url", f"redis://{places[1]}", "--json")
+        server.join(timeout=120)
+    assert asked == ["PostgreSQL", "Redis"]
+    subjects = [each["subject"] for each in json.loads(found.stdout)["findings"] if each["check"] == "connection"]
+    assert subjects == ["PostgreSQL", "Redis"]
 
 
 def test_what_is_wrong_is_shown_with_what_to_do(postgres_url: str, valkey_url: str) -> None:

@@ -18,7 +18,7 @@ from queuekeeper.migration.ledger.ledger import QuarantinedRow
 from queuekeeper.migration.ledger.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.ledger.status import migration_status
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, layout, open_source
-from queuekeeper.migration.preflight import SESSIONS
+from queuekeeper.migration.servers import SESSIONS
 from queuekeeper.redis_client import is_cluster, shards
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.spark.world import PARAMETERS, Client, World, sessions_in

@@ -27,12 +27,12 @@ from queuekeeper.migration.preflight import (
     check_heap,
     check_payloads,
     check_same_target,
-    check_source,
     check_target,
     check_values,
     forecast_by_master,
     source_fingerprint,
 )
+from queuekeeper.migration.servers import check_source
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import address_of, facts, shards
 from queuekeeper.redis_client import connect as connect_redis

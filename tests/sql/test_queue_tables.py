@@ -22,10 +22,10 @@ from queuekeeper.events import schema
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.broker import TABLES
 from queuekeeper.maintenance.partitions.coverage import coverage
-from queuekeeper.maintenance.partitions.coverage import runway_s as catalog_runway_s
 from queuekeeper.maintenance.partitions.plan import plan_creation
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.runway import runway_s as catalog_runway_s
 from queuekeeper.postgres import Connection
 from queuekeeper.sql_statements import statement
 

@@ -8,6 +8,7 @@ import pytest
 
 from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.migration import preflight
+from queuekeeper.migration.servers import check_source
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.hostile import HostileMessage, hostile_rows
 from queuekeeper.sessions.sample import SampleReport, fill
@@ -77,7 +78,7 @@ def test_report_counts_what_the_tables_hold(connection: Connection) -> None:
         connection, "SELECT max(n) FROM (SELECT count(*) n FROM device_publish_msg GROUP BY client_id) AS queues"
     )
     assert report.seconds > 0
-    preflight.check_source(connection)
+    check_source(connection)
 
 
 @pytest.mark.parametrize("hostile", [False, True])

@@ -23,7 +23,7 @@ from queuekeeper.maintenance.partitions.manifest import (
     sum_file,
     write_manifest,
 )
-from queuekeeper.maintenance.partitions.model import PartitionWish
+from queuekeeper.maintenance.partitions.wishes import PartitionWish
 from queuekeeper.places import names, remove_folder
 from tests.object_store import hide
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from queuekeeper.migration.preflight import server_problems
+from queuekeeper.migration.servers import server_problems
 from queuekeeper.redis_client import ServerFacts
 
 pytestmark = pytest.mark.unit

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.judge import MAX_TIME_MS
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S, MAX_TIME_MS
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.parts import end_of_life, ends_of_lives
 from queuekeeper.sessions.router.routing import RouterOperations
 from queuekeeper.sessions.router.steps import AtPostgres

@@ -9,7 +9,7 @@ import humanize
 
 from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
-from queuekeeper.migration.preflight import server_warnings
+from queuekeeper.migration.servers import server_warnings
 from queuekeeper.redis_client import ServerFacts
 from queuekeeper.report.figures import number, size
 from queuekeeper.sessions.judge import Reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
@@ -24,17 +25,22 @@ def doctor(call: OnServers) -> Shown:
 
     Example: `queuekeeper doctor --redis-url rediss://user:password@redis.example:6380`
     """
+    from concurrent.futures import ThreadPoolExecutor
+
     from queuekeeper.doctor import Examination, examine_java, examine_machine, examine_postgres, examine_redis
 
     settings = context.settings()
-    findings: list[Finding] = []
-    with screen(stderr=True).status("Examining"):
-        findings += _server("PostgreSQL", context.postgres_address, call.postgres_url, examine_postgres)
-        findings += _server("Redis", context.redis_address, call.redis_url, examine_redis)
-        findings += examine_machine(settings)
-        findings += examine_java(settings)
-        findings += _private_airflow(settings)
-    examination = Examination(findings=tuple(findings))
+    examinations = (
+        _server("PostgreSQL", context.postgres_address, call.postgres_url, examine_postgres),
+        _server("Redis", context.redis_address, call.redis_url, examine_redis),
+        partial(examine_machine, settings),
+        partial(examine_java, settings),
+        partial(_private_airflow, settings),
+    )
+    # None waits for another one: a server that does not answer is waited for while the others are examined.
+    with screen(stderr=True).status("Examining"), ThreadPoolExecutor(len(examinations)) as pool:
+        asked = [pool.submit(examine) for examine in examinations]
+        examination = Examination(findings=tuple(finding for each in asked for finding in each.result()))
     return Shown(examination, lambda: _pretty(examination), failed=None if examination.fit else "")
 
 
@@ -55,15 +61,26 @@ def _server(
     address: Callable[[str | None], str],
     url: str | None,
     examine: Callable[[str], list[Finding]],
-) -> list[Finding]:
+) -> Callable[[], list[Finding]]:
+    """Return what examines a server, or says that it cannot be."""
     from queuekeeper.doctor.findings import Notes
 
-    try:
-        return examine(address(url))
-    except RefusedError as error:
+    def refused(error: RefusedError) -> list[Finding]:
         notes = Notes(name)
         notes.unreachable(error)
         return notes.findings
+
+    def examined(place: str) -> list[Finding]:
+        try:
+            return examine(place)
+        except RefusedError as error:
+            return refused(error)
+
+    try:
+        # Who calls the command knows where the server is.
+        return partial(examined, address(url))
+    except RefusedError as error:
+        return partial(refused, error)
 
 
 def _pretty(examination: Examination) -> Iterator[Any]:

@@ -39,7 +39,6 @@ from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
     Coverage,
     PartitionPlan,
-    PartitionWish,
     Purpose,
     RetiredPartition,
 )
@@ -58,6 +57,7 @@ from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.maintenance.partitions.survey import of_others, refuse_others
 from queuekeeper.maintenance.partitions.systems import SystemTable, systems_named, whole_name
 from queuekeeper.maintenance.partitions.systems import recognise as recognised
+from queuekeeper.maintenance.partitions.wishes import PartitionWish
 from queuekeeper.maintenance.queue_tables import known_policies
 from queuekeeper.schema_migrations import migrate
 from queuekeeper.wording import number_of, sentence

@@ -10,7 +10,7 @@ from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, en
 from queuekeeper.doctor.machine import room_finding
 from queuekeeper.doctor.queue_tables import FROZEN_SHARE_WARNING, PRINT_ROLE, examine_queue_tables
 from queuekeeper.errors import QueuekeeperError, RefusedError
-from queuekeeper.migration.preflight import check_source
+from queuekeeper.migration.servers import check_source
 from queuekeeper.postgres import Connection, address, connect, is_local, translated_errors
 from queuekeeper.schema_migrations import migrations as known_migrations
 from queuekeeper.schema_migrations import outdated, schema_version

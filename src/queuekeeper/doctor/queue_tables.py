@@ -13,11 +13,12 @@ from psycopg import sql
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State
 from queuekeeper.errors import QueuekeeperError, UnknownTable
-from queuekeeper.maintenance.events.watch import FEWEST_DEAD_ROWS
-from queuekeeper.maintenance.partitions.coverage import LOOK_LOCK_TIMEOUT_MS, coverage
+from queuekeeper.maintenance.bloat import FEWEST_DEAD_ROWS
+from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.runway import LOOK_LOCK_TIMEOUT_MS
 from queuekeeper.maintenance.partitions.session import pinned
 from queuekeeper.maintenance.queue_tables import (
     Holder,

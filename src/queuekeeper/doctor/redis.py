@@ -11,7 +11,7 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, encryption_finding
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import SLOTS
-from queuekeeper.migration.preflight import MEMORY_SHARE, server_problems
+from queuekeeper.migration.servers import MEMORY_SHARE, server_problems
 from queuekeeper.redis_client import (
     RedisClient,
     ServerFacts,

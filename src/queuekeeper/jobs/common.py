@@ -131,11 +131,6 @@ def max_run_minutes() -> Any:
     )
 
 
-def needed(*, title: str, help: str, rule: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
-    """Declare a text without a default, which a person has to give."""
-    return parameter("", needed=True, title=title, help=help, rule=rule, **said)
-
-
 def run_id(*, help: str, unset: str, examples: list[str]) -> Any:  # noqa: A002 - as of a parameter
     """Declare the name by which a later step finds a request."""
     return parameter("", title="Run", help=help, unset=unset, examples=examples)

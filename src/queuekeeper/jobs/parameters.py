@@ -40,7 +40,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
+from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S
 
 P = ParamSpec("P")
 Part = TypeVar("Part", bound="Parameters")
@@ -166,6 +166,11 @@ def _declared_by(declare: Callable[P, Declaration]) -> Callable[Concatenate[Any,
 
 
 parameter = _declared_by(Declaration)
+
+
+def needed(*, title: str, help: str, rule: str, **said: Any) -> Any:  # noqa: A002 - as of a parameter
+    """Declare a text without a default, which a person has to give."""
+    return parameter("", needed=True, title=title, help=help, rule=rule, **said)
 
 
 def _measured(unit: str, *, most: float) -> Callable[..., Any]:

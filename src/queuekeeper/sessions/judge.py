@@ -25,6 +25,9 @@ MAX_SERIAL = 2**53 - 1
 MAX_TIME_MS = 253_402_300_799_999
 """End of the year 9999; the sum of it and any expiry interval is still an exact double."""
 
+MAX_EXPIRY_INTERVAL_S = 2**32 - 1
+"""Longest life of a message (MQTT 5 section 3.3.2.3.3)."""
+
 MAX_TEXT_BYTES = 65_535
 """Longest UTF-8 string and longest binary data of MQTT (MQTT 5 sections 1.5.4 and 1.5.6)."""
 

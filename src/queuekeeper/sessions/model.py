@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from queuekeeper.checks import check_integer, check_text, shown
 from queuekeeper.errors import UsageError
@@ -13,6 +13,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.quick_init import quick_init
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
+    MAX_EXPIRY_INTERVAL_S,
     MAX_PACKET_BYTES,
     MAX_SERIAL,
     MAX_TEXT_BYTES,
@@ -21,7 +22,9 @@ from queuekeeper.sessions.judge import (
     broken_rule,
 )
 from queuekeeper.sessions.pages import STORES, Layout
-from queuekeeper.sessions.reports import PendingMessage
+
+if TYPE_CHECKING:
+    from queuekeeper.sessions.reports import PendingMessage
 
 Owner: TypeAlias = Literal["postgres", "redis", "packed"]
 """Store that owns a session; ``redis`` is TBMQ's layout in Redis, ``packed`` the packed one of the same Redis."""
@@ -44,7 +47,6 @@ MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES
 MAX_SUBSCRIPTION_ID = 268_435_455
 _SHORT_TEXT = 1_024
 _SMALL_PAYLOAD_BYTES = 1_048_576
-MAX_EXPIRY_INTERVAL_S = 2**32 - 1
 MAX_BATCH = 5_000
 """Most messages of one save for one session."""
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from queuekeeper.errors import PacketIdInUse, UsageError
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, SessionSave
+from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S
+from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.reports import Refusal
 
 MESSAGES_PER_SAVE = 256

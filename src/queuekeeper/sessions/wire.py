@@ -13,13 +13,14 @@ import orjson
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions.judge import (
+    MAX_EXPIRY_INTERVAL_S,
     PLACE_RULES,
     BrokenRuleError,
     Reason,
     broken_rule,
     property_pairs,
 )
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, is_plain
+from queuekeeper.sessions.model import NewMessage, is_plain
 from queuekeeper.sessions.reports import PendingMessage
 
 MAX_INTERVAL_S = 2**31 - 1

@@ -27,7 +27,7 @@ from queuekeeper.migration.ledger.parameters import (
     PlanRequest,
 )
 from queuekeeper.migration.online.inside_redis import plan_inside_redis
-from queuekeeper.migration.preflight import SOURCE_TABLES
+from queuekeeper.migration.servers import SOURCE_TABLES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

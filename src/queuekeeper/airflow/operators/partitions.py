@@ -28,9 +28,7 @@ from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import archive_place, check_archive
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
-    ArchiveWish,
     PartitionPlan,
-    PartitionWish,
     Purpose,
     StepState,
     plan_of,
@@ -43,6 +41,7 @@ from queuekeeper.maintenance.partitions.restore import archive_folder, retired_n
 from queuekeeper.maintenance.partitions.retired import load_retired, without_archive
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
+from queuekeeper.maintenance.partitions.wishes import ArchiveWish, PartitionWish
 from queuekeeper.places import shared_place
 from queuekeeper.postgres import Connection
 from queuekeeper.report.figures import size

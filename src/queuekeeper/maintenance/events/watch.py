@@ -11,14 +11,12 @@ from queuekeeper.events.schema import INSTALL
 from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding
 from queuekeeper.jobs.parameters import Parameters, Section, percent, seconds
+from queuekeeper.maintenance.bloat import FEWEST_DEAD_ROWS
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, translated_errors
 from queuekeeper.report.figures import duration, number
 from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
-
-FEWEST_DEAD_ROWS = 10_000
-"""Fewest dead rows of a bloated table; autovacuum leaves tables with fewer alone."""
 
 
 class UpkeepLimits(Parameters):

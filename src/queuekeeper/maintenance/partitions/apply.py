@@ -20,6 +20,7 @@ from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
 from queuekeeper.maintenance.partitions import broker
 from queuekeeper.maintenance.partitions import plan as planning
 from queuekeeper.maintenance.partitions.catalog import (
+    Blocker,
     Partition,
     any_row,
     blockers,
@@ -35,7 +36,6 @@ from queuekeeper.maintenance.partitions.drain import Drain
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
-    Blocker,
     PartitionPlan,
     PlannedStep,
     Purpose,

@@ -15,7 +15,6 @@ from psycopg import sql
 
 from queuekeeper.errors import ForeignOwner, NotPartitioned, UnknownTable, UsageError
 from queuekeeper.maintenance.partitions.keys import Key, Span
-from queuekeeper.maintenance.partitions.model import Blocker
 from queuekeeper.maintenance.partitions.names import cut_name
 from queuekeeper.maintenance.partitions.ranges import Range, covered_until
 from queuekeeper.postgres import Connection
@@ -352,6 +351,26 @@ def is_detaching(connection: Connection) -> bool:
     """Return whether another session is detaching a partition now; a pending detach may be its work."""
     row = connection.execute(statement(f"{_QUERIES}detaching_sessions")).fetchone()
     return bool(row and row[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocker:
+    """A session that holds a lock that a plan needs. The text of its query is left out, since it may hold payloads.
+
+    :param relation: table that it has locked.
+    :param mode: mode of its lock.
+    :param state: state of the session, such as ``idle in transaction``.
+    :param query_age_s: seconds since its latest statement began.
+    :param transaction_age_s: seconds since its transaction began.
+    """
+
+    pid: int
+    relation: str
+    mode: str
+    state: str
+    application: str
+    query_age_s: float
+    transaction_age_s: float
 
 
 def blockers(connection: Connection, oids: Iterable[int], modes: frozenset[str]) -> tuple[Blocker, ...]:

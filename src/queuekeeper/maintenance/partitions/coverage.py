@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import psycopg
-
-from queuekeeper.maintenance.partitions.broker import TABLES
-from queuekeeper.maintenance.partitions.catalog import PartitionedTable, read_table
 from queuekeeper.maintenance.partitions.findings import FindingKind, finding
 from queuekeeper.maintenance.partitions.keys import Span
 from queuekeeper.maintenance.partitions.model import Coverage, RetiredState
@@ -13,16 +9,13 @@ from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.maintenance.partitions.session import pinned
+from queuekeeper.maintenance.partitions.runway import prepared_until
 from queuekeeper.maintenance.partitions.survey import Survey
-from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.postgres import Connection
 from queuekeeper.sql_statements import statement
 
 _QUERIES = "maintenance/partitions/"
 _HOUR_S = 3_600.0
-LOOK_LOCK_TIMEOUT_MS = 1_000
-"""Longest wait for the lock of a table that is only looked at."""
-
 _MONTH_S = 30 * 86_400.0
 
 
@@ -43,7 +36,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
     until = seen.covered(present)
     rate = _keys_per_hour(seen, [(int(at_ms), text) for at_ms, text in observed])
     overflow = table.overflow
-    prepared = _prepared(table, present)
+    prepared = prepared_until(table, present)
     met = prepared is None or prepared >= _needed(seen, present)
     if not met:
         reached = "nothing" if prepared is None else key.text(prepared)
@@ -100,25 +93,6 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
     )
 
 
-def runway_s(connection: Connection, *, table: str, now_ms: int) -> float | None:
-    """Return the seconds until keys that follow the clock leave the partitions made ahead, from the catalog alone.
-
-    None for never, for keys that do not follow the clock, and while another session has the table locked.
-
-    :raises UnknownTable: when there is no such table.
-    :raises NotPartitioned: when it is not partitioned by ranges of one column.
-    :raises RefusedError: when this role may not look at it.
-    """
-    try:
-        with pinned(connection, lock_timeout_ms=LOOK_LOCK_TIMEOUT_MS), translated_errors(connection):
-            found = read_table(connection, table, only_read=True)
-    except psycopg.errors.LockNotAvailable:
-        return None
-    now = found.key.clock(now_ms)
-    until = None if now is None else _prepared(found, now)
-    return None if now is None or until is None else found.key.seconds(until - now)
-
-
 def _needed(seen: Survey, present: int) -> int:
     """Return how far partitions must reach: a step less than the policy asks, or half of it where that is shorter.
 
@@ -127,14 +101,6 @@ def _needed(seen: Survey, present: int) -> int:
     asked = seen.spans.ahead.after(present)
     step = seen.spans.step.after(present) - present
     return min(asked - min(step, (asked - present) // 2), seen.end)
-
-
-def _prepared(table: PartitionedTable, position: int) -> int | None:
-    """Return the end of the partitions made ahead; the broker's overflow is none of them."""
-    overflow = table.overflow
-    if table.name in TABLES and overflow and overflow.range:
-        return overflow.range.start
-    return table.covered(position)
 
 
 def _reached_in_s(seen: Survey, end: int | None, keys_per_hour: float | None) -> float | None:

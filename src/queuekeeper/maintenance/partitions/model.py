@@ -14,63 +14,13 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter
 
-from queuekeeper.jobs import common
 from queuekeeper.jobs.findings import Finding
-from queuekeeper.jobs.parameters import Parameters, Section, parameter
+from queuekeeper.maintenance.partitions.catalog import Blocker
 from queuekeeper.maintenance.partitions.findings import FindingKind
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
 KIND = "partition_maintenance"
 """Subject of entries in the audit on partitions."""
-
-
-class PartitionWish(Parameters):
-    """Parameters of the maintenance of partitions."""
-
-    tables: tuple[str, ...] = parameter(
-        (),
-        title="Tables",
-        help="Maintain only these tables, named as their policies name them.",
-        unset="every table that has a policy",
-        shortest=3,
-        rule="each must be the name of a table with its schema, such as pgmb.events",
-        noun="TABLE",
-        examples=[["pgmb.events"]],
-    )
-    override_consumers: bool = parameter(
-        False,
-        title="Pass consumers",
-        help="Also retire partitions that a consumer has not read yet. A person is asked first, table by table.",
-    )
-    archive_directory: str = parameter(
-        "",
-        title="Folder of archives",
-        help="Where retired partitions are archived: a folder, or its URL in an object store. The files hold payloads.",
-        unset="QUEUEKEEPER_ARCHIVES_DIR, or archives in the home folder",
-        section=Section.RECORDS,
-        pattern=common.FOLDER_OR_URL,
-        longest=1_024,
-        rule="it must be an absolute path or an object store's URL that all of Spark can write to, without braces",
-        examples=[None, "/srv/queuekeeper/archives", "s3://bucket/archives"],
-    )
-
-
-class ArchiveWish(Parameters):
-    """Parameters of the Spark job that archives partitions."""
-
-    retired_ids: tuple[str, ...] = parameter(
-        (),
-        needed=True,
-        title="Retired partitions",
-        help="Numbers of retired partitions in quarantine.",
-        pattern=r"^\d+$",
-        rule="it must be the numbers of retired partitions, such as 7 8",
-    )
-    directory: str = common.needed(
-        title="Folder",
-        help="Folder of archives that all of Spark can reach, or its URL in an object store.",
-        rule="it must name a folder",
-    )
 
 
 class Purpose(StrEnum):
@@ -115,26 +65,6 @@ class Statement:
 
     sql: str
     locks: tuple[Lock, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blocker:
-    """A session that holds a lock that a plan needs. The text of its query is left out, since it may hold payloads.
-
-    :param relation: table that it has locked.
-    :param mode: mode of its lock.
-    :param state: state of the session, such as ``idle in transaction``.
-    :param query_age_s: seconds since its latest statement began.
-    :param transaction_age_s: seconds since its transaction began.
-    """
-
-    pid: int
-    relation: str
-    mode: str
-    state: str
-    application: str
-    query_age_s: float
-    transaction_age_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from queuekeeper.errors import InvalidPolicy
-from queuekeeper.jobs.common import needed
-from queuekeeper.jobs.parameters import Parameters, days, parameter, seconds
+from queuekeeper.jobs.parameters import Parameters, days, needed, parameter, seconds
 from queuekeeper.maintenance.partitions.keys import Key, Span, parse_span, parse_step
 from queuekeeper.maintenance.partitions.names import NAME_BYTES
 

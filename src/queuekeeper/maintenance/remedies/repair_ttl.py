@@ -9,7 +9,7 @@ from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
 from queuekeeper.maintenance.remedies.packed import TOLERANCE_MS, LivesOfPacked
 from queuekeeper.maintenance.remedies.sessions import Sessions, Verdict
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
+from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, expires_at_ms
 
 _MAX_INTEGER = 2**53 - 1

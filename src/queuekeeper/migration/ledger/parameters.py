@@ -11,7 +11,7 @@ from pydantic import model_validator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, parameter, seconds
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, minutes, needed, parameter, seconds
 from queuekeeper.report.files import RUN_ID
 from queuekeeper.sessions.model import OWNER_OF, Owner
 from queuekeeper.sessions.pages import Layout
@@ -265,7 +265,7 @@ class OnlineWish(Lease):
 class PlanChoice(Parameters):
     """The plan to work on."""
 
-    plan_id: str = common.needed(
+    plan_id: str = needed(
         title="Plan",
         help="Id of the plan, as its migration page shows it. Only cohorts that are on Redis can go back.",
         pattern=f"^{RUN_ID}$",

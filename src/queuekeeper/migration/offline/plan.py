@@ -31,6 +31,7 @@ from queuekeeper.migration.offline.source import (
 )
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.planning import Target, judged
+from queuekeeper.migration.servers import check_source
 from queuekeeper.migration.spark.session import our_errors, set_task_count, task_memory
 from queuekeeper.postgres import Connection
 from queuekeeper.postgres import connect as connect_postgres
@@ -68,7 +69,7 @@ def plan_migration(
     :raises UsageError: when a cohort does not exist.
     """
     with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
-        preflight.check_source(connection)
+        check_source(connection)
         preflight.check_target(client)
         target = Target.of(client, parameters)
         as_of_ms = target.now_ms if now_ms is None else now_ms

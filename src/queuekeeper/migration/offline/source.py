@@ -20,7 +20,7 @@ from queuekeeper.migration.offline import transforms
 from queuekeeper.migration.offline.fates import COLUMNS, decided
 from queuekeeper.migration.offline.judging import PLACE, Step
 from queuekeeper.migration.offline.transforms import MESSAGE, SESSION
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS, SOURCE_TABLES
+from queuekeeper.migration.servers import MESSAGES, SESSIONS, SOURCE_TABLES
 from queuekeeper.migration.spark.slices import SliceReader, export_snapshot, reading
 from queuekeeper.postgres import Connection, connect
 from queuekeeper.sql_statements import statement

@@ -11,7 +11,7 @@ from queuekeeper.clock import HOUR_MS
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
 from queuekeeper.migration.offline import judging, transforms
 from queuekeeper.migration.offline.source import SESSION_COLUMNS, Source
-from queuekeeper.migration.preflight import MESSAGES, SESSIONS
+from queuekeeper.migration.servers import MESSAGES, SESSIONS
 from queuekeeper.quality.profile.model import ProfileParameters, in_sample
 from queuekeeper.quality.profile.tables import ODD_CHARACTERS, SPARK_COLUMNS
 from queuekeeper.sessions.judge import MAX_SERIAL, Reason

@@ -11,7 +11,7 @@ from queuekeeper import lua
 from queuekeeper.errors import NotAllowed, RefusedError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.lua.scripts import quality as scripts
-from queuekeeper.migration.preflight import check_source
+from queuekeeper.migration.servers import check_source
 from queuekeeper.postgres import Connection, address, translated_errors
 from queuekeeper.quality.profile.model import ProfileParameters
 from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit

@@ -15,7 +15,7 @@ from queuekeeper import lua
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.quality.profile.queue_window import FAULT_BITS, MISSING, UNREADABLE
 from queuekeeper.rdb.values import NEVER, Kind
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
+from queuekeeper.sessions.judge import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.packed_record import HAS_INTERVAL, KINDS, META_BYTES, RETAIN
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, interval_s
 
