@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
-from queuekeeper.maintenance.partitions.runway import runway_s
+from queuekeeper.maintenance.partitions.head_room import head_room_s
 from queuekeeper.maintenance.queue_tables import known_policies, read_holders, read_sequences, read_tables
 from queuekeeper.postgres import Connection, connect, translated_errors
 from queuekeeper.redis_client import connect as connect_redis
@@ -82,7 +82,7 @@ METRICS: Mapping[str, Metric] = dict(
         _metric("queue_table_dead_rows", "Dead rows, by the statistics.", "table"),
         _metric("queue_table_vacuum_ratio", "Dead rows, as a part of those that autovacuum waits for.", "table"),
         _metric("queue_table_frozen_ratio", "Oldest transaction id or multixact, as for the server.", "table"),
-        _metric("queue_table_runway_seconds", "For how long partitions are made ahead of the clock.", "table"),
+        _metric("queue_table_head_room_seconds", "For how long partitions are made ahead of the clock.", "table"),
         _metric("queue_sequence_used_ratio", "Numbers of a sequence that are used.", "sequence"),
         # Sessions
         _metric("session_queues", "Sessions with messages, at the last full profile.", "store", "target"),
@@ -230,9 +230,9 @@ def _of_queue_tables(connection: Connection) -> Iterator[Sample]:
         # A table that is gone, or may not be looked at, has no figure; the doctor says why.
         with suppress(RefusedError, UsageError):
             yield (
-                "queue_table_runway_seconds",
+                "queue_table_head_room_seconds",
                 (policy.table,),
-                runway_s(connection, table=policy.table, now_ms=system_clock()),
+                head_room_s(connection, table=policy.table, now_ms=system_clock()),
             )
     for sequence in read_sequences(connection, tables):
         yield "queue_sequence_used_ratio", (sequence.name,), sequence.used_share

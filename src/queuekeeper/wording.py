@@ -35,7 +35,8 @@ def no_such(noun: str, name: str, *, newest: Sequence[str], makes: str) -> str:
     :param newest: names of those that exist, the newest first.
     :param makes: what to do where there is none.
     """
-    known = f"the newest are {', '.join(newest)}" if newest else f"there is none yet in this database; {makes}"
+    are = "is" if len(newest) == 1 else "are"
+    known = f"the newest {are} {', '.join(newest)}" if newest else f"there is none yet in this database; {makes}"
     return f"there is no {noun} {name!r}: {known}"
 
 

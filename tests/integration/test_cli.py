@@ -346,7 +346,7 @@ def test_status_tells_what_the_ledger_knows(recorded: str) -> None:
     assert facts["cohort_states"] == {"verified": 4}
     assert sum(row["rows_seen"] for row in facts["ledger"]) == facts["totals"]["messages"]
     assert "Ledger of 4 cohorts" in run("migrate", "status", "--postgres-url", recorded).stdout
-    unknown = f"there is no plan 'ffffffffffffffff': the newest are {samples.PLAN_ID}"
+    unknown = f"there is no plan 'ffffffffffffffff': the newest is {samples.PLAN_ID}"
     fails("migrate", "status", "ffffffffffffffff", "--postgres-url", recorded, code=2, words=unknown)
 
 

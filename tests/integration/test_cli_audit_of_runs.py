@@ -21,6 +21,8 @@ from queuekeeper.cli.command import Call
 from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.engine import load_plan
+from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.compacted.model import KIND as COLLECTION
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
@@ -253,6 +255,26 @@ def test_nobody_is_asked_about_a_plan_that_does_not_count(
         agree(asked(yes=True), runs, run_id, "Shall it?")
 
     assert entries(control, run_id) == []
+
+
+@pytest.mark.parametrize(
+    ("code_version", "words"),
+    [
+        (__version__, f"was planned by an earlier build of release {__version__}, in a form that this build does not"),
+        ("0.0.9", f"was planned by release 0.0.9, and this is release {__version__}: plan again by"),
+        ("", f"was planned by an earlier release, and this is release {__version__}: plan again by"),
+    ],
+)
+def test_plan_in_an_earlier_form_is_told_from_one_of_an_earlier_release(
+    control: Connection, code_version: str, words: str
+) -> None:
+    runs = MaintenanceRuns(control)
+    run_id = runs.save_plan(kind="repair_ttl", parameters={}, plan=fresh(code_version=code_version)).maintenance_run_id
+
+    with pytest.raises(StalePlan) as refused:
+        load_plan(job_of("repair_ttl"), runs, run_id)
+
+    assert words in str(refused.value)
 
 
 def test_approval_of_the_last_minute_counts_and_ages_from_then_on() -> None:

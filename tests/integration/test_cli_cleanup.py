@@ -92,7 +92,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
     fails("apply", run_id, code=4, words="References and messages to be removed: 10; .* repeat the command with --yes")
     fails("apply", run_id, "--yes", "--share", "x:1", code=2, words="has no share 'x:1'")
     fails("apply", run_id, "--yes", "--shard", "x:1", code=2, words="has no share 'x:1'")
-    fails("apply", "0123", "--yes", code=2, words=f"there is no run '0123': the newest are .*{run_id}")
+    fails("apply", "0123", "--yes", code=2, words=f"there is no run '0123': the newest (is|are) .*{run_id}")
     rate = "the rate is 'fast': write operations per second, 1 to 2,147,483,647, or none"
     fails("throttle", run_id, "fast", code=2, words=rate)
     fails("undo", run_id, "--yes", code=2, words="has no undo file")

@@ -65,6 +65,8 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     status = ONLINE.as_json("status", PLAN_ID)
     assert {each["state"] for each in status["cohorts"]} == {"on_redis"}
     assert sum(each["owners"]["redis"] for each in status["cohorts"]) == len(CLIENTS)
+    behind = f"How far the mirror is behind: queuekeeper online mirror {PLAN_ID} --dry-run"
+    assert behind in ONLINE.run("status", PLAN_ID).stdout
     world.at_redis.save_messages([SessionSave(client_id=CLIENTS[0], messages=(message(b"more"),))])
     assert ONLINE.as_json("mirror", PLAN_ID, "--dry-run")["behind"] == 1
     assert ONLINE.as_json("mirror", PLAN_ID)["written"] == 1

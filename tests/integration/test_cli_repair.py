@@ -169,7 +169,14 @@ def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_
     redis, records = servers.options[:2], servers.options[2:]
     run_id = as_json("repair_ttl", "--quality-run", "q1", "--dry-run", *servers.options)["maintenance_run_id"]
     (listed,) = of_runs("list", "--kind", "repair_ttl", *records)
-    assert (listed["run"], listed["state"]) == (run_id, "planned")
+    assert (listed["run"], listed["state"], listed["dry_run"]) == (run_id, "planned", True)
+    words = " ".join(CliRunner().invoke(app, ["run", "list", *records]).stdout.split())
+    assert f"{run_id} repair_ttl planned, dry run no" in words
+    words = " ".join(CliRunner().invoke(app, ["run", "status", run_id, *records]).stdout.split())
+    assert (
+        "what next It was a dry run, which changed nothing. "
+        f"`queuekeeper repair repair_ttl --go-on {run_id}` carries its plan out, once you agree." in words
+    )
     assert of_runs("pause", run_id, *records)["paused"] is True
     assert of_runs("resume", run_id, *records)["paused"] is False
     assert of_runs("throttle", run_id, "5000", *records)["throttle_operations_per_s"] == 5_000
@@ -178,6 +185,8 @@ def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_
     done = as_json("repair_ttl", "--go-on", run_id, "--yes", *servers.options)
 
     assert (done["maintenance_run_id"], done["done"]) == (run_id, {"life given where there was no end": 2})
+    (listed,) = of_runs("list", "--kind", "repair_ttl", *records)
+    assert (listed["state"], listed["dry_run"]) == ("done", False)
     assert servers.lasting() == 0
     status = of_runs("status", run_id, *records)
     assert (status["state"], status["progress"][0]["repaired"]) == ("done", 2)

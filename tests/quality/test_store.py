@@ -126,9 +126,9 @@ def test_an_unknown_run_or_profile_is_refused_with_the_newest(connection: Connec
     judged(store, "q-1")
     save_profile(postgres_url)
 
-    with pytest.raises(UsageError, match="there is no quality run 'q-9': the newest are q-1"):
+    with pytest.raises(UsageError, match="there is no quality run 'q-9': the newest is q-1"):
         store.run("q-9")
-    with pytest.raises(UsageError, match="there is no profile 'r': the newest are redis-1"):
+    with pytest.raises(UsageError, match="there is no profile 'r': the newest is redis-1"):
         store.profiles(["redis-1", "r"])
 
 

@@ -1,16 +1,20 @@
-"""Python workers of a Spark on this machine begin with what tasks need, and few of them are started."""
+"""Python workers of a Spark on this machine begin with what tasks need, few are started, and failures are told once."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from time import sleep
+from typing import Any
 
 import psutil
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from queuekeeper.migration.spark.python_workers import NEEDED
+from queuekeeper.migration.spark.session import build_session
 from tests.spark.world import World
 
 
@@ -46,3 +50,28 @@ def _arguments(process: psutil.Process) -> str:
         return " ".join(process.cmdline()[1:])
     except psutil.Error:
         return ""
+
+
+def test_task_that_fails_leaves_the_word_to_whoever_runs_it_unless_traces_are_wanted(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(word: str) -> None:
+        def task(_: Any) -> None:
+            raise RuntimeError(word)
+
+        with pytest.raises(PySparkException, match=word):
+            spark.sparkContext.parallelize([1], 1).foreach(task)
+
+    seen = ""
+    for traces, word in ((False, "silent"), (True, "told")):
+        build_session("queuekeeper tests", master="local[2]", traces=traces)
+        fail(word)
+    # Java's lines come by a pipe, in order.
+    for _ in range(300):
+        seen += capfd.readouterr().err
+        if "aborting job" in seen:
+            break
+        sleep(0.1)
+    assert "told" in seen
+    assert "ERROR" in seen
+    assert "silent" not in seen

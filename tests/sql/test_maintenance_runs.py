@@ -140,7 +140,7 @@ def test_unknown_run_and_bad_throttle_are_refused(runs: MaintenanceRuns) -> None
         runs.load("x")
     run_id = save(runs).maintenance_run_id
     for call in (runs.control, lambda each: runs.set_paused(each, True), lambda each: runs.approve(each, "ada")):
-        with pytest.raises(UsageError, match=f"there is no run 'x': the newest are {run_id}"):
+        with pytest.raises(UsageError, match=f"there is no run 'x': the newest is {run_id}"):
             call("x")
     for bad in (0, -1, 2**31):
         words = f"^the rate is {bad}: write operations per second, 1 to 2,147,483,647, or none$"

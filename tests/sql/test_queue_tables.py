@@ -22,10 +22,10 @@ from queuekeeper.events import schema
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.broker import TABLES
 from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.head_room import head_room_s as catalog_head_room_s
 from queuekeeper.maintenance.partitions.plan import plan_creation
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.maintenance.partitions.runway import runway_s as catalog_runway_s
 from queuekeeper.postgres import Connection
 from queuekeeper.sql_statements import statement
 
@@ -248,36 +248,36 @@ def test_many_holders_are_told_oldest_first_and_then_counted(
 
 
 @pytest.mark.parametrize(("has_default", "then"), [(True, "rows go to DEFAULT"), (False, "inserts fail")])
-def test_runway_is_told_in_hours_before_it_ends_and_after(queues: Connection, has_default: bool, then: str) -> None:
+def test_head_room_is_told_in_hours_before_it_ends_and_after(queues: Connection, has_default: bool, then: str) -> None:
     if not has_default:
         queues.execute("DROP TABLE readings_default")
     now_ms = system_clock()
-    runway_s = coverage(queues, policy=POLICY, now_ms=now_ms).runway_s
-    assert runway_s is not None
-    assert 48 <= runway_s / 3_600 <= 54
-    assert catalog_runway_s(queues, table=POLICY.table, now_ms=now_ms) == runway_s
+    head_room_s = coverage(queues, policy=POLICY, now_ms=now_ms).head_room_s
+    assert head_room_s is not None
+    assert 48 <= head_room_s / 3_600 <= 54
+    assert catalog_head_room_s(queues, table=POLICY.table, now_ms=now_ms) == head_room_s
 
     def told(hours_left: float) -> Finding | None:
-        at_ms = now_ms + round(1_000 * (runway_s - 3_600 * hours_left))
+        at_ms = now_ms + round(1_000 * (head_room_s - 3_600 * hours_left))
         found = examine_queue_tables(queues, server="PostgreSQL", clock=lambda: at_ms)
         return next((each for each in found if each.subject == POLICY.table), None)
 
     assert told(6.1) is None
     short, gone = told(3), told(-1)
     assert short is not None
-    assert (short.check, short.state) == ("runway", State.WARNING)
+    assert (short.check, short.state) == ("head-room", State.WARNING)
     assert short.found == f"partitions reach 3.0 hours ahead, the step is 6 hours: {then} then"
     assert gone is not None
-    assert (gone.check, gone.state) == ("runway", State.FAILED)
+    assert (gone.check, gone.state) == ("head-room", State.FAILED)
     assert gone.found == f"partitions reach 0.0 hours ahead, the step is 6 hours: {then} now"
     assert gone.command == "queuekeeper partitions create public.readings"
 
 
-def test_runway_of_integers_is_told_in_keys_until_their_rate_is_known(queues: Connection) -> None:
+def test_head_room_of_integers_is_told_in_keys_until_their_rate_is_known(queues: Connection) -> None:
     queues.execute("CREATE TABLE log (n bigint PRIMARY KEY) PARTITION BY RANGE (n)")
     save_policy(queues, PartitionPolicy(table="public.log", step="1000", ahead="2500"))
     (found,) = examine(queues)
-    assert (found.subject, found.check, found.state) == ("public.log", "runway", State.WARNING)
+    assert (found.subject, found.check, found.state) == ("public.log", "head-room", State.WARNING)
     assert found.found == "partitions reach to 0, too little for 2500 ahead: apply a plan of creation"
     assert found.command == "queuekeeper partitions create public.log"
 
@@ -317,7 +317,7 @@ def test_table_that_somebody_has_locked_holds_up_nobody(queues: Connection, conn
     assert (locked.subject, locked.check, locked.state) == ("public.readings", "partitions", State.UNKNOWN)
     assert "lock timeout" in locked.found
     assert used.check == "sequences"
-    assert catalog_runway_s(queues, table="public.readings", now_ms=system_clock()) is None
+    assert catalog_head_room_s(queues, table="public.readings", now_ms=system_clock()) is None
 
 
 def test_role_with_few_rights_is_told_what_it_may_not_see(

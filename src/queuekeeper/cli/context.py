@@ -327,7 +327,7 @@ def spark(name: str, master: str | None, *stores: str) -> Iterator[Session]:
         with screen(stderr=True).status("Starting Spark"):
             from queuekeeper.migration.spark.session import build_session
 
-            session = build_session(name, master=master or known.spark_master, stores=stores)
+            session = build_session(name, master=master or known.spark_master, stores=stores, traces=_invocation.debug)
         try:
             yield session
         finally:

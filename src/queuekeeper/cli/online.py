@@ -19,7 +19,7 @@ from queuekeeper.facts import plain
 from queuekeeper.migration.ledger.parameters import BadRows, StepWish
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.reports import StepReport
-from queuekeeper.migration.online.states import BEGINS, ends
+from queuekeeper.migration.online.states import BEGINS, MIRRORED, ends
 from queuekeeper.service.signals import stopped_by_signals
 from queuekeeper.sessions.model import OWNER_WORDS
 from queuekeeper.wording import number_of
@@ -256,6 +256,9 @@ def status(call: OnPostgres, plan_id: PlanId) -> Shown:
             "rehearsed": None if control.rehearsed_at is None else f"{control.rehearsed_at:%Y-%m-%d %H:%M} UTC",
         }
         yield pairs(f"Plan {plan_id}", facts)
+        if any(each.state in MIRRORED for each in found):
+            # The target alone knows, and this command asks PostgreSQL alone.
+            yield f"How far the mirror is behind: queuekeeper online mirror {plan_id} --dry-run"
         columns: dict[str, Any] = {
             "cohort": "cohort",
             "state": lambda each: cell(str(each.state), style=_TONES.get(str(each.state), "")),

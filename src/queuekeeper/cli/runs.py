@@ -41,13 +41,14 @@ def list_runs(
     """
     told = [
         picked(one, "maintenance_run_id", "kind", "state", "paused", "approved_by")
-        | {"run": one.maintenance_run_id, "job": one.kind, "planned": one.created_at}
+        | {"run": one.maintenance_run_id, "job": one.kind, "planned": one.created_at, "dry_run": one.dry_run}
         for one in call.runs.newest(kind=kind, limit=limit)
     ]
     if kind is not None and not told:
         # Runs of kinds that only early builds knew are listed.
         check_kind(kind)
-    columns = headed("run", "job", "state", "paused", "approved_by", "planned")
+    columns: dict[str, Any] = headed("run", "job", "state", "paused", "approved_by", "planned")
+    columns["state"] = lambda each: f"{each['state']}, dry run" if each["dry_run"] else each["state"]
     return Shown(told, lambda: [str(each["run"]) for each in told] if ids else [listing("Runs", told, columns)])
 
 
@@ -65,7 +66,7 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
         facts = {
             "job": run.kind,
             "run": run.state.value,
-            "what next": run.rejected or None,
+            "what next": run.what_next or None,
             "paused": run.paused,
             "approved by": run.approved_by,
             "throttle": rate_words(run),

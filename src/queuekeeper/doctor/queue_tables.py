@@ -16,9 +16,9 @@ from queuekeeper.errors import QueuekeeperError, UnknownTable
 from queuekeeper.maintenance.bloat import FEWEST_DEAD_ROWS
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.findings import FindingKind
+from queuekeeper.maintenance.partitions.head_room import LOOK_LOCK_TIMEOUT_MS
 from queuekeeper.maintenance.partitions.model import Coverage
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.maintenance.partitions.runway import LOOK_LOCK_TIMEOUT_MS
 from queuekeeper.maintenance.partitions.session import pinned
 from queuekeeper.maintenance.queue_tables import (
     Holder,
@@ -215,22 +215,24 @@ def _of_hidden_sessions(connection: Connection, server: str) -> Iterator[Finding
 def _of_partitions(found: Coverage, policy: PartitionPolicy, defaults: list[TableStatistics]) -> Iterator[Finding]:
     """Say when partitions that were made ahead run out, and what else is wrong with them."""
     create = f"queuekeeper partitions create {quote(found.table)}"
-    runway_s, interval_s = found.runway_s, found.interval_s
-    if runway_s is not None and interval_s is not None and runway_s < interval_s:
-        hours = f"partitions reach {max(0.0, runway_s) / _HOUR_S:,.1f} hours ahead, the step is {policy.step}"
+    head_room_s, interval_s = found.head_room_s, found.interval_s
+    if head_room_s is not None and interval_s is not None and head_room_s < interval_s:
+        hours = f"partitions reach {max(0.0, head_room_s) / _HOUR_S:,.1f} hours ahead, the step is {policy.step}"
         then = "inserts fail"
         if found.has_default or found.has_overflow:
             then = f"rows go to {'DEFAULT' if found.has_default else 'the overflow'}"
-        words = f"{hours}: {then} {'now' if runway_s <= 0 else 'then'}"
-        yield _finding(found.table, "runway", State.FAILED if runway_s <= 0 else State.WARNING, words, _CREATE, create)
+        words = f"{hours}: {then} {'now' if head_room_s <= 0 else 'then'}"
+        yield _finding(
+            found.table, "head-room", State.FAILED if head_room_s <= 0 else State.WARNING, words, _CREATE, create
+        )
     for each in found.findings:
         is_short = each.kind == FindingKind.SHORT
-        # The runway says how short it is, where it can be told; findings of no check are left to `partitions status`.
-        if each.check_id and not (is_short and runway_s is not None):
+        # The head-room says how short it is, where it can be told; what no check finds is left to `partitions status`.
+        if each.check_id and not (is_short and head_room_s is not None):
             state = State.FAILED if each.urgent else State.WARNING
             words = f"{each.subject}: {each.words}" if each.subject != found.table else each.words
             mend = (_CREATE, create) if each.remedy else (_BY_HAND,)
-            check = "runway" if is_short else each.kind.replace("_", " ")
+            check = "head-room" if is_short else each.kind.replace("_", " ")
             yield _finding(found.table, check, state, words, *mend)
     # Who may not read DEFAULT knows what the statistics count there.
     for partition in defaults:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from queuekeeper import __version__
-from queuekeeper.approvals import planning_again
+from queuekeeper.approvals import check_release, planning_again
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.counts import Counts
@@ -369,14 +369,19 @@ def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
     """Return a stored plan.
 
     :raises UsageError: when there is no plan of this id, or it is of another job.
-    :raises StalePlan: when an earlier release wrote the plan in another form.
+    :raises StalePlan: when an earlier release, or an earlier build of this one, wrote the plan in another form.
     """
     run = runs.load(run_id)
     run.check_kind((job.kind,), job.words.noun)
     plan = run.plan
     if "steps" not in plan:
         again = planning_again(job.words.command)
-        raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: {again}")
+        made_by = plan.get("code_version")
+        check_release(f"run {run_id}", made_by or "", command=job.words.command)
+        raise StalePlan(
+            f"run {run_id} was planned by an earlier build of release {__version__}, in a form that this build does "
+            f"not read: {again}"
+        )
     counts = job.Counts
     return Plan(
         parameters=job.Parameters(**run.parameters),

@@ -107,6 +107,20 @@ class MaintenanceRun:
         return f"Nobody agreed when asked, so nothing was changed. Plan again{agree}."
 
     @property
+    def dry_run(self) -> bool:
+        """Whether it ended with its plan, as it was asked to, and nobody has carried that out since."""
+        return self.state is RunState.PLANNED and bool((self.report or {}).get("dry_run"))
+
+    @property
+    def what_next(self) -> str:
+        """What can be done about a run at which nothing is at work, as sentences; empty where something may be."""
+        if not self.dry_run:
+            return self.rejected
+        carry_out = self.of.go_on(self)
+        after_all = f" `queuekeeper {carry_out}` carries its plan out, once you agree." if carry_out else ""
+        return f"It was a dry run, which changed nothing.{after_all}"
+
+    @property
     def over(self) -> str:
         """Why the run can never be at work again, as sentences; empty where it can, as after a failure."""
         if self.refused:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from queuekeeper.maintenance.partitions.findings import FindingKind, finding
+from queuekeeper.maintenance.partitions.head_room import prepared_until
 from queuekeeper.maintenance.partitions.keys import Span
 from queuekeeper.maintenance.partitions.model import Coverage, RetiredState
 from queuekeeper.maintenance.partitions.plan import judged
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.ranges import Range
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.maintenance.partitions.runway import prepared_until
 from queuekeeper.maintenance.partitions.survey import Survey
 from queuekeeper.postgres import Connection
 from queuekeeper.sql_statements import statement
@@ -77,7 +77,7 @@ def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, on
         lowest=key.text(min(bounded)) if bounded else None,
         covered_until=None if until is None else key.text(until),
         inserts_fail_in_s=None if table.default else _reached_in_s(seen, until, rate),
-        runway_s=_reached_in_s(seen, prepared, rate),
+        head_room_s=_reached_in_s(seen, prepared, rate),
         interval_s=_interval_s(seen, rate),
         keys_per_hour=rate,
         head_room_met=met,

@@ -281,8 +281,8 @@ class Coverage:
     :param covered_until: end of the partitions that cover the present without a gap; none for no end.
     :param inserts_fail_in_s: seconds until new keys have no partition, for integers at the recent rate; none for never
         or unknown.
-    :param runway_s: seconds until new keys leave the partitions made ahead, for DEFAULT, the overflow or none at all;
-        none for never or unknown.
+    :param head_room_s: seconds until new keys leave the partitions made ahead, for DEFAULT, the overflow or none
+        at all; none for never or unknown.
     :param interval_s: seconds of a step, or half of the head-room where that is shorter; none when unknown.
     :param keys_per_hour: integer keys used per hour between the last observations; none when unknown.
     :param head_room_met: whether partitions reach as far ahead as the policy asks; less than a step short of it, or
@@ -303,7 +303,7 @@ class Coverage:
     lowest: str | None
     covered_until: str | None
     inserts_fail_in_s: float | None
-    runway_s: float | None
+    head_room_s: float | None
     interval_s: float | None
     keys_per_hour: float | None
     head_room_met: bool

@@ -65,11 +65,16 @@ MASTER_WAIT_S = 45.0
 """How long a master may take to accept an application; Spark itself gives up after sixty seconds, without a word."""
 
 
+_TELL_TRACES = ("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager")
+"""Loggers that print the trace of each task that fails; the error that ends the step has it, too."""
+
+
 def build_session(
     name: str,
     *,
     master: str | None = None,
     stores: Sequence[str] = (),
+    traces: bool = True,
     master_wait_s: float = MASTER_WAIT_S,
     executor_wait_s: float = EXECUTOR_WAIT_S,
     start_wait_s: float = START_WAIT_S,
@@ -83,6 +88,7 @@ def build_session(
     :param name: application name.
     :param master: where to run; none leaves it to ``spark-submit``.
     :param stores: URLs of the stores that executors will connect to.
+    :param traces: false: the log has no traces of tasks that fail; whoever asks says in words why a step has ended.
     :param master_wait_s: how long to wait for the master to accept the application, in seconds.
     :param executor_wait_s: how long to wait until the first executor is granted, in seconds.
     :param start_wait_s: how long it may take to come, in seconds.
@@ -118,7 +124,7 @@ def build_session(
     if is_cluster:
         with heard() as grants:
             _register(conf, master=str(master), wait_s=master_wait_s)
-            session = _got_session(conf)
+            session = _got_session(conf, traces=traces)
             try:
                 probe_executor(
                     session.sparkContext,
@@ -132,12 +138,16 @@ def build_session(
                 session.stop()
                 raise
         return session
-    return _got_session(conf)
+    return _got_session(conf, traces=traces)
 
 
-def _got_session(conf: SparkConf) -> SparkSession:
+def _got_session(conf: SparkConf, *, traces: bool) -> SparkSession:
     session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    jvm: Any = session.sparkContext._jvm
+    log4j = jvm.org.apache.logging.log4j
+    for name in _TELL_TRACES:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR if traces else log4j.Level.OFF)
     return session
 
 

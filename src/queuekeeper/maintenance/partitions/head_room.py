@@ -13,7 +13,7 @@ LOOK_LOCK_TIMEOUT_MS = 1_000
 """Longest wait for the lock of a table that is only looked at."""
 
 
-def runway_s(connection: Connection, *, table: str, now_ms: int) -> float | None:
+def head_room_s(connection: Connection, *, table: str, now_ms: int) -> float | None:
     """Return the seconds until keys that follow the clock leave the partitions made ahead, from the catalog alone.
 
     None for never, for keys that do not follow the clock, and while another session has the table locked.
