@@ -173,8 +173,9 @@ prove: setup ## Search all states of the models in proofs/, and find that each o
 	@$(BIN)/python -m scripts.prove $(ARGS)
 
 .PHONY: nightly
-nightly: setup-tests ## 200 migrations under load, somebody killed in each, and their traces (NIGHTLY_SEEDS=20), one by seconds, newer Pythons
+nightly: setup-tests ## 200 migrations under load, somebody killed in each, and traces (NIGHTLY_SEEDS=20), one by seconds, newer Pythons
 	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)
+	@TRACE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_traces.py -n 2 --dist load $(ARGS)
 	@$(MAKE) bench-online-migration ARGS=
 	@$(MAKE) test-pythons PYTHONS="$(NEWER_PYTHONS)" ARGS=
 	@echo "newer Pythons tested: $(or $(NEWER_PYTHONS),none)"

@@ -9,7 +9,7 @@ CONSTANTS
     Consumers,
     Workers,
     Messages, \* their numbers: 1..Messages
-    Deaths,   \* so many workers are killed at work
+    Deaths,   \* so many workers are killed, or end, at work
     Lapses    \* so many leases run out while their worker lives
 
 VARIABLES
@@ -105,6 +105,27 @@ Ack(w) ==
            \/ at_work' = at_work /\ deaths < Deaths /\ deaths' = deaths + 1
     /\ UNCHANGED <<published, log, members, cursor, ready, tokens, lapses>>
 
+(* claim, too: what the log has up to a number goes to the consumer's list: all for a consumer that takes one message at a
+   time, else the rest of what was published in one call. *)
+Pull(c, n) ==
+    /\ c \in members /\ n \in Unread(c)
+    /\ ready' = [ready EXCEPT ![c] = @ \o SelectSeq([m \in 1..n |-> m], LAMBDA m : m \in Unread(c))]
+    /\ cursor' = [cursor EXCEPT ![c] = n]
+    /\ log' = {entry \in log : \E other \in members : entry > cursor'[other]}
+    /\ UNCHANGED <<published, payloads, references, members, leases, tokens, at_work, deaths, lapses, owed>>
+
+(* return_claimed: a worker that ends in good order gives back what it has not begun; that is next in line. *)
+Return(w) ==
+    /\ at_work[w] # Nothing /\ deaths < Deaths
+    /\ LET c == at_work[w][1]
+           lease == <<at_work[w][3], at_work[w][2]>>
+       IN
+        /\ leases' = [leases EXCEPT ![c] = @ \ {lease}]
+        /\ ready' = [ready EXCEPT ![c] = IF lease \in leases[c] THEN <<lease[1]>> \o @ ELSE @]
+    /\ at_work' = [at_work EXCEPT ![w] = Nothing]
+    /\ deaths' = deaths + 1
+    /\ UNCHANGED <<published, log, payloads, references, members, cursor, tokens, lapses, owed>>
+
 (* A worker is killed: the server is told nothing. *)
 Die(w) ==
     /\ at_work[w] # Nothing /\ deaths < Deaths
@@ -127,8 +148,9 @@ Unregister(c) ==
 
 Next ==
     \/ Publish
-    \/ \E c \in Consumers : Register(c) \/ Unregister(c) \/ Reclaim(c) \/ \E w \in Workers : Claim(c, w)
-    \/ \E w \in Workers : Ack(w) \/ Die(w)
+    \/ \E c \in Consumers :
+        Register(c) \/ Unregister(c) \/ Reclaim(c) \/ (\E n \in log : Pull(c, n)) \/ \E w \in Workers : Claim(c, w)
+    \/ \E w \in Workers : Ack(w) \/ Return(w) \/ Die(w)
 
 (* Workers go on claiming and acknowledging, for every consumer; everything else may happen or not. *)
 Fairness ==

@@ -1,28 +1,9 @@
 ------------------------------ MODULE TraceOwner ------------------------------
-(* What brokers, drivers and mirrors have written down of a client, against the model of its owner.
+(* What brokers, drivers and mirrors have written down of a client, against the model of its owner. docs/proofs.md says what
+   is mapped. *)
+EXTENDS Owner, Replay
 
-   Each line of a trace is one request to a server with its reply. It happened at some moment between the two; whoever has
-   asked for it wrote its next line later. TLC looks for an order in which every line is a step of the model, with what the
-   reply says. Where there is none, the system has done what the model does not allow. docs/proofs.md says what is mapped. *)
-EXTENDS Owner, Sequences, TLC, Traces
-
-VARIABLES
-    trace, \* its number
-    taken, \* lane -> lines that have happened
-    going  \* lane whose next line belongs to the same request; 0: none
-
-Lanes == Traces[trace]
-Line(lane) == Lanes[lane][taken[lane] + 1]
-IsNext(lane) ==
-    /\ taken[lane] < Len(Lanes[lane]) /\ going \in {0, lane}
-    /\ \A need \in Line(lane).needs : taken[need[1]] >= need[2]
-Log == <<trace, taken, going>>
-
-TraceInit ==
-    /\ Init
-    /\ trace \in DOMAIN Traces
-    /\ taken = [lane \in DOMAIN Traces[trace] |-> 0]
-    /\ going = 0
+TraceInit == Init /\ ReplayInit
 
 (* The last n messages that a copy holds are not compared where they live for two seconds only: they go by themselves. *)
 Short(n) == n % 7 = 6
@@ -106,18 +87,6 @@ Happens(line) ==
       [] line.do = "note" -> TakesWrites(line) /\ Stays
       [] line.do = "refused" -> ~TakesWrites(line) /\ Stays
 
-TakeLine(lane) ==
-    /\ IsNext(lane)
-    /\ taken' = [taken EXCEPT ![lane] = @ + 1]
-    /\ going' = IF Line(lane).more THEN lane ELSE 0
-    /\ Happens(Line(lane))
-
-(* Whether a request whose reply is lost was carried out shows later. *)
-PassOver(lane) ==
-    /\ IsNext(lane) /\ going = 0 /\ Line(lane).lost
-    /\ taken' = [taken EXCEPT ![lane] = @ + Line(lane).size]
-    /\ UNCHANGED <<vars, going>>
-
 (* What nobody writes down: a lease ends, a driver begins anew or gives up, a copy is equal already. *)
 Again(d) == at[d] \notin {"idle", "dead"} /\ Goes(d, "idle")
             /\ UNCHANGED <<pg, redis, rows, keys, outbox, cohort, fence, held, broker, counts>>
@@ -128,7 +97,7 @@ IsAlike(d) ==
     /\ UNCHANGED <<pg, redis, rows, outbox, cohort, fence, held, broker, counts>>
 
 Unwritten ==
-    /\ going = 0 /\ UNCHANGED Log
+    /\ inside = 0 /\ UNCHANGED replayed
     /\ \/ Lapse \/ Lift
        \/ \E lane \in DOMAIN Lanes :
             /\ IsNext(lane)
@@ -140,20 +109,14 @@ Unwritten ==
                   \/ line.do \in {"fence", "hand over"} /\ IsAlike(d)
                   \/ line.do \in {"save", "ack"} /\ line.epoch = 0 /\ Look
 
-TraceNext == (trace' = trace /\ \E lane \in DOMAIN Lanes : TakeLine(lane) \/ PassOver(lane)) \/ Unwritten
+TraceNext ==
+    \/ \E lane \in DOMAIN Lanes : (TakesLine(lane) /\ Happens(Line(lane))) \/ (PassesOver(lane) /\ UNCHANGED vars)
+    \/ Unwritten
 
 (* What does not matter any more: counts, what drivers held that write no further line, and a copy that will be overwritten. *)
 View ==
     LET still == {Lanes[lane][1].driver : lane \in {lane \in DOMAIN Lanes : taken[lane] < Len(Lanes[lane])}}
-    IN <<Log, pg, redis, IF pg.owner = "redis" THEN Empty ELSE rows, keys, outbox, cohort, broker,
+    IN <<replayed, pg, redis, IF pg.owner = "redis" THEN Empty ELSE rows, keys, outbox, cohort, broker,
          [d \in still \ {0} |-> <<at[d], fence[d], held[d]>>]>>
 
-Progress ==
-    LET RECURSIVE Sum(_)
-        Sum(n) == IF n = 0 THEN 0 ELSE taken[n] + Sum(n - 1)
-        reached == Sum(Len(taken))
-    IN
-    IF reached > TLCGet(trace) THEN TLCSet(trace, reached) /\ PrintT(ToString(<<"reached", trace, taken>>)) ELSE TRUE
-
-ASSUME \A t \in DOMAIN Traces : TLCSet(t, 0)
 =============================================================================

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from queuekeeper.sessions.reports import PendingMessage
-from tests.chaos.online_load import is_short, life_s, payload_of, qos_of, read_journal
+from tests.chaos.online_load import is_short, life_s, payload_of, qos_of
+from tests.chaos.trace_recorder import read_journal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from queuekeeper.sessions.pages import Layout
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.chaos.session_load import THREADS, Threaded, now_ms
-from tests.chaos.trace_recorder import record_router
+from tests.chaos.trace_recorder import read_journal, record_router
 from tests.patience import PATIENCE_S
 
 SHORT_LIFE_S = 2
@@ -105,13 +105,6 @@ class Journal:
     def close(self) -> None:
         """End the file."""
         self._file.close()
-
-
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield all notes of a broker's processes, in order."""
-    with path.open("rb") as file:
-        for line in file:
-            yield orjson.loads(line)
 
 
 # What a broker's process remembers of a client.
@@ -498,6 +491,12 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
 
     @property
     def running(self) -> bool:

@@ -34,8 +34,8 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.reports import PendingMessage
 from queuekeeper.sessions.snapshot import SessionSnapshot, differences
 from tests.chaos.online_checker import Balance, settle
-from tests.chaos.online_load import BrokerSettings, Child, read_journal, run_broker
-from tests.chaos.trace_recorder import record_driver
+from tests.chaos.online_load import BrokerSettings, Child, run_broker
+from tests.chaos.trace_recorder import read_journal, record_driver
 from tests.patience import PATIENCE_S
 
 Step: TypeAlias = Literal[

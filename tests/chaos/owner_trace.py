@@ -7,7 +7,7 @@ is left out: what was sent and released, clients that purge or come late, moves 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -15,54 +15,14 @@ from typing import Any
 
 from queuekeeper.keyspace import client_slot, cohorts
 from scripts import prove
-from tests.chaos.online_load import read_journal
 from tests.chaos.trace_checker import Line, Stuck, Trace, check
-from tests.chaos.trace_recorder import LOST
-
-LATE_S = 5.0
-"""Within this time a server has carried out what a killed process has asked for, or never will."""
+from tests.chaos.trace_lines import LATE_S, Asked, lanes_of, line_of, read_steps, several
+from tests.chaos.trace_recorder import LOST, read_journal
 
 _WRITES = {"save_messages", "ack", "mark_delivered", "mark_released"}
 _MOVED = {"NotOwner", "StaleEpoch", "SessionFenced"}
 _BOUNDS = ("Messages", "Crashes", "Lapses", "Takes", "Backs")
-_NOTHING = {"driver": 0, "more": False, "size": 1, "lost": False, "epoch": 0}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request of a process, and what came of it.
-
-    :param until_s: when its answer came; infinite when none has come.
-    """
-
-    what: str
-    from_s: float
-    until_s: float
-    facts: dict[str, Any] = field(repr=False)
-    reply: Any = None
-
-    @property
-    def error(self) -> str:
-        """Kind of its error; empty without one."""
-        if self.until_s == inf:
-            return LOST
-        return str(self.reply["error"]) if isinstance(self.reply, dict) and "error" in self.reply else ""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether nobody was told what has come of it."""
-        return self.error == LOST
-
-
-def read_steps(path: Path) -> list[Asked]:
-    """Return the requests of a process, in the order in which it has begun them."""
-    found: dict[int, Asked] = {}
-    for note in read_journal(path):
-        if "asked" in note:
-            found[note["number"]] = Asked(what=note["asked"], from_s=note["at_s"], until_s=inf, facts=note)
-        else:
-            found[note["number"]] = replace(found[note["number"]], until_s=note["at_s"], reply=note["told"])
-    return list(found.values())
+_NOTHING = {"driver": 0, "epoch": 0}
 
 
 class OwnerTraces:
@@ -123,7 +83,7 @@ class OwnerTraces:
         for line in lines:
             if line.facts["epoch"]:
                 line.facts["epoch"] -= first - 1
-        return [lane for process in processes for lane in _lanes(process)]
+        return [lane for process in processes for lane in lanes_of(process)]
 
     def replay(self, traces: Mapping[str, Trace]) -> list[Stuck]:
         """Replay traces; return those that the model does not allow."""
@@ -325,15 +285,6 @@ def _windows(notes: Sequence[dict[str, Any]], event: str) -> Iterator[tuple[dict
         yield note, following["at_s"] if following else inf
 
 
-def _several(asked: Asked, facts: dict[str, Any], numbers: Sequence[int], *, lost: bool) -> Iterator[Line]:
-    """Cut a request into lines of a message each, between which nothing else happens."""
-    for number in numbers:
-        more = number != numbers[-1]
-        yield _line(
-            asked.from_s, asked.until_s, facts | {"number": number, "more": more, "size": len(numbers)}, lost=lost
-        )
-
-
 def _was_stored(asked: Asked) -> bool:
     """Whether a reply says that something was stored."""
     return not (
@@ -412,22 +363,9 @@ def _said(reply: Any) -> str:
 
 
 def _line(from_s: float, until_s: float, facts: dict[str, Any], *, lost: bool = False) -> Line:
-    return Line(
-        from_s=from_s, until_s=from_s + LATE_S if until_s == inf else until_s, facts=_NOTHING | facts | {"lost": lost}
-    )
+    return line_of(from_s, until_s, _NOTHING | facts, lost=lost)
 
 
-def _lanes(lines: Sequence[Line]) -> list[list[Line]]:
-    """Put what one process has done at the same time beside each other."""
-    lanes: list[list[Line]] = []
-    last: Line | None = None
-    into: list[Line] = []
-    for line in sorted(lines, key=lambda each: each.from_s):
-        if last is None or not last.facts["more"]:
-            found = next((lane for lane in lanes if lane[-1].until_s <= line.from_s), None)
-            if found is None:
-                lanes.append(found := [])
-            into = found
-        into.append(line)
-        last = line
-    return lanes
+def _several(asked: Asked, facts: dict[str, Any], numbers: Sequence[int], *, lost: bool) -> Iterator[Line]:
+    """Cut a request into lines of a message each."""
+    return several(asked, [_NOTHING | facts | {"number": number} for number in numbers], lost=lost)

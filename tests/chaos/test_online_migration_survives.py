@@ -30,7 +30,7 @@ from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.sessions.pages import Layout
 from tests.chaos.online_world import CLIENTS_PER_S, COHORTS, PLAN_ID, VICTIMS, Fault, OnlineWorld, Side, Step
 from tests.chaos.owner_trace import OwnerTraces
-from tests.chaos.wrong_steps import wrong_traces
+from tests.chaos.owner_wrong_steps import wrong_owner_traces
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 
@@ -158,7 +158,7 @@ def test_wrong_step_is_found_in_a_trace(world: Callable[[int], OnlineWorld]) -> 
     for client_id in found.clients():
         with suppress(LookupError):
             trace = found.of_client(client_id)
-            wrong = wrong_traces(trace)
+            wrong = wrong_owner_traces(trace)
             break
     stuck = {each.name for each in found.replay({"what has happened": trace} | wrong)}
     assert stuck == wrong.keys()

@@ -12,6 +12,9 @@ from typing import Any, TypeAlias
 
 from scripts import prove
 
+LIMIT_S = 900.0
+"""Longest time in seconds that one replay may take: far more than any has needed, on a machine with other work too."""
+
 _REACHED = re.compile(r'^"<<\\?"reached\\?", (\d+), <<([\d, ]*)>>>>"', re.MULTILINE)
 
 
@@ -54,18 +57,19 @@ def check(
 ) -> list[Stuck]:
     """Replay traces; return those that are not the model's.
 
-    :raises prove.Unproved: when TLC cannot read them, or an invariant of the model does not hold.
+    :raises prove.Unproved: when TLC cannot read them, has not ended within :data:`LIMIT_S`, or an invariant of the
+        model does not hold.
     """
     with tempfile.TemporaryDirectory(prefix="queuekeeper-traces-") as folder:
         place = Path(folder)
-        for name in (f"Trace{model}", model):
+        for name in (f"Trace{model}", "Replay", model):
             shutil.copy(prove.PROOFS / f"{name}.tla", place)
         (place / "Traces.tla").write_text(_module(list(traces.values())), "utf-8")
         words = ["INIT TraceInit", "NEXT TraceNext", "CONSTRAINT Progress", "VIEW View"]
         words += [f"CONSTANT {name} = {value}" for name, value in constants.items()]
         words += [f"INVARIANT {name}" for name in invariants]
         (place / f"Trace{model}.cfg").write_text("\n".join(words) + "\n", "utf-8")
-        said = prove.run_tlc(place, f"Trace{model}", size="small")
+        said = prove.run_tlc(place, f"Trace{model}", size="small", limit_s=LIMIT_S)
     if "No error has been found" not in said:
         raise prove.Unproved(f"TLC could not replay traces of {model}: {said[-3_000:]}")
     reached: dict[int, list[int]] = {}

@@ -51,10 +51,17 @@ class Recorder:
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(orjson.dumps(line) + b"\n")
 
-    def watch(self, kind: type[Any], name: str, asked: Callable[..., tuple[str, dict[str, Any]] | None]) -> None:
+    def watch(
+        self,
+        kind: type[Any],
+        name: str,
+        asked: Callable[..., tuple[str, dict[str, Any]] | None],
+        read: Callable[..., Any] = lambda reply, *_, **__: reply,
+    ) -> None:
         """Write down each call of a method.
 
         :param asked: given what the method is given, returns what is asked; none for what nobody wants to know.
+        :param read: given the reply and what the method was given, returns what is written down of it.
         """
         method = getattr(kind, name)
         is_awaited = inspect.iscoroutinefunction(method)
@@ -70,7 +77,7 @@ class Recorder:
             except Exception as error:
                 self.told(number, error)
                 raise
-            self.told(number, reply)
+            self.told(number, read(reply, *args, **kwargs))
             return reply
 
         @wraps(method)
@@ -84,10 +91,24 @@ class Recorder:
             except Exception as error:
                 self.told(number, error)
                 raise
-            self.told(number, reply)
+            self.told(number, read(reply, *args, **kwargs))
             return reply
 
         setattr(kind, name, awaited if is_awaited else called)
+
+
+def record_end(folder: Path, pid: int) -> None:
+    """Write down that the server has carried out by now what a killed process has asked for, or never will."""
+    for path in folder.glob(f"steps-*-{pid}.jsonl"):
+        with path.open("ab", buffering=0) as file:
+            file.write(orjson.dumps({"over_s": time.monotonic()}) + b"\n")
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield all that processes have written into a file, in order."""
+    with path.open("rb") as file:
+        for line in file:
+            yield orjson.loads(line)
 
 
 def _plain(reply: Any) -> Any:
@@ -107,6 +128,8 @@ def _plain(reply: Any) -> Any:
             return {"all": not reply.more, "messages": [_message(each) for each in reply.messages]}
         case Outbox():
             return [] if reply.serials is None else [list(reply.serials)]
+        case tuple() if hasattr(reply, "_asdict"):
+            return _plain(reply._asdict())
         case tuple():
             return [_plain(each) for each in reply]
         case dict():
@@ -184,6 +207,34 @@ def record_router(folder: Path, by: str) -> None:
     for kind in (SessionRouter, AsyncSessionRouter):
         recorder.watch(kind, "answer", about_step)
         recorder.watch(kind, "fetch_pending", about_page)
+
+
+def record_scripts(folder: Path, by: str, *kinds: type[Any]) -> None:
+    """Record each script that the stores of this process call, and its reply, by the names in the script's header.
+
+    :param kinds: classes of stores whose steps are lists of calls.
+    """
+    recorder = Recorder(folder, by)
+
+    def about_calls(_: Any, step: Any) -> tuple[str, dict[str, Any]] | None:
+        return ("calls", {"calls": [_named(each) for each in step]}) if isinstance(step, list) else None
+
+    def read(replies: Any, step: Sequence[Any]) -> list[Any]:
+        return [
+            reply if isinstance(reply, Exception) else call.script.read(reply)
+            for call, reply in zip(step, replies, strict=True)
+        ]
+
+    for kind in kinds:
+        recorder.watch(kind, "answer", about_calls, read)
+
+
+def _named(call: Any) -> dict[str, Any]:
+    """Return what a call of a script is, with its arguments by their names; the last one may take the rest."""
+    found: dict[str, Any] = {"script": call.script.name.rpartition("/")[2], "of": _plain(call.client_id)}
+    for place, parameter in enumerate(call.script.args):
+        found[parameter.name] = _plain(list(call.args[place:]) if parameter.repeats else call.args[place])
+    return found
 
 
 def _call(call: Any) -> dict[str, Any]:

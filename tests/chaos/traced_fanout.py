@@ -1,0 +1,158 @@
+"""A fan-out queue under load in processes that write down what they do, and are killed, as their server is."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from itertools import count, takewhile
+from pathlib import Path
+
+from queuekeeper import redis_client
+from queuekeeper.embedded import RedisServer
+from queuekeeper.errors import QueuekeeperError, ServerUnavailable
+from queuekeeper.fanout.consumer import FanoutConsumer
+from queuekeeper.fanout.consumption import WorkRules
+from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage
+from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.fanout.reports import FanoutMessage
+from tests.chaos.fanout_load import FIFO, ORDERED
+from tests.chaos.online_load import Child
+from tests.chaos.support import until
+from tests.chaos.trace_recorder import record_end, record_scripts
+
+Q = "orders"
+VISITOR = "comes and goes"
+"""A consumer that claims nothing."""
+
+LEASE_MS = 500
+WORKERS = 2
+_MOST_WAITING = 12
+_READY = "ready"
+_SLOW = 0.04
+_WORK_S = {FIFO: 0.2, ORDERED: 0.02}
+_NO_SERVER_S = 0.05
+
+
+def publish(url: str, folder: Path, seed: int) -> None:
+    """Register the consumers, publish to them, and let another one come and go, until a signal ends the process."""
+    record_scripts(folder, "publisher", FanoutQueues)
+    dice, stopped = random.Random(seed), _stop_by_signal()
+    with redis_client.connect(url) as client:
+        queues = FanoutQueues(client)
+        print(_READY, flush=True)
+        for turn in takewhile(lambda _: not stopped.is_set(), count()):
+            try:
+                queues.register(Q, consumer=FIFO)
+                queues.register(Q, consumer=ORDERED, options=ConsumerOptions(mode=Mode.ORDERED))
+                if turn % 8 == 3:
+                    queues.register(Q, consumer=VISITOR)
+                elif turn % 8 == 7:
+                    queues.unregister(Q, consumer=VISITOR)
+                queues.publish(Q, [NewMessage(body=b"") for _ in range(dice.randint(1, 6))])
+                queues.size(Q)
+                while _most_waiting(queues) > _MOST_WAITING and not stopped.is_set():
+                    time.sleep(dice.random() / 5)
+            except ServerUnavailable:
+                time.sleep(_NO_SERVER_S)
+            except QueuekeeperError:
+                # The visitor is not there, or has come or gone a moment ago.
+                continue
+
+
+def work(url: str, folder: Path, seed: int) -> None:
+    """Work for both consumers, until a signal ends the process."""
+    record_scripts(folder, "worker", FanoutQueues)
+    dice, stopped = random.Random(seed), _stop_by_signal()
+
+    def handle(message: FanoutMessage) -> None:
+        # Now and then for longer than half of a lease, which is then extended.
+        time.sleep(LEASE_MS / 1_500 if dice.random() < _SLOW else dice.random() * _WORK_S[message.consumer])
+
+    rules = WorkRules(workers=WORKERS, prefetch=2, lease_ms=LEASE_MS, max_stalls=1_000, look_s=0.2)
+    with redis_client.connect(url) as client, ExitStack() as stack:
+        for name in (FIFO, ORDERED):
+            consumer = FanoutConsumer(FanoutQueues(client), Q, handle, consumer=name, rules=rules, register=False)
+            stack.enter_context(consumer)
+        print(_READY, flush=True)
+        stopped.wait()
+
+
+def _most_waiting(queues: FanoutQueues) -> int:
+    return max(queues.size(Q, consumer=name) for name in (FIFO, ORDERED))
+
+
+def _stop_by_signal() -> threading.Event:
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    return stopped
+
+
+class TracedFanout:
+    """A queue with a publisher and some workers, each in a process of its own.
+
+    :ivar story: what has happened to whom.
+    """
+
+    def __init__(self, server: RedisServer, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.story: list[str] = [f"seed {seed}"]
+        self._server = server
+        self._dice = random.Random(seed)
+        self._numbers = count(1)
+        self._workers: list[Child] = []
+
+    def run(self, strikes: Iterable[str]) -> None:
+        """Load the queue, strike one after the other, then let the workers come to the end."""
+        with ExitStack() as stack:
+            publisher = self._begin(publish, stack)
+            until(self._has_begun, what="something is published")
+            self._workers = [self._begin(work, stack) for _ in range(2)]
+            self._pass()
+            for strike in strikes:
+                self.story.append(strike)
+                if strike == "server":
+                    self._server.kill()
+                    self._server.start()
+                elif strike == "publisher":
+                    self._kill(publisher)
+                    publisher = self._begin(publish, stack)
+                else:
+                    victim = self._workers.pop(self._dice.randrange(len(self._workers)))
+                    self._kill(victim) if strike == "worker" else victim.end()
+                    self._workers.append(self._begin(work, stack))
+                self._pass()
+            publisher.end()
+            with redis_client.connect(self._server.url) as client:
+                queues = FanoutQueues(client)
+                with suppress(QueuekeeperError):
+                    until(lambda: _most_waiting(queues) == 0, what="all messages are done")
+            for worker in self._workers:
+                worker.end()
+
+    def _begin(self, function: Callable[..., None], stack: ExitStack) -> Child:
+        number = next(self._numbers)
+        said = self.folder / f"said-{os.getpid()}-{number}"
+        child = Child(function, self._server.url, self.folder, self._dice.randrange(2**32), said=said)
+        stack.enter_context(child)
+        until(lambda: _READY in child.text, what="a process is ready")
+        return child
+
+    def _kill(self, victim: Child) -> None:
+        victim.kill()
+        with self._server.client() as client:
+            # A server answers what it has read in one round before it reads again.
+            for _ in range(3):
+                client.ping()
+        record_end(self.folder, victim.pid)
+
+    def _has_begun(self) -> bool:
+        return any(b'"publish"' in path.read_bytes() for path in self.folder.glob("steps-publisher-*"))
+
+    def _pass(self) -> None:
+        """Let the load go on for some time."""
+        time.sleep(0.2 + self._dice.random() * 0.4)
