@@ -21,7 +21,7 @@ def _is_told_apart(facts: Facts) -> bool:
 
 _SAVED_IN_REDIS = {"do": "save", "store": "redis"}
 # A driver whose lease is over on a busy machine is refused, and tries again.
-_HANDED_OVER = {"do": "hand over", "ok": True, "lost": False}
+_HANDED_OVER = {"do": "hand over", "ok": True}
 _TOLD = {"do": "tell", "reply": "set"}
 _KINDS = {
     "a client is given away without a fence": WrongStep(wanted={"do": "fence", "owner": "postgres"}, change=left_out),
@@ -37,17 +37,21 @@ _KINDS = {
     "Redis says that it knew what it did not": WrongStep(wanted=_TOLD, change=changed(reply="unchanged")),
     "a write under an earlier epoch is taken": WrongStep(wanted=_SAVED_IN_REDIS, change=moved(epoch=-1)),
     "a write is refused that has to be taken": WrongStep(
-        wanted={"do": "note", "store": "redis"}, after="tell", change=changed(do="refused")
+        wanted={"do": "note", "store": "redis"}, after="tell", alone=True, change=changed(do="refused")
     ),
     "PostgreSQL takes a message of a client of Redis": WrongStep(
         wanted=_SAVED_IN_REDIS, change=changed(store="postgres")
     ),
-    "a message is confirmed that was not stored": WrongStep(wanted={"do": "save", "more": False}, change=left_out),
+    "a message is confirmed that was not stored": WrongStep(
+        wanted={"do": "save", "more": False}, once=True, change=left_out
+    ),
     "a batch is stored twice": WrongStep(wanted={"do": "save", "more": False}, after="save", change=moved(number=-1)),
-    "a client does not get a message that waits": WrongStep(wanted={"do": "fetch"}, change=_without_one),
-    "an acknowledgement removes nothing": WrongStep(wanted={"do": "ack", "store": "postgres"}, change=left_out),
+    "a client does not get a message that waits": WrongStep(wanted={"do": "fetch"}, alone=True, change=_without_one),
+    "an acknowledgement removes nothing": WrongStep(
+        wanted={"do": "ack", "store": "postgres"}, once=True, change=left_out
+    ),
     "a change is not noted for the mirror": WrongStep(
-        wanted={"do": "read notes", "some": True}, change=changed(some=False)
+        wanted={"do": "read notes", "some": True}, alone=True, change=changed(some=False)
     ),
     "a note goes that the mirror has not written": WrongStep(wanted={"do": "mirror", "trimmed": True}, change=left_out),
     "what goes back lacks a message": WrongStep(wanted={"do": "read keys"}, after="tell", change=_without_one),

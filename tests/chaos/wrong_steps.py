@@ -19,11 +19,15 @@ class WrongStep:
 
     :param wanted: facts of the line that is changed.
     :param after: what a line before it in its lane has done; empty for nothing.
+    :param alone: whether nobody else may have asked for anything meanwhile, as that could have made the line true.
+    :param once: whether no other line may do the same to its message, as that one would make up for it.
     """
 
     wanted: Facts
     change: Change
     after: str = ""
+    alone: bool = False
+    once: bool = False
 
 
 def left_out(_: Facts) -> Sequence[Facts]:
@@ -58,14 +62,39 @@ def wrong_traces(
 
 
 def _first(trace: Trace, kind: WrongStep, usable: Callable[[Facts], bool]) -> Line:
-    """Return the first line of a lane that says what is wanted, behind the lane's other kind of line."""
+    """Return the first line of a lane that says what is wanted, behind the lane's other kind of line.
+
+    One whose reply was lost may not have happened at all, so that no change makes it wrong.
+    """
+    wanted = kind.wanted | {"lost": False}
     for lane in trace:
         has_come = not kind.after
         for line in lane:
-            if has_come and usable(line.facts) and kind.wanted.items() <= line.facts.items():
+            if (
+                has_come
+                and wanted.items() <= line.facts.items()
+                and usable(line.facts)
+                and not (kind.alone and _had_company(trace, line))
+                and not (kind.once and _came_again(trace, line))
+            ):
                 return line
             has_come = has_come or line.facts["do"] == kind.after
     raise LookupError(f"nothing in the trace says {kind.wanted} behind {kind.after or 'its beginning'}")
+
+
+def _had_company(trace: Trace, line: Line) -> bool:
+    """Whether another request was at work at the same time; lines of one request have its two moments."""
+    mine = (line.from_s, line.until_s)
+    return any(
+        (other.from_s, other.until_s) != mine and other.from_s <= line.until_s and line.from_s <= other.until_s
+        for lane in trace
+        for other in lane
+    )
+
+
+def _came_again(trace: Trace, line: Line) -> bool:
+    same = {"do": line.facts["do"], "number": line.facts["number"]}
+    return any(other is not line and same.items() <= other.facts.items() for lane in trace for other in lane)
 
 
 def _with(trace: Trace, wrong: Line, change: Change) -> Trace:
