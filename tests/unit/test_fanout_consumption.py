@@ -9,9 +9,9 @@ import pytest
 
 from queuekeeper.errors import RefusedError, ServerUnavailable, StoreFull
 from queuekeeper.fanout.consumption import REGISTER_S, TOUCH_S, Consumption, WorkRules
-from queuekeeper.fanout.handlers import BlockingAttempt
 from queuekeeper.fanout.model import Start
 from queuekeeper.fanout.reports import AckReport, Claimed, FanoutMessage
+from queuekeeper.service.handlers import BlockingCalls
 from queuekeeper.service.steps import END_S, Begin, Ended, Happened, Stop, Wait
 
 pytestmark = pytest.mark.unit
@@ -36,7 +36,7 @@ class Hand:
         self.run = Consumption(
             server, "orders", lambda message: None, consumer="billing", rules=WorkRules(**rules), options=None,
             start=Start.NEW, register=False, middleware=(), draw=lambda: 0.0, began=lambda: None,
-            attempt=BlockingAttempt, listen=lambda timeout_s: timeout_s,
+            calls=BlockingCalls, listen=lambda timeout_s: timeout_s,
             now_s=lambda: self.now_s,
         ).run()  # fmt: skip
         self.step = next(self.run)

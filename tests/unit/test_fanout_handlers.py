@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from queuekeeper.errors import TimeLimitExceeded, UsageError
-from queuekeeper.fanout import Failed, FanoutMessage, Handler, Middleware, RetryRules
-from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt
+from queuekeeper.fanout import Failed, FanoutMessage, Middleware, RetryRules
 from queuekeeper.service import limits
-from queuekeeper.service.handlers import LoopThreadCalls
+from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, LoopThreadCalls
 from queuekeeper.service.limits import limited
 from tests.patience import PATIENCE_S
 
@@ -41,22 +40,24 @@ class Witness(Middleware):
         self.seen.append((type(error), is_final))
 
 
-def made(kind: Any, work: Any, *, witness: Middleware, **rules: Any) -> Any:
-    handler = Handler(work=work, rules=RetryRules(first_delay_ms=10, jitter=0, **rules))
-    return kind(handler, MESSAGE, middleware=(witness,), draw=lambda: 0.0, now_s=time.monotonic)
+def run(work: Any, *middleware: Middleware, **rules: Any) -> Failed | None:
+    """Attempt a message in this thread; return the failure, if there is one."""
+    found = RetryRules(first_delay_ms=10, jitter=0, **rules)
+    try:
+        BlockingCalls[FanoutMessage](work, found, middleware=middleware).answer(MESSAGE)
+    except Exception as error:
+        return found.judge(MESSAGE, error, draw=lambda: 0.0)
+    return None
 
 
-def run(work: Any, *, witness: Middleware, **rules: Any) -> Failed | None:
-    failed: Failed | None = made(BlockingAttempt, work, witness=witness, **rules).run()
-    return failed
-
-
-def run_async(work: Any, *, witness: Middleware, **rules: Any) -> Failed | None:
-    async def begin() -> Failed | None:
-        failed: Failed | None = await made(AsyncAttempt, work, witness=witness, **rules).run()
-        return failed
-
-    return asyncio.run(begin())
+def run_async(work: Any, *middleware: Middleware, **rules: Any) -> Failed | None:
+    """Attempt a message in an event loop; return the failure, if there is one."""
+    found = RetryRules(first_delay_ms=10, jitter=0, **rules)
+    try:
+        asyncio.run(AsyncCalls[FanoutMessage](work, found, middleware=middleware).answer(MESSAGE))
+    except Exception as error:
+        return found.judge(MESSAGE, error, draw=lambda: 0.0)
+    return None
 
 
 def for_ever(_: FanoutMessage) -> None:
@@ -72,7 +73,7 @@ async def for_ever_async(_: FanoutMessage) -> None:
 def test_handler_in_a_thread_is_ended_although_it_catches_every_exception() -> None:
     witness = Witness()
 
-    result = run(for_ever, witness=witness, time_limit_ms=50)
+    result = run(for_ever, witness, time_limit_ms=50)
 
     assert result == Failed(
         delay_ms=10, max_attempts=5, reason="TimeLimitExceeded: the handler took longer than its 0.05 s"
@@ -83,7 +84,7 @@ def test_handler_in_a_thread_is_ended_although_it_catches_every_exception() -> N
 def test_coroutine_is_cancelled_and_a_limit_can_make_a_dead_letter() -> None:
     witness = Witness()
 
-    result = run_async(for_ever_async, witness=witness, time_limit_ms=50, dead_on=(TimeLimitExceeded,))
+    result = run_async(for_ever_async, witness, time_limit_ms=50, dead_on=(TimeLimitExceeded,))
 
     assert result is not None
     assert (result.max_attempts, result.reason) == (1, "TimeLimitExceeded: the handler took longer than its 0.05 s")
@@ -94,7 +95,7 @@ def test_time_out_of_a_handlers_own_is_not_taken_for_the_limit() -> None:
     async def times_out(_: FanoutMessage) -> None:
         raise TimeoutError("the bank")
 
-    result = run_async(times_out, witness=Witness(), time_limit_ms=60_000)
+    result = run_async(times_out, Witness(), time_limit_ms=60_000)
 
     assert result is not None
     assert result.reason == "TimeoutError: the bank"
@@ -113,9 +114,8 @@ def test_time_that_a_handler_in_a_thread_has_used_is_not_given_again_to_what_it_
 
 def test_handler_that_is_quick_enough_is_left_alone_and_nothing_comes_later() -> None:
     witness = Witness()
-    quick = made(BlockingAttempt, lambda _: None, witness=witness, time_limit_ms=600_000)
 
-    assert [quick.run() for _ in range(100)] == [None] * 100
+    assert [run(lambda _: None, witness, time_limit_ms=600_000) for _ in range(100)] == [None] * 100
     assert witness.seen == ["done"] * 100
 
 
@@ -172,7 +172,7 @@ def test_limit_ends_only_the_thread_that_it_is_for() -> None:
 def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(rules: dict[str, Any]) -> None:
     witness = Witness()
 
-    result = run(for_ever_async, witness=witness, **rules)
+    result = run(for_ever_async, witness, **rules)
 
     assert result is not None
     assert result.reason.startswith("UsageError: the handler has made a coroutine that nobody awaits here")
@@ -182,7 +182,7 @@ def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(rules: dict
 def test_plain_function_in_an_event_loop_works_once() -> None:
     witness, seen = Witness(), list[int]()
 
-    assert run_async(lambda message: seen.append(message.id), witness=witness) is None
+    assert run_async(lambda message: seen.append(message.id), witness) is None
 
     assert (seen, witness.seen) == ([1], ["done"])
 
@@ -220,20 +220,12 @@ class Refusing(Middleware):
         raise ConnectionError("no lock")
 
 
-def attempt_with(middleware: list[Middleware], work: Any, *, is_async: bool) -> Any:
-    rules: dict[str, Any] = {"draw": lambda: 0.0, "now_s": time.monotonic, "middleware": middleware}
-    function = Handler(work=work, rules=RetryRules(first_delay_ms=10, jitter=0))
-    if not is_async:
-        return BlockingAttempt(function, MESSAGE, **rules).run()
+def attempt_with(middleware: list[Middleware], work: Any, *, is_async: bool) -> Failed | None:
+    async def awaited_work(message: FanoutMessage) -> None:
+        await asyncio.sleep(0)
+        work(message)
 
-    async def begin() -> Any:
-        async def awaited_work(message: FanoutMessage) -> None:
-            await asyncio.sleep(0)
-            work(message)
-
-        return await AsyncAttempt(Handler(work=awaited_work, rules=function.rules), MESSAGE, **rules).run()
-
-    return asyncio.run(begin())
+    return run_async(awaited_work, *middleware) if is_async else run(work, *middleware)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["thread", "event loop"])
@@ -252,7 +244,9 @@ def test_middleware_wraps_a_handler_the_first_outermost_and_may_cure_its_errors(
     told.clear()
     assert attempt_with(wrappers, fails, is_async=is_async) is None
     assert told == ["b: no money", "a: done"]
-    assert attempt_with(wrappers[:1], fails, is_async=is_async).reason == "ValueError: no money"
+    failed = attempt_with(wrappers[:1], fails, is_async=is_async)
+    assert failed is not None
+    assert failed.reason == "ValueError: no money"
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["thread", "event loop"])

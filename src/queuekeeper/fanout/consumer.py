@@ -15,14 +15,14 @@ from typing import Any
 from queuekeeper.checks import checked
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.consumption import Consumption, WorkRules
-from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Handler, Middleware, Work
+from queuekeeper.fanout.handlers import Handler, Middleware, Work
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.reports import FanoutMessage, Registration
 from queuekeeper.operation import awaited, blocking, is_coroutine_function
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
-from queuekeeper.service.handlers import handler_of
+from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, handler_of
 from queuekeeper.text_form import shows
 
 LISTEN_S = 0.5
@@ -88,7 +88,7 @@ class FanoutConsumer(_Registered, BlockingService[None]):
         self.operations: Consumption = Consumption(
             queues.operations, queue, work, consumer=consumer, rules=rules, options=options, start=start,
             register=register, middleware=middleware, draw=draw,
-            attempt=BlockingAttempt, listen=self._listen, began=self._begins.set,
+            calls=BlockingCalls, listen=self._listen, began=self._begins.set,
         )  # fmt: skip
         self._queues = queues
 
@@ -133,7 +133,7 @@ class AsyncFanoutConsumer(_Registered, AsyncService[None]):
         self.operations: Consumption = Consumption(
             queues.operations, queue, work, consumer=consumer, rules=rules, options=options, start=start,
             register=register, middleware=middleware, draw=draw,
-            attempt=AsyncAttempt, listen=self._listen, began=self._begins.set,
+            calls=AsyncCalls, listen=self._listen, began=self._begins.set,
         )  # fmt: skip
         self._queues = queues
 

@@ -14,7 +14,7 @@ from typing import Any
 from queuekeeper.checks import check_integer, check_seconds
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import MembershipChanged, ServerUnavailable, StoreFull
-from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Failed, Handler, Middleware, Work
+from queuekeeper.fanout.handlers import Failed, Handler, Middleware, Work
 from queuekeeper.fanout.model import (
     DEFAULT_LEASE_MS,
     DEFAULT_MAX_STALLS,
@@ -30,8 +30,8 @@ from queuekeeper.fanout.model import (
 from queuekeeper.fanout.operations import FanoutOperations
 from queuekeeper.fanout.reports import FanoutMessage, Outcome, Registration
 from queuekeeper.operation import Operation
-from queuekeeper.service.handlers import handler_of
-from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
+from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, handler_of
+from queuekeeper.service.steps import END_S, Begin, Cut, Stop, Wait
 
 DEAF_S = 1.0
 """Seconds from the loss of the listening connection until the consumer listens again."""
@@ -98,7 +98,7 @@ class Consumption:
     """The work of a consumer, as an operation.
 
     :ivar registration: result of the registration; ``None`` before it and without ``register``.
-    :param attempt: class of its attempts.
+    :param calls: how it calls its handler.
     :param listen: waits for a wake-up, for at most the seconds that it is given, and returns whether one came.
     :param began: called when the consumer is registered.
     :param now_s: monotonic clock in seconds.
@@ -117,7 +117,7 @@ class Consumption:
         register: bool,
         middleware: Sequence[Middleware],
         draw: Callable[[], float],
-        attempt: type[BlockingAttempt | AsyncAttempt],
+        calls: type[BlockingCalls[FanoutMessage] | AsyncCalls[FanoutMessage]],
         listen: Callable[[float], Any],
         began: Callable[[], None],
         now_s: Callable[[], float] = time.monotonic,
@@ -129,20 +129,20 @@ class Consumption:
         self.rules = rules or WorkRules()
         self.registration: Registration | None = None
         self._operations = operations
-        self._handler = handler_of(Handler, work)
+        handler = handler_of(Handler, work)
         self._options = options
         self._start_from = start
         self._registers = register
-        self._middleware = tuple(middleware)
+        self._retry_rules = handler.rules
+        self._calls = calls(handler.work, handler.rules, middleware=tuple(middleware), now_s=now_s)
         self._draw = draw
-        self._attempt = attempt
         self._listen = listen
         self._began = began
         self._now_s = now_s
         # Each message under lease is in one of these.
         self._waiting: deque[_Held] = deque()
         self._busy: set[_Held] = set()
-        self._ended: dict[_Held, Ended] = {}
+        self._ended: dict[_Held, Failed | None] = {}
         # _woken: a wake-up came, and no claim since then. It came to all workers that wait.
         self._woken = self._listening = False
         self._look_at_s = self._listen_at_s = self._touch_at_s = now_s()
@@ -271,10 +271,7 @@ class Consumption:
                 break
             held = self._waiting.popleft()
             self._busy.add(held)
-            attempt = self._attempt(
-                self._handler, held.message, middleware=self._middleware, draw=self._draw, now_s=self._now_s
-            )
-            yield Begin(work=attempt.run, token=held)
+            yield Begin(work=partial(self._calls.answer, held.message), token=held)
 
     def _is_suspect(self, held: _Held) -> bool:
         """Return whether a message may be the reason why its workers died; the server hands it out alone."""
@@ -318,8 +315,24 @@ class Consumption:
                     self._listen_at_s = self._now_s() + DEAF_S
                 self._woken = self._woken or message.error is not None or message.result
             else:
-                self._busy.discard(message.token)
-                self._ended[message.token] = message
+                self._note_end(message.token, message.error)
+
+    def _note_end(self, held: _Held, error: BaseException | None) -> None:
+        self._busy.discard(held)
+        # Without a cut the handler itself has raised CancelledError, and would do so again: that is a failure.
+        if self._has_cut and isinstance(error, asyncio.CancelledError):
+            self._waiting.append(held)
+            return
+        failed = None
+        if error is not None:
+            failed = self._retry_rules.judge(held.message, error, draw=self._draw)
+            _log.warning(
+                "message %d of %r for %r: attempt %d failed%s",
+                *(held.message.id, self.queue, self.consumer, held.message.attempt),
+                " for good" if failed.is_final(held.message) else "",
+                exc_info=error,
+            )
+        self._ended[held] = failed
 
     # Messages.
 
@@ -351,8 +364,8 @@ class Consumption:
     def _settle(self) -> Operation[None]:
         """Report the outcomes of messages; after a call without an answer the next turn repeats it."""
         done: dict[str, list[_Held]] = {}
-        for held, ended in self._ended.items():
-            if ended.error is None and ended.result is None:
+        for held, failed in self._ended.items():
+            if failed is None:
                 done.setdefault(held.token, []).append(held)
         for token, group in done.items():
             report = yield from self._operations.ack(
@@ -364,23 +377,12 @@ class Consumption:
                 del self._ended[held]
             # An ordered consumer can claim the next message of the lane.
             self._look_at_s = self._now_s()
-        for held, ended in list(self._ended.items()):
-            # Without a cut the handler itself has raised CancelledError, and would do so again: that is a failure.
-            if self._has_cut and isinstance(ended.error, asyncio.CancelledError):
-                yield from self._return([held])
-            else:
-                yield from self._fail(held, ended)
-            del self._ended[held]
+        for held, failed in list(self._ended.items()):
+            if failed is not None:
+                yield from self._fail(held, failed)
+                del self._ended[held]
 
-    def _fail(self, held: _Held, ended: Ended) -> Operation[None]:
-        failed = ended.result
-        if not isinstance(failed, Failed):
-            assert ended.error is not None
-            _log.warning(
-                "message %d of %r for %r: attempt %d ended with %r",
-                *(held.message.id, self.queue, self.consumer, held.message.attempt, ended.error),
-            )
-            failed = self._handler.rules.judge(held.message, ended.error, draw=self._draw)
+    def _fail(self, held: _Held, failed: Failed) -> Operation[None]:
         report = yield from self._operations.nack(
             self.queue,
             consumer=self.consumer,

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeAlias
 
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.fanout.reports import FanoutMessage
-from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service import handlers as service
 
 Work: TypeAlias = Callable[[FanoutMessage], Any]
 """Function, for asyncio a coroutine function, that works on a message. It fails by raising an exception."""
 
 MAX_ATTEMPTS = 1_000_000
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,52 +110,3 @@ handler = service.with_rules(RetryRules, Handler, example="max_attempts=8, dead_
 
 class Middleware(service.Middleware[FanoutMessage]):
     """Observes or wraps attempts; its methods are called in the thread or task of the handler."""
-
-
-class Attempt(service.Calls[FanoutMessage]):
-    """One attempt of a handler, inside its middleware.
-
-    :param now_s: monotonic clock in seconds.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        message: FanoutMessage,
-        *,
-        middleware: Sequence[Middleware],
-        draw: Callable[[], float],
-        now_s: Callable[[], float],
-    ) -> None:
-        super().__init__(handler.work, handler.rules, middleware=middleware, now_s=now_s)
-        self.operations = self
-        self._judge = partial(handler.rules.judge, message, draw=draw)
-        self._message = message
-
-    def attempt(self) -> Operation[Failed | None]:
-        """Work on the message, which is the only step; return the failure, if there is one."""
-        message = self._message
-        try:
-            yield message
-        except Exception as error:
-            failed = self._judge(error)
-            _log.warning(
-                "message %d of %r for %r: attempt %d failed%s",
-                *(message.id, message.queue, message.consumer, message.attempt),
-                " for good" if failed.is_final(message) else "",
-                exc_info=error,
-            )
-            return failed
-        return None
-
-
-class BlockingAttempt(Attempt, service.BlockingCalls[FanoutMessage]):
-    """An attempt in the thread that calls ``run``."""
-
-    run = blocking(Attempt.attempt)
-
-
-class AsyncAttempt(Attempt, service.AsyncCalls[FanoutMessage]):
-    """An attempt in the event loop."""
-
-    run = awaited(Attempt.attempt)
