@@ -53,11 +53,11 @@ down: ## Stop the private servers; their data stay
 ##@ Check it
 
 .PHONY: test
-test: setup-tests lint var/spark/classes.jsa ## Lint, then all test lanes, but for what test-nightly adds: what decides whether a change is merged
+test: setup-tests lint ## Lint, then all test lanes, but for what test-nightly adds: what decides whether a change is merged
 	@$(PYTEST) $(IN_PARALLEL) $(ARGS)
 
 .PHONY: test-nightly
-test-nightly: setup-tests lint var/spark/classes.jsa ## All that there is: also Redis 7, each store's other form, an environment for every extra
+test-nightly: setup-tests lint ## All that there is: also Redis 7, each store's other form, an environment for every extra
 	@$(PYTEST) $(IN_PARALLEL) --nightly $(ARGS)
 
 .PHONY: test-fast
@@ -68,20 +68,29 @@ test-fast: setup-tests lint ## Lint, then lua, sql and unit on one server withou
 var/spark/classes.jsa: tests/spark_java.py requirements.lock | setup-tests
 	@$(call quietly,$(BIN)/python -m tests.spark_java)
 
-# mypy uses one processor: the SQL, which takes as long, is read beside it.
+# mypy uses one processor: what else takes long is done beside it.
+CHECKS := check-types var/linted-sql check-imports check-lua
+test test-nightly: CHECKS += var/spark/classes.jsa
+
 .PHONY: lint
 lint: setup-tests ## Style, types, import rules, Lua and SQL
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/ruff format --quiet --check $(CODE)
-	@$(MAKE) -j 2 check-types var/linted-sql
-	@$(call quietly,$(BIN)/lint-imports)
-	@rm -rf var/lua && $(call quietly,$(BIN)/python -m queuekeeper.lua --bundle var/lua)
-	@$(call quietly,luacheck --config .luacheckrc var/lua)
+	@$(MAKE) -j 2 $(CHECKS)
 	@echo "lint: clean"
 
 .PHONY: check-types
 check-types: setup-tests
 	@$(BIN)/mypy --no-error-summary
+
+.PHONY: check-imports
+check-imports: setup-tests
+	@$(call quietly,$(BIN)/lint-imports)
+
+.PHONY: check-lua
+check-lua: setup-tests
+	@rm -rf var/lua && $(call quietly,$(BIN)/python -m queuekeeper.lua --bundle var/lua)
+	@$(call quietly,luacheck --config .luacheckrc var/lua)
 
 # Reading all SQL takes longer than all other lint: it is read again when some of it has changed.
 var/linted-sql: $(shell find sql -name '*.sql') .sqlfluff requirements.lock | setup-tests
