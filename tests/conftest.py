@@ -64,9 +64,15 @@ LONGEST_FIRST = (
     "spark/test_spark_cluster.py",
     "dags/test_partition_maintenance.py",
     "dags/test_quality_run.py",
+    "ui/test_plugin_pages.py",
+    "conformance/test_online_migration.py",
+    "integration/test_guides.py",
+    "property/test_session_store_machine.py",
+    "ui/test_report_page.py",
+    "ui/test_quality_page.py",
 )
-"""Files that take minutes. A file stays with one worker: what is long must not be begun last. Those without a Spark of
-the worker's own come first, as it stays."""
+"""Files that take minutes, or are long and would come last by their names. A file stays with one worker: what is long
+must not be begun last. Those without a Spark of the worker's own come first, as it stays."""
 TOGETHER = {
     "dags": ("dags/",),
     "spark": ("spark/",),
