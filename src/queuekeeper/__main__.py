@@ -12,7 +12,8 @@ def main() -> None:
     try:
         from queuekeeper.cli import main as run  # noqa: PLC0415 - what it needs may not be installed
     except MissingExtra as missing:
-        sys.exit(f"queuekeeper: {missing}")
+        sys.stderr.write(f"queuekeeper: {missing}\n")
+        sys.exit(missing.exit_code)
     run()
 
 

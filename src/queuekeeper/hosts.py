@@ -30,6 +30,14 @@ def check_host(host: str) -> None:
         raise ValueError("its host is no name of a host, whose parts between dots have 1 to 63 characters")
 
 
+def without_secret(text: str, secret: str) -> str:
+    """Return words of a server or a library without a secret.
+
+    What is part of a longer word stays: the password ``b`` makes no other word of ``available``.
+    """
+    return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text) if secret else text
+
+
 def without_password(url: str) -> str:
     """Return an address that may be shown."""
     parts = urlsplit(url)

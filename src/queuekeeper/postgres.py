@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from queuekeeper.checks import checked
 from queuekeeper.closing import Opening
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
-from queuekeeper.hosts import is_loopback
+from queuekeeper.hosts import is_loopback, without_secret
 from queuekeeper.sql_statements import statement
 
 T = TypeVar("T")
@@ -97,11 +97,10 @@ def _is_port(text: str) -> bool:
 
 
 def _unavailable(parameters: dict[str, Any], error: psycopg.Error) -> ServerUnavailable:
-    text = str(error)
-    password = str(parameters.get("password") or "")
-    if password:
-        text = text.replace(password, "***")
-    text = "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip()).replace(":; ", ": ")
+    text = without_secret(str(error), str(parameters.get("password") or ""))
+    # libpq asks whether the server runs: the remedy says so.
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and not line.rstrip().endswith("?")]
+    text = "; ".join(lines).replace(":; ", ": ")
     remedy = next((advice for words, advice in _REMEDIES if words in text), "check the server's log")
     return ServerUnavailable(f"PostgreSQL at {_address(parameters)} is not available: {text}; {remedy}")
 

@@ -36,7 +36,7 @@ from redis.retry import Retry
 from queuekeeper.checks import checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import NotAllowed, QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
-from queuekeeper.hosts import check_host, is_loopback
+from queuekeeper.hosts import check_host, is_loopback, without_secret
 from queuekeeper.keyspace import SLOTS
 
 RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
@@ -220,9 +220,7 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
     """
     if isinstance(error, QueuekeeperError):
         return error
-    text = str(error).strip().rstrip(".")
-    if secret:
-        text = text.replace(secret, "***")
+    text = without_secret(str(error).strip().rstrip("."), secret)
     low = text.lower()
     server = f"Redis at {address}"
     if isinstance(error, OutOfMemoryError):

@@ -358,6 +358,16 @@ def test_operators_of_spark_say_how_to_install_its_provider_beside_pyspark(envir
     assert failed.stderr.splitlines()[-1].endswith("pip install --no-deps apache-airflow-providers-apache-spark")
 
 
+def test_the_command_without_its_extra_is_wrong_usage_and_names_it(environment: Environment, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [environment("") / "bin/queuekeeper"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("pip install 'queuekeeper[cli]'")
+
+
 def test_the_demo_without_all_extras_names_what_is_missing_and_starts_nothing(
     environment: Environment, tmp_path: Path
 ) -> None:

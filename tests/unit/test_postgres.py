@@ -48,6 +48,10 @@ def test_refused_connection_names_address_and_remedy() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ServerUnavailable, match=rf"PostgreSQL at 127\.0\.0\.1:{port} is not available: .*refused"):
             postgres.connect(f"postgresql://user:s3cret@127.0.0.1:{port}/db")
+        with pytest.raises(ServerUnavailable) as caught:
+            postgres.connect(f"postgresql://user:a@127.0.0.1:{port}/db")
+    assert "is not available: connection" in str(caught.value), "a password is no part of a word"
+    assert "?" not in str(caught.value), "a remedy asks nothing"
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,10 @@ def _tidy(sentence: str) -> str:
 
 def redact(text: str) -> str:
     """Return text without the passwords of this call's connections."""
+    from queuekeeper.hosts import without_secret
+
     for secret in sorted(_invocation.secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
+        text = without_secret(text, secret)
     return text
 
 

@@ -80,7 +80,8 @@ def check_source(connection: Connection, *, payloads: bool = True) -> None:
     if missing:
         raise SchemaMismatch(
             f"the database at {where} lacks {' and '.join(missing)}: name the database of TBMQ 1.x "
-            "(TBMQ 2.0.0 and 2.0.1 drop these tables when they upgrade: restore the backup made before)"
+            "(TBMQ 2.0.0 and 2.0.1 drop these tables when they upgrade: restore the backup made before); "
+            "to try with made-up sessions: `queuekeeper sample`"
         )
     problems = [problem for name in SOURCE_TABLES for problem in _differences(name, columns[name])]
     for name, (kind, _, _, keys) in tables.items():

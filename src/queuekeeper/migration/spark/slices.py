@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from queuekeeper.errors import ServerUnavailable
+from queuekeeper.hosts import without_secret
 from queuekeeper.postgres import Connection, connect
 from queuekeeper.sql_statements import statement
 
@@ -144,9 +145,7 @@ def _told_in_words(url: str) -> Iterator[None]:
         yield
     except (OSError, adbc_driver_postgresql.dbapi.OperationalError) as error:  # a broken fetch is an OSError
         parameters = conninfo_to_dict(url)
-        text = " ".join(str(error).split())
-        if parameters.get("password"):
-            text = text.replace(str(parameters["password"]), "***")
+        text = without_secret(" ".join(str(error).split()), str(parameters.get("password") or ""))
         raise ServerUnavailable(
             f"PostgreSQL at {parameters.get('host') or 'localhost'}:{parameters.get('port') or 5432} broke the "
             f"connection while it was read: {text}; try again when it is up"
