@@ -33,7 +33,10 @@ def test_line_says_how_far_it_is_how_fast_it_goes_and_when_it_will_be_done() -> 
     assert line("copy", done=2_500, total=10_000, rate=500.0) == "copy 2,500/10,000 messages (25 %), 500/s, 15 s left"
     assert line("copy", done=10_000, total=10_000, rate=500.0) == "copy 10,000/10,000 messages (100 %), 500/s"
     assert line("copy", done=2_500, total=10_000, rate=0.0) == "copy 2,500/10,000 messages (25 %), 0/s"
-    assert line("verify", done=0, total=0, rate=0.0) == "verify 0/0 messages (100 %), 0/s"
+    assert line("verify", done=0, total=0, rate=0.0) == "verify 0/0 messages (100 %)"
+    assert line("copy", done=0, total=10_000, rate=0.0) == "copy 0/10,000 messages (0 %)"
+    assert line("copy", done=10_000, total=10_000, rate=0.0) == "copy 10,000/10,000 messages (100 %)"
+    assert line("copy", done=2_500, total=10_000, rate=None) == "copy 2,500/10,000 messages (25 %)"
     assert line("Repair", done=40, total=None, rate=2.5, unit="keys looked at") == "Repair 40 keys looked at, 2/s"
 
 

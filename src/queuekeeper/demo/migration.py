@@ -82,18 +82,17 @@ class _Bars:
         for step in (status.copy, status.verify):
             if step.silent_s is None:
                 continue
-            rate = step.messages_per_s or 0.0
             self._progress.update(
                 self._bars[step.step],
                 completed=step.done,
                 total=step.total,
                 visible=True,
-                rate=f"{rate:,.0f}/s" if rate else "",
+                rate=f"{step.messages_per_s:,.0f}/s" if step.messages_per_s else "",
             )
             tenth = 10 * step.done // max(1, step.total)
             if not self._console.is_terminal and tenth != self._said.get(step.step):
                 self._said[step.step] = tenth
-                said = line(step.step, done=step.done, total=step.total, rate=rate)
+                said = line(step.step, done=step.done, total=step.total, rate=step.messages_per_s)
                 self._console.print(f"         {said}", soft_wrap=True)
 
 

@@ -35,16 +35,19 @@ class Rate:
         return (done - before) / (now_s - before_s) if now_s > before_s else 0.0
 
 
-def line(step: str, *, done: int, total: int | None, rate: float, unit: str = "messages") -> str:
+def line(step: str, *, done: int, total: int | None, rate: float | None, unit: str = "messages") -> str:
     """Return one line of progress.
 
     :param total: how much there is to do; none where nobody knows.
-    :param rate: units per second.
+    :param rate: units per second; none where it is not known.
     """
     share = "" if total is None else f" ({100 * done // total if total else 100} %)"
-    text = f"{step} {done:,}{'' if total is None else f'/{total:,}'} {unit}{share}, {rate:,.0f}/s"
+    text = f"{step} {done:,}{'' if total is None else f'/{total:,}'} {unit}{share}"
+    # Before the first and after the last unit, nothing moves, and nothing is wrong.
+    if rate is None or (rate == 0 and done in (0, total)):
+        return text
     left = 0 if total is None else total - done
-    return f"{text}, {left / rate:,.0f} s left" if rate > 0 and left > 0 else text
+    return f"{text}, {rate:,.0f}/s" + (f", {left / rate:,.0f} s left" if rate > 0 and left > 0 else "")
 
 
 Watch: TypeAlias = Callable[[int, int | None, str], None]
