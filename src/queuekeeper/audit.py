@@ -363,12 +363,19 @@ def _entry(row: tuple[Any, ...]) -> AuditEntry:
     )
 
 
+_INSTANT_MS = 1_000_000_000_000
+"""A number of milliseconds above this is an instant since 2001, and no span of time."""
+
+
 def _flat(found: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
     for name, value in found.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{name} ")
         elif isinstance(value, bool):
             yield f"{before}{name}", "yes" if value else "no"
+        elif isinstance(value, int) and name.endswith("_ms") and value > _INSTANT_MS:
+            moment = datetime.fromtimestamp(value / 1_000, UTC)
+            yield f"{before}{name.removesuffix('_ms')}", f"{moment:%Y-%m-%d %H:%M:%S} UTC"
         elif isinstance(value, int | float):
             if value:
                 yield f"{before}{name}", f"{value:,}"

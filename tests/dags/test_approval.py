@@ -251,7 +251,7 @@ def test_summary_shows_numbers_and_no_client(
     assert found["to_copy"] == 20
     assert found["expired"] == 4
     assert found["quarantined_by_reason"] == {"qos_out_of_range": 2}
-    for words in (f"`{plan.plan_id}`", "**20**", "beyond 500 per session", "8.0 KiB forecast", "- qos out of range: 2"):
+    for words in (f"`{plan.plan_id}`", "**20**", "beyond 500 per session", "8.0 KiB forecast", "- QoS out of range: 2"):
         assert words in found["markdown"]
 
 

@@ -151,7 +151,7 @@ def test_a_finding_names_queue_evidence_and_the_filled_in_form_of_its_remedy(url
             "counter_invalid": 0, "counter_behind": 1,
         },
     )  # fmt: skip
-    assert finding.observed == "1 of 41 (2.4%)"
+    assert finding.observed == "1 of 41 (2.4 %)"
     assert finding.remedy == "session_repair"
     assert finding.remedy_conf == {
         "remedy": "repair_counter", "quality_run_id": "q-1", "cohorts": "0-1,3", "key_prefix": "tbmq:", "dry_run": True,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -166,3 +167,19 @@ def test_line_that_is_no_entry_is_refused() -> None:
     for line in ("", "[]", "{}", '{"seq": 1}'):
         with pytest.raises(UsageError, match="no entry of an audit"):
             audit.AuditEntry.from_json(line)
+
+
+def test_effect_is_told_with_instants_and_without_what_is_nothing() -> None:
+    effect = {
+        "generated_at_ms": 1_796_046_531_220,
+        "waited_ms": 250,
+        "counts": {"queues": 2, "skipped": 0},
+        "clean": True,
+    }
+    entry = audit.AuditEntry(
+        seq=1, at=datetime(2026, 11, 30, tzinfo=UTC), actor="ada", action="apply", subject="run", report_hash=None,
+        effect=json.dumps(effect), previous_hash="", hash="",
+    )  # fmt: skip
+    assert entry.effect_words == (
+        ("generated at", "2026-11-30 13:48:51 UTC"), ("waited ms", "250"), ("counts queues", "2"), ("clean", "yes"),
+    )  # fmt: skip

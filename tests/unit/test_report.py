@@ -27,7 +27,7 @@ from queuekeeper.migration.report.gather import (
 from queuekeeper.migration.report.memory import KeySample, scale
 from queuekeeper.migration.report.model import MigrationReport, Verdict
 from queuekeeper.migration.report.page import FATE_MEANINGS, render
-from queuekeeper.report.figures import duration, instant, percent, size
+from queuekeeper.report.figures import duration, heading, instant, percent, size, words
 from queuekeeper.sessions.judge import Reason
 from tests import report_samples as samples
 from tests.pages import check_harmless, text_of
@@ -241,6 +241,11 @@ def test_figures_carry_units() -> None:
     assert duration(59.04) == "59.0 s"
     assert duration(125) == "2 min 05 s"
     assert duration(3_720) == "1 h 02 min"
+    assert duration(47 * 3_600) == "47 h 00 min"
+    assert duration(7 * 86_400) == "7 days"
+    assert duration(177 * 3_600 + 3_540) == "7 days 9 h"
+    assert words("qos_out_of_range") == "QoS out of range"
+    assert heading("without_ttl") == "Without TTL"
     assert percent(0.00001) == "under 0.1 %"
     assert percent(0.99999) == "over 99.9 %"
     assert instant(samples.NOW_MS) == "2025-10-09 08:58:20 UTC"

@@ -11,7 +11,7 @@ from queuekeeper.migration.ledger.model import MigrationPlan
 from queuekeeper.migration.ledger.parameters import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.servers import server_warnings
 from queuekeeper.redis_client import ServerFacts
-from queuekeeper.report.figures import number, size
+from queuekeeper.report.figures import number, size, words
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import OWNER_WORDS
 
@@ -69,7 +69,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> str:
         lines += ["", "Quarantined rows by reason, messages and sessions:", ""]
         scattered = _SCATTERED[parameters.bad_rows] if parameters.mode is Mode.ONLINE else ""
         lines += [
-            f"- {reason.replace('_', ' ')}: {number(count)}{scattered if reason == Reason.CLIENT_ID_SCATTERED else ''}"
+            f"- {words(reason)}: {number(count)}{scattered if reason == Reason.CLIENT_ID_SCATTERED else ''}"
             for reason, count in reasons.items()
         ]
     warnings = [warning for server in servers for warning in server_warnings(server)]

@@ -34,7 +34,7 @@ def list_entries(
     """
     entries = latest(call.connection, wanted=AuditFilter(actor=actor, subject=subject), limit=limit)
     columns: Columns = {"entry": "seq", "when": "at", "who": "actor", "what": "action", "about": "subject"}
-    columns = {**columns, "effect": lambda entry: "; ".join(f"{name} {value}" for name, value in entry.effect_words)}
+    columns = {**columns, "effect": lambda entry: "; ".join(f"{name}: {value}" for name, value in entry.effect_words)}
     return Shown({"entries": entries}, lambda: [listing("Audit", entries, columns)])
 
 

@@ -34,13 +34,17 @@ def unit_of(value: int | float) -> tuple[int, str]:
 
 
 def duration(seconds: float) -> str:
-    """Return a span of time in words, for example ``2 min 05 s``."""
+    """Return a span of time in words, for example ``2 min 05 s`` or ``7 days 9 h``."""
     if seconds < 60:
         return f"{seconds:,.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+    hours = minutes // 60
+    if hours < 48:
+        return f"{hours} h {minutes % 60:02d} min"
+    days = number_of(hours // 24, "day")
+    return f"{days} {hours % 24} h" if hours % 24 else days
 
 
 def instant(at_ms: int) -> str:
@@ -75,9 +79,19 @@ def short(value: float) -> str:
     return f"{value:.3g}{unit}" if unit else f"{value:.0f}"
 
 
+_WRITTEN = {"qos": "QoS", "ttl": "TTL"}
+"""Parts of identifiers that are no words."""
+
+
 def words(name: str) -> str:
     """Return an identifier as words."""
-    return name.replace("_", " ")
+    return " ".join(_WRITTEN.get(part, part) for part in name.split("_"))
+
+
+def heading(name: str) -> str:
+    """Return an identifier as words that begin a line."""
+    found = words(name)
+    return f"{found[:1].upper()}{found[1:]}"
 
 
 def harmless(text: object) -> str:
@@ -101,6 +115,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "signed_percent": signed_percent,
     "short": short,
     "words": words,
+    "heading": heading,
     "harmless": harmless,
 }
 """Names under which templates know them."""

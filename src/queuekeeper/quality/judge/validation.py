@@ -19,6 +19,7 @@ from queuekeeper.jobs.checks import Severity
 from queuekeeper.jobs.findings import Finding, Status
 from queuekeeper.postgres import connect, server_words
 from queuekeeper.quality.judge.suites import Expectation, Suite
+from queuekeeper.report.figures import percent
 
 if TYPE_CHECKING:
     from great_expectations.core.batch_definition import BatchDefinition
@@ -307,7 +308,7 @@ def _observed(result: Mapping[str, Any]) -> str:
     if "element_count" not in result:
         return ""
     count, total = int(result.get("unexpected_count") or 0), int(result["element_count"])
-    share = f" ({count / total:.1%})" if count and total else ""
+    share = f" ({percent(count / total)})" if count and total else ""
     return f"{count:,} of {total:,}{share}"
 
 
