@@ -28,10 +28,31 @@ BLANK = """() => [...document.querySelectorAll("main, section, figure, table, ul
     const drawn = each.matches("svg, canvas") || each.querySelector("svg, canvas, input, select, textarea, button");
     return width < 1 || height < 1 || (!drawn && !each.textContent.trim());
   }).map((each) => each.outerHTML.slice(0, 200))"""
-# Tables scroll sideways: in them no hash, number or instant goes on in another line.
-BROKEN = """() => [...document.querySelectorAll(".scroll :is(code, time)")]
-  .filter((each) => each.matches("time") || !/[\\s/-]/.test(each.textContent))
-  .filter((each) => each.checkVisibility() && each.getClientRects().length > 1).map((each) => each.outerHTML)"""
+# Tables scroll sideways, and figures have room: in them no hash, number, address or instant goes on in another line.
+BROKEN = """() => {
+  const lines = (each) => {
+    const range = document.createRange();
+    range.selectNodeContents(each);
+    return new Set([...range.getClientRects()].map((one) => Math.round(one.top))).size;
+  };
+  return [...document.querySelectorAll(".scroll :is(code, time), .figures dd")]
+    .filter((each) => each.matches("time") || !/[\\s/-]/.test(each.textContent.trim()))
+    .filter((each) => each.checkVisibility() && lines(each) > 1).map((each) => each.outerHTML);
+}"""
+# The mark of an item stands left of it, where there has to be room for it.
+OUTSIDE = """() => [...document.querySelectorAll(":is(ul, ol) > li")]
+  .filter((each) => each.checkVisibility() && getComputedStyle(each).listStyleType !== "none")
+  .filter((each) => parseFloat(getComputedStyle(each.parentElement).paddingLeft) < 16)
+  .map((each) => each.outerHTML.slice(0, 200))"""
+# Also what pointers and screen readers are told.
+TOLD = """() => [document.body.innerText, ...[...document.querySelectorAll("[aria-label], [title]")].flatMap(
+  (each) => [each.getAttribute("aria-label"), each.getAttribute("title")]
+)].join("\\n")"""
+MANY = re.compile(
+    r"(?<![\d,.–:-])(?<!\d )1 (?:checks|clients|cohorts|days|differences|entries|hours|incidents|lines|messages|minutes"
+    r"|partitions|queues|rows|runs|sessions|shares|tables)\b"
+)
+"""One of something, told as if it were many."""
 
 
 STILL = "if (self.origin !== 'null') localStorage.setItem('queuekeeper.still', 'yes')"
@@ -59,6 +80,8 @@ def faults_of(page: Page, *, alert: str, width: int, is_dark: bool) -> Iterator[
     yield from (f"contrast: {contrast}" for contrast in page.evaluate(CONTRASTS))
     yield from (f"blank: {blank}" for blank in page.evaluate(BLANK))
     yield from (f"broken: {broken}" for broken in page.evaluate(BROKEN))
+    yield from (f"mark outside: {item}" for item in page.evaluate(OUTSIDE))
+    yield from (f"one as many: {found}" for found in MANY.findall(page.evaluate(TOLD)))
     text = page.locator("body").inner_text()
     yield from (f"left over: {text[at.start() - 30 : at.end() + 30]!r}" for at in LEFTOVERS.finditer(text))
     said = page.get_by_role("alert").all_inner_texts()

@@ -69,8 +69,7 @@ def _matter(store: MaintenanceRuns, run: MaintenanceRun, *, now: datetime, quiet
     """
     run_id = run.maintenance_run_id
     words, verb, waits = "", "status", True
-    is_over_with_plan = run.state is RunState.PLANNED and (run.report is not None or run.of.is_empty(run))
-    if run.refused or run.over or is_over_with_plan:
+    if run.refused or run.over or (run.state is RunState.PLANNED and not run.waits_for_approval):
         return None
     if run.paused:
         words, verb = "is paused", "resume"

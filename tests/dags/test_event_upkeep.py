@@ -116,7 +116,7 @@ def test_dry_run_changes_nothing(upkeep: DAG, broker: Connection, tmp_path: Path
     report = report_of(tmp_path)
     assert report["expiry"] == {"found": 1, "removed": 0}
     assert report["reenqueued"] == {"remedy": "reenqueue_events", "planned": 1, "done": 0}
-    assert report["watch"]["findings"][0]["words"].startswith("1 stored events were never dispatched")
+    assert report["watch"]["findings"][0]["words"].startswith("1 stored event never dispatched")
     (found,) = [each for each in report["watch"]["findings"] if each["kind"] == "never_dispatched"]
     assert (found["check_id"], found["remedy"]) == ("Q31", "event_upkeep")
     assert found["remedy_conf"] == {"dry_run": True, "postgres_conn_id": "queuekeeper_postgres"}
@@ -230,7 +230,7 @@ def test_condition_that_fails_is_named_by_its_key_until_it_is_in_quarantine(
     assert watch["failing_conditions"] == [key]
     (finding,) = [each for each in watch["findings"] if each["subject"] == f"condition {key}"]
     assert not finding["urgent"]
-    assert "still evaluates it for 1 subscriptions" in finding["words"]
+    assert "still evaluates it for 1 subscription:" in finding["words"]
     (page,) = (tmp_path / "reports").glob("events-*.html")
     assert key in page.read_text("utf-8")
     assert "secret" not in page.read_text("utf-8") + json.dumps(watch)

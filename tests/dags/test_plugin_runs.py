@@ -163,11 +163,22 @@ def test_list_of_runs_is_narrowed_by_job_and_state_in_its_address(
     assert listed(state="failed") == (False, True)
     assert listed(state="planned", kind="fanout_repair") == (True, False)
     page = browser.get("/runs", params={"state": "failed"}, page=True).text
-    assert [text for text in ("any, 2", "planned, 1", "failed, 1", "done, 0") if text not in page] == []
+    assert [text for text in ("any (2)", "planned (1)", "failed (1)", "done (0)") if text not in page] == []
     assert '<option value="failed" selected>' in page
     nothing = browser.get("/runs", params={"state": "failed", "kind": "fanout_repair"}, page=True).text
-    assert "No run of this job is failed." in nothing
+    assert "No run of this job has failed." in nothing
     assert browser.get("/runs", params={"state": "broken"}).status_code == 404
+
+
+def test_page_of_a_plan_that_waits_for_an_approval_says_what_asks_for_it(
+    control: Connection, browser: Browser, own_home: Path
+) -> None:
+    run_id = planned(control, "fanout_repair", own_home, has_work=True)
+    assert (
+        f"It waits for an approval: <code>queuekeeper fanout repair-all --go-on {run_id}</code> asks for it."
+        in shown(browser, "fanout_repair", run_id)
+    )
+    assert "nobody yet" in browser.get("/runs", page=True).text
 
 
 def test_page_of_a_run_leads_to_the_run_of_airflow_that_has_worked_on_it_last(

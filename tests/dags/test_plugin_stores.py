@@ -131,8 +131,7 @@ def test_overview_draws_what_grows_and_says_the_same_in_words(servers: World) ->
         "Lag over 5 runs: first 1,200, last 840, least 840, greatest 1,200",
         "Memory over 5 runs: first 50.0 %, last 53.7 %, least 50.0 %, greatest 53.7 %",
         *(
-            f"Messages that expire per hour in {store} over the next 49 h 00 min: "
-            "first 0, last 57, least 0, greatest 99"
+            f"Messages that expire per hour in {store} over the next 2 days 1 h: first 0, last 57, least 0, greatest 99"
             for store in ("Redis", "PostgreSQL")
         ),
     ]
@@ -220,7 +219,7 @@ def test_overview_names_what_waits_for_a_person_and_leads_there(servers: World) 
         run = MaintenanceRuns(connection).save_plan(kind="fanout_repair", parameters={}, plan={})
     try:
         answer = servers.browser.get("/", page=True)
-        assert f"! repair of fan-out queues {run.maintenance_run_id} waits for an approval, planned" in text_of(answer)
+        assert f"! Repair of fan-out queues {run.maintenance_run_id} waits for an approval, planned" in text_of(answer)
         assert f'href="/queuekeeper/runs/fanout_repair/{run.maintenance_run_id}"' in answer.text
     finally:
         with postgres.connect(servers.stores._postgres_url(), autocommit=True) as connection:
@@ -308,7 +307,7 @@ def test_failed_migration_is_followed_from_the_cohort_to_the_client_to_the_messa
     name = servers.hash_of(report_samples.HOSTILE)
 
     shown = text_of(plan)
-    assert "It is failed : 3 differences" in shown
+    assert "It has failed : 3 differences" in shown
     assert plan.text.count('class="cell ') == 96
     assert "Cohort 7: failed" in plan.text
     assert "Packet id duplicate: 1 message open" in shown

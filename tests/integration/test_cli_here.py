@@ -141,20 +141,23 @@ def test_run_of_each_job_is_told_until_it_is_done(control: Connection, tmp_path:
 
     status = f"queuekeeper run status {run_id}"
 
-    assert told() == (f"{kind_of(kind).noun} {run_id} waits for an approval:", [status, *goes_on(kind, run_id)])
+    assert told() == (f"{begun(kind_of(kind).noun)} {run_id} waits for an approval:", [status, *goes_on(kind, run_id)])
     runs.note_answer(run_id, audit.Answer(action=audit.Action.REJECT, actor="ada"))
     again = "was rejected and can be planned again, or agreed to after all"
-    assert told() == (f"{kind_of(kind).noun} {run_id} {again}:", [status, *goes_on(kind, run_id)])
+    assert told() == (f"{begun(kind_of(kind).noun)} {run_id} {again}:", [status, *goes_on(kind, run_id)])
     shown = CommandLine().run("run", "status", run_id).stdout
     assert "rejected" in shown
     assert "Plan again" in shown
     runs.set_paused(run_id, True, actor="ada")
-    assert told() == (f"{kind_of(kind).noun} {run_id} is paused:", [f"queuekeeper run resume {run_id}"])
+    assert told() == (f"{begun(kind_of(kind).noun)} {run_id} is paused:", [f"queuekeeper run resume {run_id}"])
     runs.set_paused(run_id, False, actor="ada")
     runs.set_state(run_id, RunState.RUNNING)
-    assert told() == (f"{kind_of(kind).noun} {run_id} is at work:", [status])
+    assert told() == (f"{begun(kind_of(kind).noun)} {run_id} is at work:", [status])
     runs.set_state(run_id, RunState.FAILED)
-    assert told() == (f"{kind_of(kind).noun} {run_id} has failed and can go on:", [status, *goes_on(kind, run_id)])
+    assert told() == (
+        f"{begun(kind_of(kind).noun)} {run_id} has failed and can go on:",
+        [status, *goes_on(kind, run_id)],
+    )
     runs.save_report(run_id, {})
     runs.set_state(run_id, RunState.DONE)
     assert run_id not in str(told())
@@ -182,13 +185,13 @@ def test_run_that_has_not_begun_or_stands_still_is_not_said_to_be_at_work(contro
 
     apply = f"queuekeeper cleanup apply {run_id}"
     runs.approve(run_id, "ada")
-    assert told() == (f"{kind_of(kind).noun} {run_id} is approved and has not begun:", [status, apply])
+    assert told() == (f"{begun(kind_of(kind).noun)} {run_id} is approved and has not begun:", [status, apply])
     runs.set_state(run_id, RunState.RUNNING)
     control.execute("UPDATE queuekeeper.maintenance_runs SET updated_at = clock_timestamp() - interval '2 hours'")
-    killed = f"{kind_of(kind).noun} {run_id} has made no progress for 2 h 00 min; it may have been killed:"
+    killed = f"{begun(kind_of(kind).noun)} {run_id} has made no progress for 2 h 00 min; it may have been killed:"
     assert told() == (killed, [status, apply])
     runs.save_progress(run_id, ShardProgress(shard="all", scanned=1))
-    assert told() == (f"{kind_of(kind).noun} {run_id} is at work:", [status])
+    assert told() == (f"{begun(kind_of(kind).noun)} {run_id} is at work:", [status])
 
 
 def test_user_who_may_not_count_keys_is_told_the_other_steps(
@@ -223,12 +226,12 @@ def test_migration_is_told_until_it_is_verified(control: Connection, tmp_path: P
     ):
         ledger.set_plan_state(run_id, state)
         assert told() == (
-            f"{kind_of('session_migration').noun} {run_id} {words}:",
+            f"Plan {run_id} {words}:",
             [f"queuekeeper {each}" for each in commands],
         )
     ledger.set_plan_state(run_id, PlanState.COPIED)
     ledger.record_progress(plan_id=run_id, step="verify", part="0", done=1, total=2, at_ms=system_clock())
-    assert told() == (f"{kind_of('session_migration').noun} {run_id} is at work:", [f"queuekeeper {status}"])
+    assert told() == (f"Plan {run_id} is at work:", [f"queuekeeper {status}"])
     for state in (PlanState.VERIFIED, PlanState.REFUSED):
         ledger.set_plan_state(run_id, state, reason="too many bad rows" if state is PlanState.REFUSED else "")
         assert run_id not in str(told())
@@ -270,6 +273,11 @@ def test_online_migration_between_two_steps_says_what_it_waits_for(control: Conn
 def told() -> tuple[str, list[str]]:
     """Return the first step."""
     return next(iter(steps().items()))
+
+
+def begun(noun: str) -> str:
+    """Return a noun as the first word of a sentence."""
+    return f"{noun[0].upper()}{noun[1:]}"
 
 
 def goes_on(kind: str, run_id: str) -> list[str]:

@@ -31,7 +31,7 @@ from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.browser import CONTRASTS, chromium
 from tests.conftest import nightly
-from tests.page_looks import BLANK, LEFTOVERS, LOOKS, STILL, faults_of, seen, watched
+from tests.page_looks import BLANK, BROKEN, LEFTOVERS, LOOKS, MANY, OUTSIDE, STILL, TOLD, faults_of, seen, watched
 from tests.page_views import DAGS, EMPTY, NO_PAGES, VIEWS, WAITS, View, fill
 from tests.patience import PATIENCE_S
 from tests.pictures import OF_DOCUMENTS, PICTURE_PX, PICTURES, png_size
@@ -304,6 +304,20 @@ def test_walk_finds_what_is_blank_and_what_a_template_has_left_over(contexts: Ca
     for text in ("rate undefined/s", "None left", "| a | b |\n| --- | --- |", "{{ count }}", "NaN %", "a <b>word</b>"):
         assert LEFTOVERS.search(text), text
     assert not LEFTOVERS.search("nonexistent | a–b < c, 5 % of none")
+
+
+def test_walk_finds_what_is_cut_broken_or_told_as_if_it_were_many(contexts: Callable[..., BrowserContext]) -> None:
+    page = contexts().new_page()
+    page.set_content(
+        "<style>ul { padding: 0 } .wide { padding-left: 2em } .figures dd { width: 5em; word-break: break-all }</style>"
+        "<ul><li>outside</ul><ul class=wide><li>inside</ul>"
+        "<dl class=figures><dd>127.0.0.1:63790<dd>1 to 4 and more</dl><svg aria-label='1 queues'></svg>"
+    )
+    assert page.evaluate(OUTSIDE) == ["<li>outside</li>"]
+    assert page.evaluate(BROKEN) == ["<dd>127.0.0.1:63790</dd>"]
+    assert MANY.findall(page.evaluate(TOLD)) == ["1 queues"]
+    for text in ("11 queues", "2,001 queues", "0.1 hours", "0–1 messages", "1 queue"):
+        assert not MANY.search(text), text
 
 
 def test_ten_thousand_cohorts_are_drawn_in_under_a_second(

@@ -40,7 +40,7 @@ def show_next_steps() -> None:
 
     def lines() -> Iterator[Any]:
         for step in steps:
-            yield f"{step.why}:"
+            yield f"{step.why[:1].upper()}{step.why[1:]}:"
             yield from (copied(f"  {command}", style="bold") for command in step.commands)
             yield ""
         yield "All commands: queuekeeper --help"

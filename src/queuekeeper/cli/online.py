@@ -297,8 +297,8 @@ def _would(call: OnPlan, plan_id: str, wish: StepWish, verb: str, words: str) ->
         aside = call.driver(plan_id, wish).without_place(cohorts)
         would["set_aside"] = sum(aside.values())
         words += (
-            f", {would['set_aside']:,} messages of {number_of(len(aside), 'client')} that no cluster can hold would "
-            "be put aside"
+            f", {number_of(would['set_aside'], 'message')} of {number_of(len(aside), 'client')} that no cluster can "
+            "hold would be put aside"
         )
     return Shown(
         would,

@@ -112,11 +112,20 @@ class MaintenanceRun:
         return self.state is RunState.PLANNED and bool((self.report or {}).get("dry_run"))
 
     @property
+    def waits_for_approval(self) -> bool:
+        """Whether its plan has something to do, was not refused, and nobody has answered for it."""
+        has_ended = bool(self.refused) or self.report is not None or self.of.is_empty(self)
+        return self.state is RunState.PLANNED and not has_ended
+
+    @property
     def what_next(self) -> str:
         """What can be done about a run at which nothing is at work, as sentences; empty where something may be."""
+        carry_out = self.of.go_on(self)
+        if self.waits_for_approval and not self.paused:
+            asks = f": `queuekeeper {carry_out}` asks for it" if carry_out else ""
+            return f"It waits for an approval{asks}."
         if not self.dry_run:
             return self.rejected
-        carry_out = self.of.go_on(self)
         after_all = f" `queuekeeper {carry_out}` carries its plan out, once you agree." if carry_out else ""
         return f"It was a dry run, which changed nothing.{after_all}"
 

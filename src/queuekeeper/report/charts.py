@@ -35,6 +35,9 @@ _STYLE: dict[str, Any] = {
 }
 """What Vega-Lite is told of every chart."""
 
+_CHARACTER_PX = 7
+"""Width of a character of a label."""
+
 
 def field(shorthand: str, **options: Any) -> dict[str, Any]:
     """Return an encoding of a column of the rows.
@@ -59,7 +62,13 @@ def marks(values: list[dict[str, Any]], kind: str, *, encoding: Mapping[str, Any
 
 
 def axis(
-    width: int, *, count: int | None = None, values: list[int] | None = None, grid: bool = True, names_px: int = 72
+    width: int,
+    *,
+    count: int | None = None,
+    values: list[int] | None = None,
+    is_whole: bool = False,
+    grid: bool = True,
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return an axis in the reports' style.
 
@@ -67,15 +76,22 @@ def axis(
     :param count: about how many labels an axis of numbers has.
     :param values: where its labels stand, in place of a count.
     :param grid: false for an axis of names.
-    :param names_px: room for names, which are written upwards.
+    :param is_whole: whether its labels are whole numbers, as those of counts are.
+    :param names: labels below a chart; they are written upwards where they do not fit side by side.
     """
     options: dict[str, Any] = {
         "grid": grid,
         "ticks": False,
         "domain": False,
         "labelPadding": 8,
-        "minExtent": 0 if grid else names_px,
+        "minExtent": 0 if grid else 72,
     }
+    if names:
+        name_px = _CHARACTER_PX * max(map(len, names))
+        fits = width >= len(names) * (name_px + _CHARACTER_PX)
+        options |= {"labelAngle": 0 if fits else -90, "minExtent": 0 if fits else name_px}
+    if is_whole:
+        options |= {"tickMinStep": 1}
     if count is not None:
         options |= {"tickCount": count if width == WIDE_PX else min(count, 3), "format": ",.3~f"}
     if values is not None:

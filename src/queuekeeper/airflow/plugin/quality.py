@@ -77,13 +77,13 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
 
     def chart(width: int) -> dict[str, Any]:
         runs = list(range(1, len(heat.runs) + 1))
-        numbered = axis(width, grid=False, names_px=24)
+        numbered = axis(width, grid=False, names=[str(run) for run in runs])
         # The page's font is wider than the one that columns are measured with.
         legend = {"title": None, "orient": "top", "labelColor": "var(--ink)", "columnPadding": 48}
         legend["columns"] = 3 if width == WIDE_PX else 2
         encoding = {
             "x": field("run:O", title="run, the latest on the right", axis=numbered, scale={"domain": runs}),
-            "y": field("checks:Q", title="checks that did not pass", axis=axis(width, count=4)),
+            "y": field("checks:Q", title="checks that did not pass", axis=axis(width, count=4, is_whole=True)),
             "color": field("state:N", scale={"domain": names, "range": colours}, legend=legend),
             "order": "order:Q",
             "description": "told:N",

@@ -168,7 +168,7 @@ def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch
                 FindingKind.FAILING_CONDITION,
                 f"condition {row['name']}",
                 f"it fails on the latest events, or takes too long, and a poll still evaluates it for "
-                f"{number(row['subscriptions'] - row['quarantined'])} subscriptions: run the remedy "
+                f"{number_of(row['subscriptions'] - row['quarantined'], 'subscription')}: run the remedy "
                 "quarantine_subscription, mend the condition and release them",
             )
             for row in failing
@@ -225,10 +225,10 @@ def _of_dispatching(
         words = f"the last poll was {duration(stalled_s)} ago: start `queuekeeper events dispatch`, or see why it fails"
         found.append(finding(FindingKind.STALLED, "dispatching", words))
     if broker["never_dispatched"]:
-        words = f"{number(broker['never_dispatched'])} stored events were never dispatched: the next run repeats them"
+        words = f"{number_of(broker['never_dispatched'], 'stored event')} never dispatched: the next run does it"
         found.append(finding(FindingKind.NEVER_DISPATCHED, "dispatching", words))
     if overdue and stalled_s is not None and stalled_s <= limits.max_stall_s:
-        words = f"{number(overdue)} scheduled events are due and wait for a poll"
+        words = f"{number_of(overdue, 'scheduled event')} due, and no poll has taken what is due"
         found.append(finding(FindingKind.OVERDUE, "dispatching", words))
     if quarantined:
         words = (

@@ -23,6 +23,7 @@ from queuekeeper.report.charts import WIDE_PX, axis, field, marks, pictures, tol
 from queuekeeper.report.figures import harmless, instant, number, size, unit_of
 from queuekeeper.report.page import render_page
 from queuekeeper.sessions.pages import STORES
+from queuekeeper.wording import number_of
 
 VERDICTS = {
     Verdict.PASSED: ("Passed", "good", "✓"),
@@ -88,7 +89,7 @@ def value_words(value: object) -> str:
 def cell_words(cell: HeatCell) -> str:
     """Return the words of a cell of the heat map."""
     words = STATES[cell.state][1]
-    return f"{words}, {cell.unexpected:,} queues" if cell.unexpected > 0 else words
+    return f"{words}, {number_of(cell.unexpected, 'queue')}" if cell.unexpected > 0 else words
 
 
 def bucket_words(bucket: DepthBucket) -> str:
@@ -100,7 +101,7 @@ def bucket_words(bucket: DepthBucket) -> str:
 
 def cohort_words(line: CohortLine) -> tuple[str, str, str]:
     """Return state, mark and words of a cohort on the board."""
-    text = f"{line.queues:,} queues, {line.messages:,} messages, {line.faulty_queues:,} faulty"
+    text = f"{number_of(line.queues, 'queue')}, {number_of(line.messages, 'message')}, {line.faulty_queues:,} faulty"
     if not line.faulty_queues:
         return "healthy", "✓", text
     # From one faulty queue in a hundred on, a person looks at the cohort rather than at single queues.
@@ -113,7 +114,10 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
         {
             "depth": words,
             "queues": bucket.queues or None,
-            "told": told(at=f"{words} messages", value=f"{number(bucket.queues)} queues"),
+            "told": told(
+                at=number_of(1, "message") if bucket.low == bucket.high == 1 else f"{words} messages",
+                value=number_of(bucket.queues, "queue"),
+            ),
         }
         for bucket in depths.buckets
         for words in [bucket_words(bucket)]
@@ -121,11 +125,10 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
     if not values:
         return None
     most = max(bucket.queues for bucket in depths.buckets)
-    names_px = 7 * max(len(each["depth"]) for each in values)
     decades = [10**power for power in range(len(str(most)) + 1)]
 
     def chart(width: int) -> dict[str, Any]:
-        names = axis(width, grid=False, names_px=names_px)
+        names = axis(width, grid=False, names=[each["depth"] for each in values])
         # A bucket of one queue has to be seen, so the scale begins below one.
         scale = {"type": "log", "domain": [0.5, max(10, most)]}
         encoding = {
@@ -140,7 +143,7 @@ def depth_charts(depths: Depths) -> tuple[Markup, Markup] | None:
         return bars | {"height": 180 if width == WIDE_PX else 150}
 
     queues = sum(bucket.queues for bucket in depths.buckets)
-    return pictures(chart, label=f"Lengths of {number(queues)} queues; both scales are logarithmic")
+    return pictures(chart, label=f"Lengths of {number_of(queues, 'queue')}; both scales are logarithmic")
 
 
 def expiry_charts(timeline: ExpiryTimeline) -> list[tuple[Markup, Markup]]:
