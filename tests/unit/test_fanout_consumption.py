@@ -155,7 +155,7 @@ def test_message_whose_lease_was_lost_is_not_begun_and_the_others_are(caplog: py
     with caplog.at_level(logging.WARNING):
         given = hand.answer("extend", type("Report", (), {"stale": (2,), "deadline_ms": 0}))
     assert sorted(given["ids"]) == [1, 2, 3]
-    assert "leases of 1 messages were lost" in caplog.text
+    assert "has lost the leases of 1 message;" in caplog.text
     hand.answer("claim", claimed())
     hand.listen()
     hand.tell(Ended(token=held))

@@ -32,6 +32,7 @@ from queuekeeper.fanout.reports import FanoutMessage, Outcome, Registration
 from queuekeeper.operation import Operation
 from queuekeeper.service.handlers import AsyncCalls, BlockingCalls, handler_of
 from queuekeeper.service.steps import END_S, Begin, Cut, Stop, Wait
+from queuekeeper.wording import number_of
 
 DEAF_S = 1.0
 """Seconds from the loss of the listening connection until the consumer listens again."""
@@ -441,6 +442,6 @@ class Consumption:
 
     def _note_lost(self, count: int) -> None:
         _log.warning(
-            "consumer %r of %r: leases of %d messages were lost; other workers get or have got them",
-            *(self.consumer, self.queue, count),
+            "consumer %r of %r has lost the leases of %s; other workers get or have got them",
+            *(self.consumer, self.queue, number_of(count, "message")),
         )
