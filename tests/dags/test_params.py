@@ -262,6 +262,14 @@ def _sections(dag: DAG) -> dict[str, str]:
     return {name: dag.params.get_param(name).schema.get("section", "") for name in dag.params}
 
 
+@pytest.mark.parametrize(
+    ("dag_id", "first"),
+    [("partition_adoption", "table"), ("session_rollback", "plan_id"), ("session_repair", "remedy")],
+)
+def test_form_begins_with_what_has_to_be_filled_in(dag_bag: DagBag, dag_id: str, first: str) -> None:
+    assert next(iter(dag_bag.dags[dag_id].params)) == first
+
+
 def test_unknown_parameter_is_named_with_the_nearest_that_exists(session_migration: DAG) -> None:
     with pytest.raises(UsageError, match=r"unknown parameter 'limt' \(did you mean 'limit'\?\), 'zzz': this DAG has "):
         reject_unknown({"limt": 5, "zzz": 1, "cohorts": "all"}, session_migration.params)

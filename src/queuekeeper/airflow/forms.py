@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def form(*models: type[Parameters]) -> dict[str, Param]:
-    """Return the form of a DAG: the parameters of these models, in the order of the form's sections.
+    """Return the form of a DAG: the parameters of these models by sections, what has to be filled in first.
 
     :raises ValueError: when two of the models declare the same parameter.
     """
@@ -27,9 +27,8 @@ def form(*models: type[Parameters]) -> dict[str, Param]:
                 raise ValueError(f"{name} is declared by two models of one form")
             found[name] = each
     order = list(Section)
-    return {
-        each.name: field_of(each) for each in sorted(found.values(), key=lambda each: order.index(each.said.section))
-    }
+    shown = sorted(found.values(), key=lambda each: (order.index(each.said.section), not each.said.needed))
+    return {each.name: field_of(each) for each in shown}
 
 
 def field_of(each: Described) -> Param:
