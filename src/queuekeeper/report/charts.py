@@ -66,7 +66,6 @@ def axis(
     *,
     count: int | None = None,
     values: list[int] | None = None,
-    is_whole: bool = False,
     grid: bool = True,
     names: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -76,7 +75,6 @@ def axis(
     :param count: about how many labels an axis of numbers has.
     :param values: where its labels stand, in place of a count.
     :param grid: false for an axis of names.
-    :param is_whole: whether its labels are whole numbers, as those of counts are.
     :param names: labels below a chart; they are written upwards where they do not fit side by side.
     """
     options: dict[str, Any] = {
@@ -90,8 +88,6 @@ def axis(
         name_px = _CHARACTER_PX * max(map(len, names))
         fits = width >= len(names) * (name_px + _CHARACTER_PX)
         options |= {"labelAngle": 0 if fits else -90, "minExtent": 0 if fits else name_px}
-    if is_whole:
-        options |= {"tickMinStep": 1}
     if count is not None:
         options |= {"tickCount": count if width == WIDE_PX else min(count, 3), "format": ",.3~f"}
     if values is not None:

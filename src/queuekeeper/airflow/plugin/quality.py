@@ -73,6 +73,9 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
         if (count := sum(row.cells[number - 1].state == state for row in heat.rows))
     ]
     names = [STATES[state][1] for state in _FAILED]
+    most = max(sum(row.cells[at].state in _FAILED for row in heat.rows) for at in range(len(heat.runs)))
+    # No axis counts half a check.
+    counted = list(range(0, most + 1, max(1, -(-most // 4))))
     colours = ["var(--bad)", "var(--wait)", "var(--accent-soft)", "var(--muted)", "var(--strong-line)"]
 
     def chart(width: int) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
         legend["columns"] = 3 if width == WIDE_PX else 2
         encoding = {
             "x": field("run:O", title="run, the latest on the right", axis=numbered, scale={"domain": runs}),
-            "y": field("checks:Q", title="checks that did not pass", axis=axis(width, count=4, is_whole=True)),
+            "y": field("checks:Q", title="checks that did not pass", axis=axis(width, values=counted)),
             "color": field("state:N", scale={"domain": names, "range": colours}, legend=legend),
             "order": "order:Q",
             "description": "told:N",
