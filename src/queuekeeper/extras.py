@@ -11,6 +11,8 @@ from queuekeeper.errors import MissingExtra
 # First the parts of parts.
 _EXTRAS = {
     "queuekeeper.airflow.operators.spark": "",
+    "queuekeeper.maintenance.partitions.iceberg": "iceberg",
+    "queuekeeper.maintenance.partitions.query": "iceberg",
     "queuekeeper.airflow": "airflow",
     "queuekeeper.cli": "cli",
     "queuekeeper.compacted": "mqtt",

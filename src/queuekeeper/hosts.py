@@ -30,12 +30,19 @@ def check_host(host: str) -> None:
         raise ValueError("its host is no name of a host, whose parts between dots have 1 to 63 characters")
 
 
+_LONG = 6
+"""Characters of a secret that is no part of a word by chance."""
+
+
 def without_secret(text: str, secret: str) -> str:
     """Return words of a server or a library without a secret.
 
-    What is part of a longer word stays: the password ``b`` makes no other word of ``available``.
+    A short one that is part of a longer word stays: the password ``b`` makes no other word of ``available``.
     """
-    return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text) if secret else text
+    if not secret:
+        return text
+    found = re.escape(secret)
+    return re.sub(found if len(secret) >= _LONG else rf"(?<!\w){found}(?!\w)", "***", text)
 
 
 def without_password(url: str) -> str:

@@ -111,6 +111,24 @@ from queuekeeper.airflow.lineage import lineage, parquet_files
 print(written.namespace, written.name)
 """
 
+ICEBERG = """
+import os, tempfile
+from pathlib import Path
+from queuekeeper.postgres import connect
+from queuekeeper.schema_migrations import migrate
+from queuekeeper.maintenance.partitions.iceberg import register
+from queuekeeper.maintenance.partitions.query import query
+url, folder = os.environ["POSTGRES_URL"], Path(tempfile.mkdtemp())
+with connect(url, autocommit=True) as connection:
+    migrate(connection)
+    connection.execute("CREATE TABLE visits (at timestamptz, n int) PARTITION BY RANGE (at)")
+    connection.execute("CREATE TABLE visits_all PARTITION OF visits DEFAULT")
+    connection.execute("INSERT INTO visits VALUES (now(), 7)")
+    where = {"postgres_url": url, "table": "public.visits", "directory": folder}
+    print(register(connection, **where, now_ms=0, kept_snapshots_ms=0).files)
+print(query(**where, text="SELECT n FROM visits").rows)
+"""
+
 SERVERS = """
 import tempfile
 from pathlib import Path
@@ -130,7 +148,7 @@ finally:
     database.erase()
 """
 
-EXTRAS = ("cli", "mqtt", "webhooks", "reports", "spark", "quality", "airflow", "lineage", "embedded")
+EXTRAS = ("cli", "mqtt", "webhooks", "reports", "spark", "iceberg", "quality", "airflow", "lineage", "embedded")
 
 EVERY_MODULE = """
 import json, pkgutil
@@ -258,6 +276,13 @@ def test_spark_plans_a_migration_of_the_rows_that_it_reads(
 
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["totals"]["messages"] == 100
+
+
+@pytest.mark.nightly
+def test_iceberg_registers_what_is_archived_and_answers_a_query(environment: Environment, postgres_url: str) -> None:
+    done = run(environment("iceberg"), ICEBERG, POSTGRES_URL=postgres_url)
+
+    assert (done.returncode, done.stdout) == (0, "0\n((7,),)\n"), done.stderr
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -29,7 +30,7 @@ from queuekeeper.cli.output import (
 )
 from queuekeeper.cli.progress import followed
 from queuekeeper.cli.run_control import note_on, say
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import DAY_MS, system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.progress import Narrator
 from queuekeeper.maintenance.partitions.catalog import read_table
@@ -57,13 +58,14 @@ from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.maintenance.partitions.survey import of_others, refuse_others
 from queuekeeper.maintenance.partitions.systems import SystemTable, systems_named, whole_name
 from queuekeeper.maintenance.partitions.systems import recognise as recognised
-from queuekeeper.maintenance.partitions.wishes import PartitionWish
+from queuekeeper.maintenance.partitions.wishes import PartitionWish, RegisterWish
 from queuekeeper.maintenance.queue_tables import known_policies
 from queuekeeper.schema_migrations import migrate
 from queuekeeper.wording import number_of, sentence
 
 if TYPE_CHECKING:
     from queuekeeper.maintenance.partitions.archive import ArchiveReport
+    from queuekeeper.maintenance.partitions.iceberg import RegisterReport
 
 Found = TypeVar("Found")
 Of = TypeVar("Of", bound="PartitionPolicy | PartitionPlan | RetiredPartition")
@@ -287,6 +289,85 @@ def archive(
     )
 
 
+@command(app, also=("dry_run",), asks=takes(lambda: RegisterWish))
+def register(call: OnPostgres, name: OneTable = None, *, folder: NewArchives = None, parameters: RegisterWish) -> Shown:
+    """Register archives in an Iceberg catalog.
+
+    Any engine that knows Iceberg then reads them as one table; no file is written anew. Partitions that are back in
+    their table leave it. The catalog is the one that pyiceberg's configuration calls queuekeeper, else tables in schema
+    queuekeeper_iceberg of PostgreSQL. It can be repeated.
+
+    Example: `queuekeeper partitions register public.readings --dry-run`
+    """
+    from queuekeeper.maintenance.partitions.iceberg import register as register_archives
+
+    def act(policy: PartitionPolicy) -> RegisterReport:
+        return register_archives(
+            call.connection,
+            postgres_url=context.postgres_address(call.postgres_url),
+            table=policy.table,
+            directory=folder or context.settings().archives,
+            now_ms=system_clock(),
+            kept_snapshots_ms=parameters.keep_snapshots_days * DAY_MS,
+            dry_run=call.dry_run,
+        )
+
+    found, errors = _each(call, name, act)
+    columns = headed("table", added=lambda each: len(each.added), removed=lambda each: len(each.removed))
+    columns |= headed("files", "rows", "expired_snapshots", "metadata")
+    return Shown(
+        {"tables": found, "dry_run": call.dry_run},
+        lambda: [listing(call.title("Registered"), found, columns)],
+        failed="; ".join(errors) or None,
+    )
+
+
+@command(app)
+def query(
+    call: OnPostgres,
+    name: TableName,
+    text: Annotated[str, typer.Argument(metavar="SQL", help="Query in the SQL of DuckDB, which names the table.")],
+    *,
+    lower: Annotated[str | None, typer.Option("--from", metavar="KEY")] = None,
+    upper: Annotated[str | None, typer.Option("--to", metavar="KEY")] = None,
+    rows: Annotated[int, typer.Option(min=1)] = 1_000,
+    folder: NewArchives = None,
+) -> Shown:
+    """Query a table and its registered archives as one.
+
+    The rows of the keys asked for are copied into a temporary folder first, so name a range where a table is large.
+
+    Example: `queuekeeper partitions query public.readings 'SELECT count(*) FROM readings' --from 2026-01-01`
+
+    :param lower: Least key to read, as SQL writes it. [default: the first one]
+    :param upper: First key not to read. [default: none, to the last one]
+    :param rows: Largest number of rows to show.
+    """
+    from queuekeeper.maintenance.partitions.query import query as answer
+
+    with screen(stderr=True).status(f"Reading {printable(name)} and its archives"):
+        found = answer(
+            postgres_url=context.postgres_address(call.postgres_url),
+            table=name,
+            text=text,
+            directory=folder or context.settings().archives,
+            lower=lower,
+            upper=upper,
+            limit=rows,
+        )
+    read = f"{found.hot_rows:,} rows of PostgreSQL and {found.cold_rows:,} of archives were read"
+    columns: Columns = {each: _at(place) for place, each in enumerate(found.columns)}
+    return Shown(
+        found,
+        lambda: [listing("Answer", found.rows, columns, nothing="The query has no rows.")],
+        then=f"{read}; --rows shows more" if found.is_cut else read,
+    )
+
+
+def _at(place: int) -> Callable[[Any], Any]:
+    return lambda row: row[place]
+
+
 @command(app, also=PLANS)
 def drop(call: OnPostgres, name: OneTable = None) -> Shown:
     """Drop retired partitions whose time in quarantine is over.
@@ -339,7 +420,11 @@ def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar
 
 @command(app)
 def restore(
-    call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar="ID")], *, folder: ArchiveFolder = None
+    call: OnPostgres,
+    retired_id: Annotated[int, typer.Argument(metavar="ID")],
+    *,
+    folder: ArchiveFolder = None,
+    from_catalog: bool = False,
 ) -> Shown:
     """Load a dropped partition from its archive.
 
@@ -350,12 +435,29 @@ def restore(
     Example: `queuekeeper partitions restore 12`
 
     :param retired_id: Number that `partitions retired` shows.
+    :param from_catalog: Read the rows from the Iceberg catalog; --folder then names the folder of all archives. For
+        archives whose own files are gone, since somebody has rewritten the Iceberg table.
     """
     from queuekeeper.maintenance.partitions.restore import restore_partition
 
+    source = None
+    if from_catalog:
+        from queuekeeper.maintenance.partitions.iceberg import rows_of_catalog
+
+        source = partial(
+            rows_of_catalog,
+            call.connection,
+            postgres_url=context.postgres_address(call.postgres_url),
+            directory=folder or context.settings().archives,
+        )
     with screen(stderr=True).status(f"Restoring partition {retired_id} from its archive"):
         report = restore_partition(
-            call.connection, retired_id=retired_id, now_ms=system_clock(), path=folder, actor=context.person()
+            call.connection,
+            retired_id=retired_id,
+            now_ms=system_clock(),
+            path=folder,
+            source=source,
+            actor=context.person(),
         )
     values = {
         "table": report.table,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,6 +143,22 @@ class Manifest:
     archived_at_ms: int
     generated_by: str
 
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Manifest:
+        """Return a manifest from its JSON values.
+
+        :raises TypeError: when a value is missing, or is not known.
+        """
+        return cls(
+            **{
+                **found,
+                "content": TableContent(**found["content"]),
+                "columns": tuple(ArchivedColumn(**each) for each in found["columns"]),
+                "files": tuple(ArchivedFile(**each) for each in found["files"]),
+                "ddl": tuple(found["ddl"]),
+            }
+        )
+
     @property
     def size_bytes(self) -> int:
         """Bytes of all files."""
@@ -190,21 +206,8 @@ def describe_table(connection: Connection, table: str) -> TableShape:
                 f"database {database} has encoding SQL_ASCII, so nobody knows what its text means, and Parquet "
                 "holds UTF-8: move it to a database with an encoding"
             )
-        rows = connection.execute(statement("maintenance/archived_columns"), {"table_oid": oid}).fetchall()
+        columns, lines = _columns(connection, oid=oid, schema=schema, name=bare_name)
         definitions = connection.execute(statement("maintenance/archived_definitions"), {"table_oid": oid}).fetchall()
-        instants = _in_range(connection, schema, bare_name, [name for name, _, base, *_ in rows if base in _INSTANTS])
-        lines = []
-        columns = []
-        for column, type_name, base, is_not_null, default_text, is_generated in rows:
-            kind = _NATIVE.get(base) or (_INSTANTS[base] if column in instants else "string")
-            columns.append(
-                ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=is_generated)
-            )
-            default = f" GENERATED ALWAYS AS ({default_text}) STORED" if is_generated else f" DEFAULT {default_text}"
-            lines.append(
-                f"    {sql.Identifier(column).as_string(connection)} {type_name}{default if default_text else ''}"
-                f"{' NOT NULL' if is_not_null else ''}"
-            )
     create = f"CREATE TABLE {name} (\n" + ",\n".join(lines) + "\n)"
     return TableShape(
         oid=oid,
@@ -213,9 +216,33 @@ def describe_table(connection: Connection, table: str) -> TableShape:
         is_attached=is_attached,
         system_identifier=str(system),
         database=database,
-        columns=tuple(columns),
+        columns=columns,
         ddl=(create, *(str(text) for (text,) in definitions)),
     )
+
+
+def archived_columns(connection: Connection, *, oid: int, schema: str, name: str) -> tuple[ArchivedColumn, ...]:
+    """Return the columns of a table, partitioned or not, as they are archived."""
+    return _columns(connection, oid=oid, schema=schema, name=name)[0]
+
+
+def _columns(
+    connection: Connection, *, oid: int, schema: str, name: str
+) -> tuple[tuple[ArchivedColumn, ...], list[str]]:
+    """Return the columns, and the lines of the statement that creates them."""
+    rows = connection.execute(statement("maintenance/archived_columns"), {"table_oid": oid}).fetchall()
+    instants = _in_range(connection, schema, name, [column for column, _, base, *_ in rows if base in _INSTANTS])
+    lines = []
+    columns = []
+    for column, type_name, base, is_not_null, default_text, is_generated in rows:
+        kind = _NATIVE.get(base) or (_INSTANTS[base] if column in instants else "string")
+        columns.append(ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=is_generated))
+        default = f" GENERATED ALWAYS AS ({default_text}) STORED" if is_generated else f" DEFAULT {default_text}"
+        lines.append(
+            f"    {sql.Identifier(column).as_string(connection)} {type_name}{default if default_text else ''}"
+            f"{' NOT NULL' if is_not_null else ''}"
+        )
+    return tuple(columns), lines
 
 
 def table_content(connection: Connection, table: str, *, columns: Sequence[ArchivedColumn], key: str) -> TableContent:
@@ -296,15 +323,7 @@ def read_manifest(path: Path) -> Manifest:
                 f"the archive in {path} has format {found['format']}, and this release knows {FORMAT}: use the release "
                 f"that wrote it ({found.get('generated_by', 'unknown')})"
             )
-        return Manifest(
-            **{
-                **found,
-                "content": TableContent(**found["content"]),
-                "columns": tuple(ArchivedColumn(**each) for each in found["columns"]),
-                "files": tuple(ArchivedFile(**each) for each in found["files"]),
-                "ddl": tuple(found["ddl"]),
-            }
-        )
+        return Manifest.of(found)
     except (ValueError, TypeError, KeyError) as error:
         raise RefusedError(f"{path / MANIFEST} cannot be read: {error}") from error
 

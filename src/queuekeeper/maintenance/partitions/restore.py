@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +15,7 @@ from pyarrow import csv
 
 from queuekeeper import audit
 from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.maintenance.partitions.catalog import read_table
 from queuekeeper.maintenance.partitions.manifest import (
     ROWS,
     Manifest,
@@ -36,6 +37,7 @@ from queuekeeper.maintenance.partitions.retired import (
     recreate_retired,
 )
 from queuekeeper.postgres import Connection, server_words, translated_errors
+from queuekeeper.sql_statements import statement
 from queuekeeper.wording import number_of
 
 __all__ = ["RestoreReport", "archive_folder", "load_archive", "restore_partition", "retired_name"]
@@ -57,23 +59,53 @@ class RestoreReport:
     content: TableContent
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowSource:
+    """Rows of one archived partition.
+
+    :param place: where they come from, for people.
+    :param check: raises :class:`CheckFailed` when they are not as they were archived, as far as that shows beforehand.
+    :param batches: yields the rows, with the named columns alone.
+    """
+
+    place: str
+    manifest: Manifest
+    check: Callable[[], None]
+    batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
+
+
 def restore_partition(
-    connection: Connection, *, retired_id: int, now_ms: int, path: Path | None = None, actor: str | None = None
+    connection: Connection,
+    *,
+    retired_id: int,
+    now_ms: int,
+    path: Path | None = None,
+    source: Callable[[RetiredPartition], RowSource] | None = None,
+    actor: str | None = None,
 ) -> RestoreReport:
     """Create a dropped partition again in the quarantine schema with the rows of its archive; may be repeated.
 
     The partition's days in quarantine begin anew. A plan of reattachment makes it a partition again.
 
     :param path: folder of the archive; by default the folder in the partition's record.
+    :param source: opens another source of the rows; the folder is not read then.
     :param actor: person who asks for it, for the audit; none for the user of the database.
     :raises RefusedError: when the partition was not dropped, has no archive, or the archive is another partition's.
     """
     record = load_retired(connection, retired_id)
-    folder = path or archive_folder(record)
-    _check_own(record, read_manifest(folder), folder)
+    if source is None:
+        folder = path or archive_folder(record)
+        rows = rows_of_archive(folder)
+        _check_own(record, rows.manifest, folder)
+    else:
+        rows = source(record)
     if record.state is not RetiredState.RESTORING:
+        # The new table has the columns that its parent has now.
+        parent = read_table(connection, record.table)
+        found = connection.execute(statement("maintenance/archived_columns"), {"table_oid": parent.oid}).fetchall()
+        _check_columns(rows, parent.name, [name for name, *_ in found])
         record = recreate_retired(connection, retired_id=retired_id)
-    report = load_archive(connection, path=folder, table=retired_name(connection, record))
+    report = load_rows(connection, rows, table=retired_name(connection, record))
     policy = load_policy(connection, record.table)
     finish_restore(connection, retired_id=retired_id, quarantine_days=policy.quarantine_days, now_ms=now_ms)
     effect = {"purpose": "restore", "partitions": [record.partition_name], "rows": report.content.rows}
@@ -104,43 +136,61 @@ def retired_name(connection: Connection, record: RetiredPartition) -> str:
 
 
 def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreReport:
-    """Load an archive into an empty table, and commit only if the table then holds exactly the archived rows.
+    """Load an archive into an empty table, as :func:`load_rows` does.
+
+    :param path: folder of the archive.
+    """
+    return load_rows(connection, rows_of_archive(path), table=table)
+
+
+def rows_of_archive(path: Path) -> RowSource:
+    """Return the rows of an archive's own files.
+
+    :param path: folder of the archive.
+    :raises RefusedError: when there is no manifest, or it cannot be read.
+    """
+    manifest = read_manifest(path)
+
+    def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
+        for each in manifest.files:
+            with reading(path / ROWS / each.name) as file:
+                yield from pq.ParquetFile(file).iter_batches(batch_size=_BATCH_ROWS, columns=names)
+
+    return RowSource(place=str(path), manifest=manifest, check=lambda: check_files(path, manifest), batches=batches)
+
+
+def load_rows(connection: Connection, source: RowSource, *, table: str) -> RestoreReport:
+    """Load archived rows into an empty table, and commit only if the table then holds exactly these.
 
     A repeated call changes nothing. Columns that the archive lacks get their default.
 
-    :param path: folder of the archive.
     :param table: as ``schema.name``, quoted where SQL needs it.
     :raises RefusedError: when the table has other rows already, lacks a column, or does not take a value.
     :raises CheckFailed: when files, manifest and loaded rows do not agree; the table stays empty then.
     """
-    manifest = read_manifest(path)
-    check_files(path, manifest)
+    manifest, place = source.manifest, source.place
+    source.check()
     with translated_errors(connection), connection.transaction():
         pin_texts(connection)
         shape = describe_table(connection, table)
-        lacking = {column.name for column in manifest.columns} - {column.name for column in shape.columns}
-        if lacking:
-            raise RefusedError(
-                f"{shape.name} lacks {', '.join(sorted(lacking))}, which the archive in {path} holds: add it to "
-                f"{manifest.parent} first, or load the files into a table of the archived form (ddl in its manifest)"
-            )
+        _check_columns(source, shape.name, [column.name for column in shape.columns])
         target = sql.SQL(shape.name)
         content = table_content(connection, shape.name, columns=manifest.columns, key=manifest.key)
         if content.rows:
             if content != manifest.content:
                 raise RefusedError(f"{shape.name} has other rows already: an archive is loaded into an empty table")
-            return RestoreReport(table=shape.name, path=str(path), is_new=False, content=content)
+            return RestoreReport(table=shape.name, path=place, is_new=False, content=content)
         names = [column.name for column in manifest.columns if not column.is_generated]
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
             target, sql.SQL(", ").join(sql.Identifier(name) for name in names)
         )
         try:
             with connection.cursor() as cursor, cursor.copy(copy) as stream:
-                for block in _blocks(path, manifest, names):
-                    stream.write(block)
+                for batch in source.batches(names):
+                    stream.write(_csv(batch))
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise RefusedError(
-                f"{shape.name} does not take what the archive in {path} holds: {server_words(error)}"
+                f"{shape.name} does not take what the archive in {place} holds: {server_words(error)}"
             ) from error
         content = table_content(connection, shape.name, columns=manifest.columns, key=manifest.key)
         if content != manifest.content:
@@ -149,24 +199,30 @@ def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreRe
                 f"{content.rows_hash}; expected {number_of(manifest.content.rows, 'row')}, hash "
                 f"{manifest.content.rows_hash}; nothing was loaded"
             )
-    return RestoreReport(table=shape.name, path=str(path), is_new=True, content=content)
+    return RestoreReport(table=shape.name, path=place, is_new=True, content=content)
 
 
-def _blocks(path: Path, manifest: Manifest, names: list[str]) -> Iterator[bytes]:
-    """Return the rows as CSV, in which NULL is empty and an empty text is quoted."""
+def _check_columns(source: RowSource, table: str, names: Iterable[str]) -> None:
+    lacking = {column.name for column in source.manifest.columns}.difference(names)
+    if lacking:
+        raise RefusedError(
+            f"{table} lacks {', '.join(sorted(lacking))}, which the archive in {source.place} holds: add it to "
+            f"{source.manifest.parent} first, or load the files into a table of the archived form (ddl in its manifest)"
+        )
+
+
+def _csv(batch: pa.RecordBatch) -> bytes:
+    """Return rows as CSV, in which NULL is empty and an empty text is quoted."""
+    sink = BytesIO()
     options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
-    for each in manifest.files:
-        with reading(path / ROWS / each.name) as file:
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=_BATCH_ROWS, columns=names):
-                sink = BytesIO()
-                csv.write_csv(_without_bytes(batch), sink, write_options=options)
-                yield sink.getvalue()
+    csv.write_csv(_without_bytes(batch), sink, write_options=options)
+    return sink.getvalue()
 
 
 def _without_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with binary values as PostgreSQL's text, since CSV is text."""
     for number, field in enumerate(batch.schema):
-        if pa.types.is_binary(field.type):
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
             texts = [None if value is None else f"\\x{value.hex()}" for value in batch.column(number).to_pylist()]
             batch = batch.set_column(number, field.name, pa.array(texts, pa.string()))
     return batch

@@ -37,6 +37,18 @@ class PartitionWish(Parameters):
     )
 
 
+class RegisterWish(Parameters):
+    """Parameters of the registration of archives."""
+
+    keep_snapshots_days: int = parameter(
+        7,
+        title="Keep snapshots",
+        help="Days for which earlier states of the Iceberg table are kept. Archives are never removed with them.",
+        least=0,
+        most=36_500,
+    )
+
+
 class ArchiveWish(Parameters):
     """Parameters of the Spark job that archives partitions."""
 

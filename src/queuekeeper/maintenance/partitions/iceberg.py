@@ -1,0 +1,404 @@
+"""Registers archives of retired partitions in an Iceberg catalog, in which any engine reads them as one table.
+
+The Parquet files stay where they are, as they are: Iceberg's table names them, and ``pyiceberg`` writes nothing but
+metadata. What is registered follows the records of retired partitions: archives of those that are not in their table
+any more. Each partition is a commit of its own; what was interrupted is completed by the next call.
+
+A catalog named ``queuekeeper`` of pyiceberg's own configuration is used where there is one, else tables in schema
+:data:`SCHEMA` of the control database, with metadata beside the archives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from psycopg import sql
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationError
+from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual, Reference
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+from pyiceberg.utils.config import Config
+
+from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.jobs.locks import session_lock
+from queuekeeper.maintenance.partitions.catalog import read_table
+from queuekeeper.maintenance.partitions.manifest import ROWS, Manifest
+from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
+from queuekeeper.maintenance.partitions.restore import RowSource
+from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.postgres import Connection, connect, translated_errors
+from queuekeeper.sql_statements import statement
+
+CATALOG = "queuekeeper"
+"""Name of the catalog in pyiceberg's configuration."""
+
+SCHEMA = "queuekeeper_iceberg"
+"""Schema of the control database with the catalog's tables, where no other catalog is configured."""
+
+_SOURCE = "queuekeeper.source"
+_PARTITION = "queuekeeper.partition"
+_OUTSIDE = (RetiredState.QUARANTINED, RetiredState.RESTORING, RetiredState.DROPPED)
+
+_TYPES: Mapping[str, IcebergType] = {
+    "boolean": BooleanType(),
+    "smallint": IntegerType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestamptzType(),
+    "timestamp_ntz": TimestampType(),
+    "string": StringType(),
+}
+"""Iceberg's type of each type in archives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterReport:
+    """What a table's registration came to, or would.
+
+    :param iceberg_table: its name in the catalog.
+    :param metadata: address of Iceberg's metadata, by which engines without the catalog read it; empty without a table.
+    :param added: partitions whose archives are registered now.
+    :param removed: partitions that are back in their table, and no longer registered.
+    :param rows: rows of all files that are registered then.
+    :param expired_snapshots: earlier snapshots that were removed.
+    """
+
+    table: str
+    iceberg_table: str
+    metadata: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    files: int
+    rows: int
+    expired_snapshots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registration:
+    """An Iceberg table beside the records of a table's retired partitions.
+
+    :param iceberg_table: none before anything is registered.
+    :param files: registered files by their addresses.
+    :param missing: files to register, each with its partition.
+    :param returned: registered files of partitions that are in their table again.
+    """
+
+    table: str
+    name: tuple[str, str]
+    source: str
+    iceberg_table: Table | None
+    files: Mapping[str, DataFile]
+    missing: Mapping[str, RetiredPartition]
+    returned: Mapping[str, RetiredPartition]
+
+
+def rows_of_catalog(
+    connection: Connection, record: RetiredPartition, *, postgres_url: str, directory: Path | str
+) -> RowSource:
+    """Return the rows of an archived partition as the Iceberg table has them, whatever its files are by now.
+
+    Others may have rewritten these. A load compares the rows with those that were archived.
+
+    :raises RefusedError: when the partition has no archive, or the catalog no such table.
+    """
+    if not record.archive:
+        raise RefusedError(f"retired partition {record.retired_id} ({record.partition_name}) has no archive")
+    manifest = Manifest.of({name: value for name, value in record.archive.items() if name != "path"})
+    with catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog:
+        found = registration_of(connection, catalog, table=record.table).iceberg_table
+    if found is None:
+        raise RefusedError(f"there is no table {record.table} in the catalog: restore it from its archive")
+    iceberg_table, first, last = found, manifest.content.key_first, manifest.content.key_last
+    key = read_table(connection, record.table, only_read=True).key
+    # Nothing is asked of the connection while rows are copied on it.
+    bounds: list[Any] = [None if each is None else key_value(connection, each, key.type_name) for each in (first, last)]
+
+    def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
+        if not manifest.content.rows:
+            return
+        column = Reference(key.column)
+        within = And(GreaterThanOrEqual(term=column, value=bounds[0]), LessThanOrEqual(term=column, value=bounds[1]))
+        yield from iceberg_table.scan(row_filter=within, selected_fields=tuple(names)).to_arrow_batch_reader()
+
+    return RowSource(
+        place=f"catalog {CATALOG}, table {record.table}", manifest=manifest, check=lambda: None, batches=batches
+    )
+
+
+def key_value(connection: Connection, text: str, type_name: str) -> Any:
+    """Return a key as Iceberg's filters take it.
+
+    :param text: as SQL writes it.
+    """
+    with translated_errors(connection), connection.transaction():
+        row = connection.execute(sql.SQL("SELECT {}::{}").format(sql.Literal(text), sql.SQL(type_name))).fetchone()
+    assert row is not None
+    return row[0].isoformat() if isinstance(row[0], date) else row[0]
+
+
+@contextmanager
+def catalog_of(connection: Connection, *, postgres_url: str, directory: Path | str) -> Iterator[Catalog | None]:
+    """Yield the catalog; nothing where none is configured and the control database has none yet.
+
+    :param directory: folder of archives; metadata come into its folder ``iceberg``.
+    """
+    if Config().get_catalog_config(CATALOG) is not None:
+        yield load_catalog(CATALOG)
+        return
+    found = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (SCHEMA,)).fetchone()
+    if found is None or not found[0]:
+        yield None
+        return
+    from sqlalchemy import make_url
+
+    address = make_url(postgres_url).set(drivername="postgresql+psycopg")
+    options = " ".join([*_texts(address.query.get("options")), f"-csearch_path={SCHEMA}"])
+    catalog: Any = load_catalog(
+        CATALOG,
+        type="sql",
+        uri=address.update_query_dict({"options": options}).render_as_string(hide_password=False),
+        warehouse=_address(f"{directory}/iceberg"),
+        # As all other files are opened (docs/adr/0023).
+        **{"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"},
+    )
+    try:
+        yield catalog
+    finally:
+        catalog.close()
+
+
+def _texts(value: str | tuple[str, ...] | None) -> Iterable[str]:
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
+def _address(place: str) -> str:
+    return place if "://" in place else f"file://{place}"
+
+
+def registration_of(connection: Connection, catalog: Catalog | None, *, table: str) -> Registration:
+    """Compare the catalog with the records of a table's retired partitions.
+
+    :param table: as its policy names it.
+    :raises UsageError: when there is no such table.
+    :raises RefusedError: when the catalog has a table of this name with another source.
+    """
+    with translated_errors(connection):
+        row = connection.execute(statement("maintenance/archived_table"), {"table_name": table}).fetchone()
+    if row is None:
+        raise UsageError(f"there is no table {table} in database {connection.info.dbname}")
+    _, whole_name, schema, bare_name, _, _, system, database, _ = row
+    name, source = (str(schema), str(bare_name)), f"{system}/{database}/{whole_name}"
+    found = None
+    if catalog is not None:
+        try:
+            found = catalog.load_table(name)
+        except NoSuchTableError:
+            found = None
+    if found is not None and (other := found.properties.get(_SOURCE)) != source:
+        raise RefusedError(
+            f"the catalog has a table {'.'.join(name)} of {other or 'somebody else'}, not of {source}: give each "
+            f"database a catalog of its own (pyiceberg's configuration, catalog {CATALOG})"
+        )
+    files = {} if found is None else {task.file.file_path: task.file for task in found.scan().plan_files()}
+    archived = [each for each in retired_partitions(connection, table=table) if each.archive]
+    outside = _files_of(each for each in archived if each.state in _OUTSIDE)
+    inside = _files_of(each for each in archived if each.state not in _OUTSIDE)
+    return Registration(
+        table=table,
+        name=name,
+        source=source,
+        iceberg_table=found,
+        files=files,
+        missing={path: record for path, record in outside.items() if path not in files},
+        returned={path: record for path, record in inside.items() if path in files and path not in outside},
+    )
+
+
+def _files_of(records: Iterable[RetiredPartition]) -> dict[str, RetiredPartition]:
+    return {
+        _address(f"{record.archive['path']}/{ROWS}/{file['name']}"): record
+        for record in records
+        if record.archive
+        for file in record.archive["files"]
+    }
+
+
+def register(
+    connection: Connection,
+    *,
+    postgres_url: str,
+    table: str,
+    directory: Path | str,
+    now_ms: int,
+    kept_snapshots_ms: int,
+    dry_run: bool = False,
+) -> RegisterReport:
+    """Have an Iceberg table name the files of all archives of a table's partitions that are not in it any more.
+
+    The schema of the Iceberg table follows: columns that came are added, types are widened, and columns that went stay
+    for the files that have them. A call after which nothing has changed changes nothing.
+
+    :param table: as its policy names it.
+    :param directory: folder of archives, in which metadata are put where no catalog is configured.
+    :param kept_snapshots_ms: time in ms for which earlier snapshots are kept; archives are never removed with them.
+    :param dry_run: only say what would be registered.
+    :raises UsageError: when there is no such table.
+    :raises RefusedError: when a column's type cannot follow, or another process registers the same table.
+    :raises CheckFailed: when a file is not as long as its archive says.
+    """
+    if not dry_run and Config().get_catalog_config(CATALOG) is None:
+        with translated_errors(connection):
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+    with (
+        connect(postgres_url, autocommit=True) as locked,
+        session_lock(locked, f"queuekeeper.register {table}") as is_held,
+        catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog,
+    ):
+        if not is_held:
+            raise RefusedError(f"another process registers archives of {table}: wait for it, or end it first")
+        before = registration_of(connection, catalog, table=table)
+        expired = 0
+        found = before.iceberg_table
+        if not dry_run and catalog is not None:
+            try:
+                for record, paths in _by_partition(before.missing):
+                    found = _add(catalog, before, found, record, paths)
+                if found is not None and before.returned:
+                    _remove(found, [before.files[path] for path in before.returned])
+                if found is not None:
+                    expired = _expire(found, before_ms=now_ms - kept_snapshots_ms)
+            except CommitFailedException as error:
+                raise RefusedError(f"the catalog was changed meanwhile, repeat the command: {error}") from error
+    kept = [each.record_count for path, each in before.files.items() if path not in before.returned]
+    added = [file["rows"] for record, _ in _by_partition(before.missing) for file in _archive(record)["files"]]
+    return RegisterReport(
+        table=table,
+        iceberg_table=".".join(before.name),
+        metadata="" if found is None else found.metadata_location,
+        added=tuple(record.partition_name for record, _ in _by_partition(before.missing)),
+        removed=tuple(record.partition_name for record, _ in _by_partition(before.returned)),
+        files=len(kept) + len(added),
+        rows=sum(kept) + sum(added),
+        expired_snapshots=expired,
+    )
+
+
+def _archive(record: RetiredPartition) -> Mapping[str, Any]:
+    assert record.archive
+    return record.archive
+
+
+def _by_partition(files: Mapping[str, RetiredPartition]) -> list[tuple[RetiredPartition, list[str]]]:
+    paths: dict[int, list[str]] = {}
+    for path, record in files.items():
+        paths.setdefault(record.retired_id, []).append(path)
+    return [(files[each[0]], each) for _, each in sorted(paths.items())]
+
+
+def _add(
+    catalog: Catalog, known: Registration, table: Table | None, record: RetiredPartition, paths: Sequence[str]
+) -> Table:
+    archive = _archive(record)
+    schema = _schema(archive["columns"])
+    if table is None:
+        catalog.create_namespace_if_not_exists(known.name[0])
+        table = catalog.create_table(
+            known.name,
+            schema=schema,
+            properties={
+                _SOURCE: known.source,
+                "write.metadata.delete-after-commit.enabled": "true",
+                "write.metadata.previous-versions-max": "10",
+            },
+        )
+    with table.transaction() as transaction:
+        try:
+            with transaction.update_schema() as update:
+                update.union_by_name(schema)
+        except (ValidationError, ValueError) as error:
+            raise RefusedError(
+                f"the archive of {record.partition_name} has a column of another type than {'.'.join(known.name)} in "
+                f"the catalog, and no type holds both: {error}; this archive is left out, and those after it"
+            ) from error
+        transaction.add_files(
+            list(paths),
+            snapshot_properties={
+                _PARTITION: record.partition_name,
+                "queuekeeper.rows-hash": archive["content"]["rows_hash"],
+            },
+            check_duplicate_files=False,
+        )
+    wanted = {file["name"]: file for file in archive["files"]}
+    for task in table.scan().plan_files():
+        file = task.file
+        expected = wanted.get(file.file_path.rpartition("/")[2]) if file.file_path in paths else None
+        if expected and (file.record_count, file.file_size_in_bytes) != (expected["rows"], expected["size_bytes"]):
+            raise CheckFailed(
+                f"{file.file_path} has {file.record_count:,} rows in {file.file_size_in_bytes:,} bytes, and its "
+                f"archive says {expected['rows']:,} in {expected['size_bytes']:,}: restore the file, and register anew"
+            )
+    return table
+
+
+def _schema(columns: Sequence[Mapping[str, Any]]) -> Schema:
+    return Schema(
+        *(
+            NestedField(field_id=number, name=each["name"], field_type=_TYPES[each["parquet_type"]], required=False)
+            for number, each in enumerate(columns, start=1)
+        )
+    )
+
+
+def _remove(table: Table, files: Sequence[DataFile]) -> None:
+    """Have a table no longer name files; they stay."""
+    with table.transaction() as transaction, transaction.update_snapshot().overwrite() as overwrite:
+        for file in files:
+            overwrite.delete_data_file(file)
+
+
+def _expire(table: Table, *, before_ms: int) -> int:
+    """Remove earlier snapshots with the metadata that only they need; files of archives stay."""
+    named = {each.snapshot_id for each in table.metadata.refs.values()}
+    old = [each for each in table.snapshots() if each.timestamp_ms < before_ms and each.snapshot_id not in named]
+    if not old:
+        return 0
+    everything = _metadata_files(table)
+    table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in old]).commit()
+    table.refresh()
+    for path in everything - _metadata_files(table):
+        table.io.delete(path)
+    return len(old)
+
+
+def _metadata_files(table: Table) -> set[str]:
+    return {
+        path
+        for snapshot in table.snapshots()
+        for path in (snapshot.manifest_list, *(each.manifest_path for each in snapshot.manifests(table.io)))
+    }

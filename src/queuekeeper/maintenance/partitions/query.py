@@ -1,0 +1,187 @@
+"""Answers SQL over a table's partitions and the archives of those that have left it, as one table.
+
+Rows are copied into a database of DuckDB in a temporary folder: those of PostgreSQL in one snapshot, those of archives
+as the Iceberg catalog names them. A partition that is retired meanwhile is read once, wherever it is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from psycopg import sql
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThan, Reference
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.maintenance.partitions.catalog import read_table
+from queuekeeper.maintenance.partitions.iceberg import Registration, catalog_of, key_value, registration_of
+from queuekeeper.maintenance.partitions.manifest import archived_columns, pin_texts
+from queuekeeper.maintenance.partitions.model import RetiredState
+from queuekeeper.maintenance.partitions.restore import retired_name
+from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.migration.spark.slices import export_snapshot, reading
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.sql_statements import statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryReport:
+    """Answer to a query.
+
+    :param hot_rows: rows that were read from PostgreSQL.
+    :param cold_rows: rows that were read from archives.
+    :param is_cut: whether there were more than were asked for.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    hot_rows: int
+    cold_rows: int
+    is_cut: bool
+
+
+def query(
+    *,
+    postgres_url: str,
+    table: str,
+    text: str,
+    directory: Path | str,
+    lower: str | None = None,
+    upper: str | None = None,
+    limit: int = 1_000,
+) -> QueryReport:
+    """Answer a query over all rows of a table, those of archived partitions too.
+
+    :param table: as its policy names it; the query names it like this, or without its schema.
+    :param text: the query, in the SQL of DuckDB. Values of types that archives hold as text are text.
+    :param directory: folder of archives, in which metadata are where no catalog is configured.
+    :param lower: least key to read, as SQL writes it; all from the beginning if left out.
+    :param upper: first key not to read; all to the end if left out.
+    :param limit: largest number of rows of the answer.
+    :raises UsageError: when there is no such table, a bound is no key, or the query is wrong.
+    :raises RefusedError: when a dropped partition's archive is not registered.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="queuekeeper-query-") as folder,
+        duckdb.connect(f"{folder}/rows.duckdb") as answering,
+    ):
+        answering.execute("SET TimeZone = 'UTC'")
+        hot, cold, name = _load(
+            answering, postgres_url=postgres_url, table=table, directory=directory, lower=lower, upper=upper
+        )
+        # The query reads what was copied, and no file.
+        answering.execute("SET enable_external_access = false; SET lock_configuration = true")
+        try:
+            asked = answering.execute(text)
+            columns = tuple(str(each[0]) for each in asked.description or ())
+            rows = asked.fetchmany(limit + 1)
+        except duckdb.Error as error:
+            raise UsageError(f"the query is refused: {error}; the table is called {name} in it") from error
+    return QueryReport(
+        columns=columns,
+        rows=tuple(rows[:limit]),
+        hot_rows=hot,
+        cold_rows=cold,
+        is_cut=len(rows) > limit,
+    )
+
+
+def _load(
+    answering: duckdb.DuckDBPyConnection,
+    *,
+    postgres_url: str,
+    table: str,
+    directory: Path | str,
+    lower: str | None,
+    upper: str | None,
+) -> tuple[int, int, str]:
+    """Copy the rows, and make the view; return how many are of PostgreSQL and of archives, and the view's name."""
+    with connect(postgres_url) as connection:
+        snapshot = export_snapshot(connection)
+        pin_texts(connection)
+        key = read_table(connection, table, only_read=True).key
+        bounds = [None if each is None else key_value(connection, each, key.type_name) for each in (lower, upper)]
+        with catalog_of(connection, postgres_url=postgres_url, directory=directory) as catalog:
+            known = registration_of(connection, catalog, table=table)
+            kept = _kept(connection, known)
+            parts = []
+            for number, relation in enumerate([known.table, *kept]):
+                for_key = [
+                    sql.SQL("{} {} {}").format(sql.Identifier(key.column), sql.SQL(sign), sql.Literal(value))
+                    for sign, value in ((">=", lower), ("<", upper))
+                    if value is not None
+                ]
+                with reading(postgres_url, snapshot=snapshot, pin=statement("maintenance/pin_texts")) as cursor:
+                    cursor.execute(_selection(connection, relation, for_key))
+                    parts.append(_copy(answering, f"hot_{number}", cursor.fetch_record_batch()))
+            cold = 0
+            if known.iceberg_table is not None:
+                scan = known.iceberg_table.scan(row_filter=_filter(key.column, *bounds))
+                cold = _copy(answering, "cold", scan.to_arrow_batch_reader())
+    names = [f"hot_{number}" for number in range(len(parts))] + (["cold"] if known.iceberg_table is not None else [])
+    schema, name = ('"' + each.replace('"', '""') + '"' for each in known.name)
+    union = " UNION ALL BY NAME ".join(f"SELECT * FROM {each}" for each in names)  # noqa: S608 - names of ours
+    answering.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}; CREATE VIEW {schema}.{name} AS {union}")
+    answering.execute(f"SET search_path = 'main,{known.name[0]}'")
+    return sum(parts), cold, f"{schema}.{name}"
+
+
+def _kept(connection: Connection, known: Registration) -> list[str]:
+    """Return tables in quarantine whose rows no archive of the catalog has.
+
+    :raises RefusedError: when rows are in archives alone that the catalog does not name, or in both.
+    """
+    todo = [*known.missing.values(), *known.returned.values()]
+    gone = [each.partition_name for each in todo if each.state is not RetiredState.QUARANTINED]
+    if gone:
+        raise RefusedError(
+            f"the catalog does not name the archives of {known.table} as they are ({', '.join(dict.fromkeys(gone))}): "
+            f"`queuekeeper partitions register {known.table}` puts that right"
+        )
+    unregistered = {each.retired_id for each in todo}
+    return [
+        retired_name(connection, each)
+        for each in retired_partitions(connection, table=known.table)
+        if each.state is RetiredState.QUARANTINED and (each.archived_at is None or each.retired_id in unregistered)
+    ]
+
+
+def _filter(column: str, lower: Any, upper: Any) -> BooleanExpression:
+    found: BooleanExpression = AlwaysTrue()
+    if lower is not None:
+        found = And(found, GreaterThanOrEqual(term=Reference(column), value=lower))
+    if upper is not None:
+        found = And(found, LessThan(term=Reference(column), value=upper))
+    return found
+
+
+def _selection(connection: Connection, relation: str, where: Sequence[sql.Composable]) -> str:
+    """Return the query for a table's rows, as archives have them."""
+    found = connection.execute(statement("maintenance/archived_table"), {"table_name": relation}).fetchone()
+    assert found is not None
+    oid, name, schema, bare_name, *_ = found
+    columns = archived_columns(connection, oid=oid, schema=schema, name=bare_name)
+    return (
+        sql.SQL("SELECT {} FROM {}{}")
+        .format(
+            sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(each.expression, sql.Identifier(each.name)) for each in columns
+            ),
+            sql.SQL(name),
+            sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(where)) if where else sql.SQL(""),
+        )
+        .as_string(connection)
+    )
+
+
+def _copy(answering: duckdb.DuckDBPyConnection, name: str, rows: pa.RecordBatchReader) -> int:
+    answering.register("arriving", rows)
+    answering.execute(f"CREATE TABLE {name} AS SELECT * FROM arriving")  # noqa: S608 - a name of ours
+    answering.unregister("arriving")
+    ((count,),) = answering.execute(f"SELECT count(*) FROM {name}").fetchall()  # noqa: S608
+    return int(count)

@@ -1,0 +1,222 @@
+"""Archives in an Iceberg catalog: any engine reads them as one table, and a query reads what is hot and cold as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from queuekeeper import postgres, schema_migrations
+from queuekeeper.cli.partitions import app
+from queuekeeper.clock import DAY_MS, system_clock
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.locks import session_lock
+from queuekeeper.maintenance.partitions.apply import apply_plan
+from queuekeeper.maintenance.partitions.archive import archive_partition
+from queuekeeper.maintenance.partitions.iceberg import RegisterReport, catalog_of, register, rows_of_catalog
+from queuekeeper.maintenance.partitions.model import PartitionPlan, StepState
+from queuekeeper.maintenance.partitions.plan import plan_drop, plan_reattachment, plan_retirement
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.query import QueryReport, query
+from queuekeeper.maintenance.partitions.restore import restore_partition
+from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.postgres import Connection
+
+pytestmark = pytest.mark.usefixtures("compiling")
+
+VISITS = "public.visits"
+POLICY = PartitionPolicy(table=VISITS, step="1 month", ahead="1 month", retention="1 month", quarantine_days=0)
+
+
+def url(connection: Connection) -> str:
+    info = connection.info
+    return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
+
+
+class Table:
+    """A table with a partition for each of three months; each test retires what it needs."""
+
+    def __init__(self, connection: Connection, spark: SparkSession, archives: Path | str) -> None:
+        self.connection, self.spark, self.archives = connection, spark, archives
+        schema_migrations.migrate(connection)
+        connection.execute("CREATE TABLE visits (at timestamptz NOT NULL, n int, doc jsonb) PARTITION BY RANGE (at)")
+        for month in (1, 2, 3):
+            connection.execute(
+                f"CREATE TABLE visits_{month} PARTITION OF visits"
+                f" FOR VALUES FROM ('2026-0{month}-01') TO ('2026-0{month + 1}-01')"
+            )
+        connection.execute(
+            "INSERT INTO visits SELECT make_timestamptz(2026, m, 2, 0, 0, 0, 'UTC'), 100 * m + n, '{\"a\": 1}'"
+            " FROM generate_series(1, 3) AS m, generate_series(1, 10) AS n"
+        )
+        connection.execute("CREATE TABLE visits_now PARTITION OF visits FOR VALUES FROM ('2026-04-01') TO (MAXVALUE)")
+        connection.execute("INSERT INTO visits SELECT now(), n FROM generate_series(1, 5) AS n")
+        save_policy(connection, POLICY)
+
+    def apply(self, plan: PartitionPlan) -> None:
+        report = apply_plan(self.connection, plan=plan, now_ms=system_clock())
+        assert report.outcomes, plan
+        assert [(outcome.state, outcome.words) for outcome in report.outcomes] == [
+            (StepState.DONE, "") for _ in plan.steps
+        ]
+
+    def retire(self) -> None:
+        self.apply(plan_retirement(self.connection, policy=POLICY, now_ms=system_clock()))
+
+    def archive(self) -> None:
+        for record in retired_partitions(self.connection, table=VISITS):
+            if record.archived_at is None:
+                archive_partition(
+                    self.spark,
+                    postgres_url=url(self.connection),
+                    retired_id=record.retired_id,
+                    directory=self.archives,
+                    now_ms=system_clock(),
+                )
+
+    def register(self, *, now_ms: int | None = None, dry_run: bool = False) -> RegisterReport:
+        return register(
+            self.connection,
+            postgres_url=url(self.connection),
+            table=VISITS,
+            directory=self.archives,
+            now_ms=now_ms or system_clock(),
+            kept_snapshots_ms=DAY_MS,
+            dry_run=dry_run,
+        )
+
+    def restore(self, retired_id: int) -> int:
+        """Load a dropped partition from the catalog; return how many rows that are."""
+        source = partial(rows_of_catalog, self.connection, postgres_url=url(self.connection), directory=self.archives)
+        return restore_partition(
+            self.connection, retired_id=retired_id, now_ms=system_clock(), source=source
+        ).content.rows
+
+    def query(self, text: str, lower: str | None = None, upper: str | None = None) -> QueryReport:
+        return query(
+            postgres_url=url(self.connection),
+            table=VISITS,
+            text=text,
+            directory=self.archives,
+            lower=lower,
+            upper=upper,
+        )
+
+
+@pytest.fixture(params=["a disk", "an object store"])
+def table(
+    request: pytest.FixtureRequest, clone: Callable[[str], str], spark: SparkSession, tmp_path: Path
+) -> Iterator[Table]:
+    archives: Path | str = tmp_path
+    if request.param == "an object store":
+        archives = f"s3://{request.getfixturevalue('shared_bucket')}/archives"
+    with postgres.connect(clone("template0"), autocommit=True) as connection:
+        yield Table(connection, spark, archives)
+
+
+def test_archives_are_one_table_for_every_engine_and_a_query_reads_hot_and_cold_as_one(table: Table) -> None:
+    table.retire()
+    everything = "SELECT count(*), sum(n) FROM visits"
+    assert table.query(everything).rows == ((35, 6_180),)
+    table.archive()
+    planned = table.register(dry_run=True)
+    assert (planned.added, planned.rows, planned.metadata) == (("visits_1", "visits_2", "visits_3"), 30, "")
+    done = table.register()
+    assert (done.added, done.removed, done.files, done.rows) == (planned.added, (), planned.files, 30)
+    assert table.register().added == ()
+    table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
+    assert table.query(everything).rows == ((35, 6_180),)
+    assert table.query("SELECT min(n), max(n) FROM public.visits", "2026-02-01", "2026-03-01").rows == ((201, 210),)
+
+    with catalog_of(table.connection, postgres_url=url(table.connection), directory=table.archives) as catalog:
+        assert catalog is not None
+        iceberg = catalog.load_table(("public", "visits"))
+        rows = iceberg.scan(row_filter="n > 305").to_arrow()
+        assert sorted(rows["n"].to_pylist()) == [306, 307, 308, 309, 310]
+        found = iceberg.scan().to_duckdb("visits")
+        assert found.execute("SELECT count(*), sum(n), min(doc) FROM visits").fetchall() == [(30, 6_165, '{"a": 1}')]
+
+        files = [task.file.file_path for task in iceberg.scan().plan_files()]
+    if isinstance(table.archives, Path):
+        of_spark = table.spark.read.parquet(*files)
+        assert of_spark.selectExpr("count(*)", "sum(n)").first() == (30, 6_165)
+
+    given = ["--postgres-url", url(table.connection), "--folder", str(table.archives), "--json"]
+    shown = CliRunner().invoke(app, ["register", VISITS, "--dry-run", *given])
+    assert json.loads(shown.stdout)["tables"][0]["rows"] == 30
+    shown = CliRunner().invoke(app, ["query", VISITS, everything, "--to", "2026-02-01", *given])
+    assert json.loads(shown.stdout)["rows"] == [[10, 1_055]]
+    shown = CliRunner().invoke(app, ["query", VISITS, "SELECT m FROM visits", *given])
+    assert isinstance(shown.exception, UsageError)
+    assert '"public"."visits"' in str(shown.exception)
+    with pytest.raises(UsageError, match=r"the query is refused: .*disabled"):
+        table.query("SELECT * FROM read_csv('/etc/hostname')")
+
+
+def test_what_cannot_be_one_table_is_refused_and_nothing_is_registered_of_it(table: Table) -> None:
+    table.retire()
+    table.archive()
+    table.register()
+    table.connection.execute(
+        "ALTER TABLE visits ALTER COLUMN n TYPE text;"
+        "CREATE TABLE visits_0 PARTITION OF visits FOR VALUES FROM ('2025-12-01') TO ('2026-01-01');"
+        "INSERT INTO visits (at, n) VALUES ('2025-12-24', 'many')"
+    )
+    table.retire()
+    table.archive()
+    with pytest.raises(RefusedError, match=r"the archive of visits_0 has a column of another type than public.visits"):
+        table.register()
+    assert table.register(dry_run=True).rows == 31
+    with session_lock(table.connection, f"queuekeeper.register {VISITS}") as is_held:
+        assert is_held
+        with pytest.raises(RefusedError, match=r"another process registers archives of public\.visits"):
+            table.register()
+    with catalog_of(table.connection, postgres_url=url(table.connection), directory=table.archives) as catalog:
+        assert catalog is not None
+        iceberg = catalog.load_table(("public", "visits"))
+        assert sum(task.file.record_count for task in iceberg.scan().plan_files()) == 30
+        with iceberg.transaction() as transaction:
+            transaction.set_properties({"queuekeeper.source": "another/one"})
+    with pytest.raises(RefusedError, match=r"the catalog has a table public\.visits of another/one"):
+        table.register()
+
+
+def test_schema_follows_the_table_and_what_returns_leaves_the_catalog(table: Table) -> None:
+    table.connection.execute("ALTER TABLE visits ADD COLUMN late text")
+    table.retire()
+    table.archive()
+    table.register()
+    table.apply(plan_drop(table.connection, policy=POLICY, now_ms=system_clock()))
+    table.connection.execute("ALTER TABLE visits ALTER COLUMN n TYPE bigint, DROP COLUMN doc, ADD COLUMN more int")
+    table.connection.execute(
+        "CREATE TABLE visits_0 PARTITION OF visits FOR VALUES FROM ('2025-12-01') TO ('2026-01-01');"
+        "INSERT INTO visits (at, n, more) VALUES ('2025-12-24', 5000000000, 7)"
+    )
+    table.retire()
+    table.archive()
+    assert table.register().added == ("visits_0",)
+    answer = table.query("SELECT n, more, doc FROM visits ORDER BY n DESC LIMIT 2")
+    assert answer.rows == ((5_000_000_000, 7, None), (310, None, '{"a": 1}'))
+    assert answer.columns == ("n", "more", "doc")
+
+    record = next(each for each in retired_partitions(table.connection) if each.partition_name == "visits_2")
+    with pytest.raises(RefusedError, match=r"public\.visits lacks doc, which the archive in catalog queuekeeper"):
+        table.restore(record.retired_id)
+    table.connection.execute("ALTER TABLE visits ADD COLUMN doc jsonb")
+    assert table.restore(record.retired_id) == 10
+    table.apply(plan_reattachment(table.connection, policy=POLICY, retired_id=record.retired_id, now_ms=system_clock()))
+    with pytest.raises(
+        RefusedError, match=r"does not name .*visits_2.*`queuekeeper partitions register public.visits`"
+    ):
+        table.query("SELECT 1")
+    assert table.register().removed == ("visits_2",)
+    assert table.query("SELECT count(*), sum(n) FROM visits").rows == ((36, 5_000_006_180),)
+    later = table.register(now_ms=system_clock() + 2 * DAY_MS)
+    assert later.expired_snapshots > 0
+    assert table.query("SELECT count(*) FROM visits").rows == ((36,),)
